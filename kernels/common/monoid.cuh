@@ -1,0 +1,115 @@
+// Reductions as monoids: (identity, lift, merge, finish), one definition for host and device.
+//
+// A tile, a lane or a thread lifts its elements into states and merges them; partial states of
+// tiles merge the same way wherever they are. Every merge order used by a kernel is fixed, so equal
+// input gives equal bits. T is float on the fast paths and double in the reference evaluator.
+#pragma once
+
+#include "common/math.cuh"
+#include "common/types.cuh"
+
+namespace ingot {
+
+template <class T>
+struct Sum {
+  struct State {
+    T value;
+  };
+  INGOT_HD static State identity() { return {T(0)}; }
+  INGOT_HD static State lift(T x) { return {x}; }
+  INGOT_HD static State merge(State a, State b) { return {a.value + b.value}; }
+  INGOT_HD static T value(State s) { return s.value; }
+};
+
+// Maximum and minimum let NaN through, as PyTorch's do.
+template <class T>
+struct Max {
+  struct State {
+    T value;
+  };
+  INGOT_HD static State identity() { return {-math::infinity<T>()}; }
+  INGOT_HD static State lift(T x) { return {x}; }
+  INGOT_HD static State merge(State a, State b) {
+    return {(a.value != a.value || a.value > b.value) ? a.value : b.value};
+  }
+  INGOT_HD static T value(State s) { return s.value; }
+};
+
+template <class T>
+struct Min {
+  struct State {
+    T value;
+  };
+  INGOT_HD static State identity() { return {math::infinity<T>()}; }
+  INGOT_HD static State lift(T x) { return {x}; }
+  INGOT_HD static State merge(State a, State b) {
+    return {(a.value != a.value || a.value < b.value) ? a.value : b.value};
+  }
+  INGOT_HD static T value(State s) { return s.value; }
+};
+
+// Count, mean and centred sum of squares. Merging follows Chan, Golub and LeVeque (1979), eq. 2.1;
+// E[x²] − E[x]² is never formed, since it cancels where the mean is large against the deviation.
+template <class T>
+struct Moments {
+  struct State {
+    T count, mean, m2;
+  };
+  INGOT_HD static State identity() { return {T(0), T(0), T(0)}; }
+  INGOT_HD static State lift(T x) { return {T(1), x, T(0)}; }
+  INGOT_HD static State merge(State a, State b) {
+    const T count = a.count + b.count;
+    const T weight = count > T(0) ? b.count / count : T(0);
+    const T delta = b.mean - a.mean;
+    // An empty side must leave the other untouched even where its mean is not finite.
+    if (a.count == T(0)) return b;
+    if (b.count == T(0)) return a;
+    return {count, a.mean + delta * weight, a.m2 + b.m2 + delta * delta * (a.count * weight)};
+  }
+  INGOT_HD static T mean(State s) { return s.mean; }
+  INGOT_HD static T variance(State s) { return s.m2 / s.count; }
+  // Bessel's correction; one sample gives 0/0 = NaN, as PyTorch does.
+  INGOT_HD static T variance_unbiased(State s) { return s.m2 / (s.count - T(1)); }
+};
+
+// log Σ exp(x) held as (max, Σ exp(x − max)): the online softmax of Milakov and Gimelshein (2018).
+template <class T>
+struct LogSumExp {
+  struct State {
+    T max, sum;
+  };
+  INGOT_HD static State identity() { return {-math::infinity<T>(), T(0)}; }
+  INGOT_HD static State lift(T x) { return {x, T(1)}; }
+  INGOT_HD static State merge(State a, State b) {
+    const T top = Max<T>::merge({a.max}, {b.max}).value;
+    // −inf − −inf is NaN; a side that is still empty contributes nothing.
+    const T left = a.max == top ? a.sum : a.sum * math::exp(a.max - top);
+    const T right = b.max == top ? b.sum : b.sum * math::exp(b.max - top);
+    return {top, left + right};
+  }
+  INGOT_HD static T maximum(State s) { return s.max; }
+  INGOT_HD static T sum_exp(State s) { return s.sum; }
+  INGOT_HD static T value(State s) { return s.max + math::log(s.sum); }
+};
+
+// Position of the maximum; the first of equals, and NaN above everything, as PyTorch has it.
+template <class T>
+struct ArgMax {
+  struct State {
+    T value;
+    i64 index;
+  };
+  INGOT_HD static State identity() { return {-math::infinity<T>(), i64(-1)}; }
+  INGOT_HD static State lift(T x, i64 index) { return {x, index}; }
+  INGOT_HD static State merge(State a, State b) {
+    if (a.index < 0) return b;
+    if (b.index < 0) return a;
+    const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
+    if (a_nan != b_nan) return a_nan ? a : b;
+    if (a_nan || a.value == b.value) return a.index < b.index ? a : b;
+    return a.value > b.value ? a : b;
+  }
+  INGOT_HD static i64 index(State s) { return s.index; }
+};
+
+}  // namespace ingot
