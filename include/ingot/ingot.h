@@ -1,0 +1,125 @@
+/* The C ABI of libingot: everything above it (the C++ API in ingot.hpp, the Python front) is built
+ * on these functions alone. The library knows nothing of PyTorch or Python.
+ *
+ * Conventions
+ *  - Functions that can fail return an ingot_status; on failure ingot_last_error() gives, for the
+ *    calling thread, one message that says what was wrong, where, and what to do.
+ *  - Text that the library allocates is released with ingot_free().
+ *  - A program may be used from several threads and on several streams at once; each call needs its
+ *    own outputs and workspace. Nothing in ingot_program_run() synchronises with the device.
+ */
+#ifndef INGOT_INGOT_H_
+#define INGOT_INGOT_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(INGOT_BUILD)
+#define INGOT_API __attribute__((visibility("default")))
+#else
+#define INGOT_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Raised whenever a change here would break a caller that was compiled, or written, against it. */
+#define INGOT_ABI_VERSION 1
+
+typedef enum ingot_status {
+  INGOT_OK = 0,
+  INGOT_INVALID_ARGUMENT = 1, /* the caller's data is wrong */
+  INGOT_UNSUPPORTED = 2,      /* valid, but not something Ingot can do */
+  INGOT_UNAVAILABLE = 3,      /* this machine lacks what it takes (driver, NVRTC, ...) */
+  INGOT_FAILED = 4            /* the device or the system failed */
+} ingot_status;
+
+typedef enum ingot_dtype {
+  INGOT_F32 = 0,
+  INGOT_F64 = 1,
+  INGOT_F16 = 2,
+  INGOT_BF16 = 3,
+  INGOT_I64 = 4,
+  INGOT_BOOL = 5
+} ingot_dtype;
+
+/* A tensor in the caller's memory, as the graph's leaf or output of the same position sees it:
+ * sizes and strides (in elements) over the graph's axes [batch, rows, groups, features]. */
+typedef struct ingot_tensor {
+  void* data;
+  int64_t sizes[4];
+  int64_t strides[4];
+  int32_t dtype;  /* ingot_dtype */
+  int32_t device; /* CUDA ordinal, or -1 for host memory */
+} ingot_tensor;
+
+typedef struct ingot_program ingot_program;
+
+INGOT_API int ingot_abi_version(void);
+INGOT_API const char* ingot_version(void);
+INGOT_API const char* ingot_last_error(void);
+INGOT_API void ingot_free(char* text);
+
+/* Compiles a graph (docs/graph-format.md) for a target.
+ * options: JSON object, all keys optional:
+ *   "device": "cpu" | "cuda"  (default "cpu"),   "precision": "fp32" | "ieee" | "high" | "tf32" |
+ *   "bf16" | "fp16",   "rewrite_level": "ieee" | "real",   "sm": compute capability to plan for
+ *   where no GPU is present (90),   "cache_dir": path,   "capabilities": masks CPU or GPU features
+ *   for tests. */
+INGOT_API ingot_status ingot_program_create(const char* graph_json, const char* options_json,
+                                            ingot_program** program);
+INGOT_API void ingot_program_destroy(ingot_program* program);
+
+/* Compiles and loads every kernel that a call with this batch size on this device needs, so that a
+ * later run neither compiles nor allocates (CUDA graphs may then capture it). device: -1 for host. */
+INGOT_API ingot_status ingot_program_prepare(ingot_program* program, int64_t batch, int device);
+
+/* Bytes of scratch memory (256-byte aligned, on the program's device) that a run needs. */
+INGOT_API ingot_status ingot_program_workspace_size(ingot_program* program, int64_t batch,
+                                                    size_t* bytes);
+
+/* Runs on `stream` (a CUstream; NULL is the default stream; ignored on the host). tensors: the
+ * graph's leaves in order, then its outputs in order. Buffers named by "updates" are written. */
+INGOT_API ingot_status ingot_program_run(ingot_program* program, int64_t batch,
+                                         const ingot_tensor* tensors, int count, void* workspace,
+                                         size_t workspace_bytes, void* stream);
+
+/* What was done and why, as JSON (docs/explain-format.md): graph before and after, rewrites with
+ * the identity each rests on, sweeps with bytes, flops, predicted time and reasons, kernel text. */
+INGOT_API ingot_status ingot_program_explain(ingot_program* program, int64_t batch, char** json);
+
+/* Evaluates the graph in double precision on host tensors, node by node, with no rewriting: the
+ * reference for tests that have no PyTorch. Leaves may be of any dtype; outputs must be f64. */
+INGOT_API ingot_status ingot_evaluate_fp64(const char* graph_json, int64_t batch,
+                                           const ingot_tensor* tensors, int count);
+
+/* What this machine offers, as JSON: GPUs, driver, NVRTC, cuBLASLt, CPU features, threads, cache. */
+INGOT_API ingot_status ingot_doctor(char** json);
+
+/* A row-major host matrix product c[m,n] = Σ_k a[m,k]·b[n,k] (transpose_b) or a[m,k]·b[k,n], with
+ * leading dimensions in elements. Returns 0 on success. */
+typedef int (*ingot_product_fn)(int64_t m, int64_t n, int64_t k, const void* a, int64_t lda,
+                                const void* b, int64_t ldb, int transpose_b, void* c, int64_t ldc,
+                                int32_t dtype, void* context);
+
+/* Registers the host process's own product (PyTorch's, in a PyTorch process) under a name that
+ * explain() shows. Passing NULL removes it. Safe while programs run: they finish with the old one. */
+INGOT_API ingot_status ingot_set_host_product(const char* name, ingot_product_fn fn, void* context);
+
+/* Gives the library an open handle (dlopen) or path of the OpenMP runtime that the host process
+ * already uses, so that both share one pool of threads. NULL: the library finds one itself. */
+INGOT_API ingot_status ingot_set_host_threads(void* openmp_handle, int threads);
+
+/* Error measures of a candidate against fp64 truth, rows × columns, both contiguous on the host.
+ * Output doubles: [0] relative Frobenius error, [1] the worst row's relative error, [2] largest
+ * error over the largest |truth|, [3] mismatches at atol = rtol = 1e-4, [4] positions where NaN or
+ * Inf differ. Positions that are not finite in both alike count as equal. */
+INGOT_API ingot_status ingot_measure_error(const double* truth, const void* candidate,
+                                           int32_t dtype, int64_t rows, int64_t columns,
+                                           double measures[5]);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,41 @@
+// Builds graphs with shape and dtype inference: what the importer and the rewrites use to append
+// nodes. Every method returns the new value's id and throws Error on shapes that do not fit.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "graph/graph.h"
+
+namespace ingot {
+
+class GraphBuilder {
+ public:
+  GraphBuilder() = default;
+  explicit GraphBuilder(Graph graph) : graph_(std::move(graph)) {}
+
+  ValueId leaf(LeafRole role, std::string name, DType dtype, Shape shape);
+  ValueId constant(double value, DType dtype = DType::f32);
+  // a: [B, R, 1, K]; b: [1|B, N, 1, K] where transpose_b, else [1|B, K, 1, N]. Result [B, R, 1, N].
+  ValueId matmul(ValueId a, ValueId b, bool transpose_b);
+  ValueId pointwise(PointwiseOp op, std::vector<ValueId> args);
+  ValueId cast(ValueId a, DType dtype);
+  ValueId reduce(Finish finish, ValueId a, AxisMask axes);
+  // The same elements in the same order; the batch axis stays.
+  ValueId view(ValueId a, Shape shape);
+
+  void result(ValueId value, std::string name);
+  void update(ValueId value, ValueId buffer);
+  // Name and source given to nodes appended from now on.
+  void set_origin(std::string name, std::string source);
+
+  const Graph& graph() const { return graph_; }
+  Graph take();  // validates
+
+ private:
+  ValueId append(Node node);
+  Graph graph_;
+  std::string origin_name_, origin_source_;
+};
+
+}  // namespace ingot
