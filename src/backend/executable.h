@@ -1,0 +1,48 @@
+// What a backend makes of a plan: something that can be prepared and run. The C ABI (src/api) holds
+// one of these per program; src/cpu and src/cuda each provide one.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+
+#include "ingot/ingot.h"
+#include "plan/plan.h"
+
+namespace ingot {
+
+struct ProgramOptions {
+  Target::Device device = Target::Device::cpu;
+  Precision precision = Precision::fp32;
+  bool real_rewrites = false;
+  int sm = 90;                 // planned for where no GPU is present
+  std::string cache_dir;       // empty: the default of this user
+  nlohmann::json capabilities = nlohmann::json::object();  // features masked for tests
+};
+
+class Executable {
+ public:
+  virtual ~Executable() = default;
+
+  // Makes every run with this batch size on this device free of compilation and allocation.
+  virtual void prepare(int64_t batch, int device) = 0;
+  virtual size_t workspace_size(int64_t batch) = 0;
+  // tensors: leaves in order, then results in order. The buffers of updates are written in place.
+  virtual void run(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
+                   size_t workspace_bytes, void* stream) = 0;
+  // Backend's part of explain(): per sweep what runs it (provider, kernels, tiles, source text).
+  virtual nlohmann::json describe(int64_t batch) = 0;
+};
+
+// The target that a backend plans for, given the options and what this machine offers.
+Target cpu_target(const ProgramOptions& options);
+Target cuda_target(const ProgramOptions& options);
+std::unique_ptr<Executable> make_cpu_executable(Plan plan, const ProgramOptions& options);
+std::unique_ptr<Executable> make_cuda_executable(Plan plan, const ProgramOptions& options);
+
+// Each backend's part of doctor().
+nlohmann::json describe_cpu_machine();
+nlohmann::json describe_cuda_machine();
+
+}  // namespace ingot
