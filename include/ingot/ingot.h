@@ -72,7 +72,8 @@ INGOT_API ingot_status ingot_program_create(const char* graph_json, const char* 
 INGOT_API void ingot_program_destroy(ingot_program* program);
 
 /* Compiles and loads every kernel that a call with this batch size on this device needs, so that a
- * later run neither compiles nor allocates (CUDA graphs may then capture it). device: -1 for host. */
+ * later run neither compiles nor allocates (CUDA graphs may then capture it). device: -1 for host.
+ */
 INGOT_API ingot_status ingot_program_prepare(ingot_program* program, int64_t batch, int device);
 
 /* Bytes of scratch memory (256-byte aligned, on the program's device) that a run needs. */
@@ -94,7 +95,8 @@ INGOT_API ingot_status ingot_program_explain(ingot_program* program, int64_t bat
 INGOT_API ingot_status ingot_evaluate_fp64(const char* graph_json, int64_t batch,
                                            const ingot_tensor* tensors, int count);
 
-/* What this machine offers, as JSON: GPUs, driver, NVRTC, cuBLASLt, CPU features, threads, cache. */
+/* What this machine offers, as JSON: GPUs, driver, NVRTC, cuBLASLt, CPU features, threads, cache.
+ */
 INGOT_API ingot_status ingot_doctor(char** json);
 
 /* A row-major host matrix product c[m,n] = Σ_k a[m,k]·b[n,k] (transpose_b) or a[m,k]·b[k,n], with
@@ -104,7 +106,8 @@ typedef int (*ingot_product_fn)(int64_t m, int64_t n, int64_t k, const void* a, 
                                 int32_t dtype, void* context);
 
 /* Registers the host process's own product (PyTorch's, in a PyTorch process) under a name that
- * explain() shows. Passing NULL removes it. Safe while programs run: they finish with the old one. */
+ * explain() shows. Passing NULL removes it. Safe while programs run: they finish with the old one.
+ */
 INGOT_API ingot_status ingot_set_host_product(const char* name, ingot_product_fn fn, void* context);
 
 /* Gives the library an open handle (dlopen) or path of the OpenMP runtime that the host process

@@ -15,9 +15,13 @@ INGOT_HD T infinity() {
   return T(__builtin_huge_val());
 }
 
-#define INGOT_MATH_UNARY(name)                       \
-  INGOT_HD float name(float a) { return ::name##f(a); } \
-  INGOT_HD double name(double a) { return ::name(a); }
+#define INGOT_MATH_UNARY(name)     \
+  INGOT_HD float name(float a) {   \
+    return ::name##f(a);           \
+  }                                \
+  INGOT_HD double name(double a) { \
+    return ::name(a);              \
+  }
 
 INGOT_MATH_UNARY(exp)
 INGOT_MATH_UNARY(expm1)
@@ -35,7 +39,11 @@ INGOT_MATH_UNARY(rint)
 INGOT_MATH_UNARY(fabs)
 #undef INGOT_MATH_UNARY
 
-INGOT_HD float pow(float a, float b) { return ::powf(a, b); }
-INGOT_HD double pow(double a, double b) { return ::pow(a, b); }
+INGOT_HD float pow(float a, float b) {
+  return ::powf(a, b);
+}
+INGOT_HD double pow(double a, double b) {
+  return ::pow(a, b);
+}
 
 }  // namespace ingot::math

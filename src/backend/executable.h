@@ -16,8 +16,8 @@ struct ProgramOptions {
   Target::Device device = Target::Device::cpu;
   Precision precision = Precision::fp32;
   bool real_rewrites = false;
-  int sm = 90;                 // planned for where no GPU is present
-  std::string cache_dir;       // empty: the default of this user
+  int sm = 90;                                             // planned for where no GPU is present
+  std::string cache_dir;                                   // empty: the default of this user
   nlohmann::json capabilities = nlohmann::json::object();  // features masked for tests
 };
 

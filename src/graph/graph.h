@@ -23,7 +23,9 @@ inline constexpr int kAxes = 4;
 
 // A set of axes, one bit each.
 using AxisMask = uint8_t;
-constexpr AxisMask axis_bit(Axis axis) { return static_cast<AxisMask>(1u << axis); }
+constexpr AxisMask axis_bit(Axis axis) {
+  return static_cast<AxisMask>(1u << axis);
+}
 
 // Extents of a value. The batch extent is the symbolic B where `batched`, else 1. An extent of 1
 // broadcasts against any other.
@@ -53,9 +55,16 @@ int arity_of(PointwiseOp op);
 
 // Which monoid of common/monoid.cuh, and what is read off its final state.
 enum class Finish : uint8_t {
-  sum, max, min, argmax,
-  mean, variance, variance_unbiased,   // of Moments
-  max_exponent, sum_exp, log_sum_exp   // of LogSumExp: max, Σ exp(x − max), log Σ exp(x)
+  sum,
+  max,
+  min,
+  argmax,
+  mean,
+  variance,
+  variance_unbiased,  // of Moments
+  max_exponent,
+  sum_exp,
+  log_sum_exp  // of LogSumExp: max, Σ exp(x − max), log Σ exp(x)
 };
 enum class MonoidKind : uint8_t { sum, max, min, argmax, moments, log_sum_exp };
 MonoidKind monoid_of(Finish finish);
@@ -74,15 +83,15 @@ struct Node {
   Shape shape;
   std::vector<ValueId> args;
 
-  std::string name;    // leaf: its binding's name; otherwise where it came from ("bn"), may be empty
+  std::string name;  // leaf: its binding's name; otherwise where it came from ("bn"), may be empty
   std::string source;  // "model.py:14", may be empty
 
-  LeafRole role = LeafRole::input;          // leaf
-  double constant = 0;                      // constant
-  bool transpose_b = false;                 // matmul: a[m,k]·b[n,k] rather than a[m,k]·b[k,n]
-  PointwiseOp op = PointwiseOp::add_;       // pointwise
-  Finish finish = Finish::sum;              // reduce
-  AxisMask axes = 0;                        // reduce: the axes that disappear (extent becomes 1)
+  LeafRole role = LeafRole::input;     // leaf
+  double constant = 0;                 // constant
+  bool transpose_b = false;            // matmul: a[m,k]·b[n,k] rather than a[m,k]·b[k,n]
+  PointwiseOp op = PointwiseOp::add_;  // pointwise
+  Finish finish = Finish::sum;         // reduce
+  AxisMask axes = 0;                   // reduce: the axes that disappear (extent becomes 1)
 };
 
 // A value handed back to the caller, or written into a buffer leaf after everything has read it.

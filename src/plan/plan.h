@@ -29,14 +29,14 @@ std::string_view name_of(Precision precision);
 // What a backend can do, so that the plan can ask for it. Rates are used for predictions only.
 struct Target {
   enum class Device : uint8_t { cpu, cuda } device = Device::cpu;
-  int sm = 90;                       // CUDA compute capability ×10
-  bool fused_epilogue = false;       // product sweeps may carry a pointwise body
-  bool fused_statistics = false;     // product sweeps may emit partial column states
-  double product_flops = 1e12;       // sustained, for the chosen precision
-  double bandwidth = 2e10;           // bytes per second of device or main memory
-  double cache_bytes = 32e6;         // last-level cache
-  double launch_seconds = 0;         // fixed cost of a sweep
-  int units = 1;                     // SMs or cores
+  int sm = 90;                    // CUDA compute capability ×10
+  bool fused_epilogue = false;    // product sweeps may carry a pointwise body
+  bool fused_statistics = false;  // product sweeps may emit partial column states
+  double product_flops = 1e12;    // sustained, for the chosen precision
+  double bandwidth = 2e10;        // bytes per second of device or main memory
+  double cache_bytes = 32e6;      // last-level cache
+  double launch_seconds = 0;      // fixed cost of a sweep
+  int units = 1;                  // SMs or cores
   std::string name;
 };
 
@@ -48,13 +48,14 @@ struct Cost {
 
 struct Sweep {
   SweepKind kind = SweepKind::map;
-  std::string name;             // for kernels and tables: "gemm_scale_statistics"
-  Shape space;                  // what it iterates over
-  std::vector<ValueId> loads;   // leaves and earlier sweeps' stores that the body or tail reads
-  ValueId matmul = kNoValue;    // product: the node; its operands are in `loads`
-  std::vector<ValueId> body;    // nodes evaluated per element (and per row, for row reductions), in order
+  std::string name;            // for kernels and tables: "gemm_scale_statistics"
+  Shape space;                 // what it iterates over
+  std::vector<ValueId> loads;  // leaves and earlier sweeps' stores that the body or tail reads
+  ValueId matmul = kNoValue;   // product: the node; its operands are in `loads`
+  std::vector<ValueId>
+      body;  // nodes evaluated per element (and per row, for row reductions), in order
   std::vector<ValueId> statistics;  // reduce nodes over the batch, merged when the sweep ends
-  std::vector<ValueId> tail;    // nodes evaluated once per reduced element, after the merge
+  std::vector<ValueId> tail;        // nodes evaluated once per reduced element, after the merge
   std::vector<ValueId> stores;  // values written for later sweeps, results, updates (body or tail)
   std::vector<std::string> reasons;  // why it was cut, fused, stored or recomputed so
 };
@@ -62,12 +63,13 @@ struct Sweep {
 // Where a value that crosses sweeps lives.
 struct Placement {
   enum class Kind : uint8_t { none, leaf, result, update, workspace } kind = Kind::none;
-  int index = -1;         // leaf ordinal, result ordinal, update ordinal, or workspace buffer
+  int index = -1;  // leaf ordinal, result ordinal, update ordinal, or workspace buffer
 };
 struct WorkspaceBuffer {
   Shape shape;
   DType dtype = DType::f32;
-  int first_sweep = 0, last_sweep = 0;  // lifetime; buffers whose lifetimes are disjoint may overlap
+  int first_sweep = 0,
+      last_sweep = 0;  // lifetime; buffers whose lifetimes are disjoint may overlap
 };
 
 struct Plan {
