@@ -12,7 +12,7 @@ function(ingot_install component prefix lib_dir include_dir)
     LIBRARY DESTINATION ${prefix}${lib_dir} COMPONENT ${component} ${ARGN}
     INCLUDES DESTINATION ${prefix}${include_dir})
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ DESTINATION ${prefix}${include_dir}
-    COMPONENT ${component} ${ARGN} FILES_MATCHING PATTERN "*.h")
+    COMPONENT ${component} ${ARGN} FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
   install(EXPORT ingot_${component}_targets NAMESPACE ingot:: FILE ingotTargets.cmake
     DESTINATION ${prefix}${lib_dir}/cmake/ingot COMPONENT ${component} ${ARGN})
   install(FILES ${PROJECT_SOURCE_DIR}/cmake/ingotConfig.cmake

@@ -1,0 +1,27 @@
+# make demo    installs what is missing, builds, optimises the example model, verifies and times it
+# make test    installs what is missing, builds, runs every check
+# Finer targets: setup build unit asan python kernels docs format check-format clean
+
+.PHONY: demo test setup build unit asan python kernels docs format check-format clean
+
+demo: setup
+	.venv/bin/ingot optimize examples/gemm_scale_bn.py -o build/model_new.py
+
+test:
+	tools/setup --strict
+	tools/check all
+
+setup:
+	tools/setup
+
+build unit asan python kernels docs:
+	tools/check $@
+
+check-format:
+	tools/check format
+
+format:
+	tools/format
+
+clean:
+	rm -rf build

@@ -1,0 +1,54 @@
+"""The checks themselves: a check that cannot fail protects nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+
+def load(name: str):
+    spec = importlib.util.spec_from_file_location(name, TOOLS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+CLEAN = """ptxas info    : Compiling entry function 'fused_gemm_scale_bn' for 'sm_90a'
+ptxas info    : Function properties for fused_gemm_scale_bn
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 168 registers, used 1 barriers
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "clean"),
+    [
+        (CLEAN, True),
+        ("", True),
+        (CLEAN.replace("0 bytes spill stores", "8 bytes spill stores"), False),
+        (CLEAN.replace("0 bytes stack frame", "64 bytes stack frame"), False),
+        (CLEAN + "ptxas info    : (C7517) Potential Performance Loss: wgmma serialized", False),
+        (CLEAN + "ptxas info    : (C7508) Potential Performance Loss: setmaxnreg", False),
+        ("kernel.cu(3): warning #177-D: variable declared but never referenced", False),
+        ("kernel.cu(3): error: identifier undefined", False),
+    ],
+)
+def test_kernel_log_complaints(log: str, clean: bool):
+    assert (load("check_kernels").complaints(log) == []) is clean
+
+
+def test_broken_links_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    docs = load("check_docs")
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    (tmp_path / "other.md").write_text("# A Heading, here\n")
+    page = tmp_path / "page.md"
+    page.write_text("[a](other.md) [b](other.md#a-heading-here) [c](https://example.org)\n")
+    assert docs.broken_links(page) == []
+    page.write_text("[a](gone.md) [b](other.md#no-such)\n```\n[c](in-code.md)\n```\n")
+    assert len(docs.broken_links(page)) == 2

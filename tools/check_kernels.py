@@ -1,0 +1,221 @@
+"""Compiles every kernel for every supported architecture, with nvcc and with NVRTC.
+
+Two kinds of source: each header of kernels/ on its own (it must stand alone), and the kernels that
+`ingot explain --kernels-out` generates for the bundled models. A warning, a register spill, local
+memory or a serialised wgmma (C7508, C7517, C7518) is a failure. No GPU is needed. What compiled
+cleanly before, with the same text, flags and compiler, is not compiled again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+KERNELS = ROOT / "kernels"
+CACHE = ROOT / "build" / "kernels"
+ARCHITECTURES = ("sm_80", "sm_90a")
+STANDARD = "-std=c++17"
+
+# What the compilers may print that must not be there.
+BAD_LINE = re.compile(r"warning|C7508|C7517|C7518|error", re.IGNORECASE)
+RESOURCES = re.compile(
+    r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads"
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    compiler: str  # "nvcc" or "NVRTC"
+    name: str
+    source: str
+    architecture: str
+
+
+def complaints(log: str) -> list[str]:
+    """Lines of a compiler's log that fail the check."""
+    bad = [line.strip() for line in log.splitlines() if BAD_LINE.search(line)]
+    for match in RESOURCES.finditer(log):
+        if any(int(number) for number in match.groups()):
+            bad.append(match.group(0))
+    return bad
+
+
+class Nvcc:
+    def __init__(self, path: str):
+        self.path = path
+        version = subprocess.run([path, "--version"], capture_output=True, text=True, check=True)
+        self.version = version.stdout.strip().splitlines()[-1]
+
+    def compile(self, source: str, architecture: str) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "kernel.cu"
+            file.write_text(source)
+            command = [self.path, STANDARD, f"-arch={architecture}", "-cubin", "-O3"]
+            command += ["-Werror", "all-warnings", "-Xptxas", "-v", "-I", str(KERNELS)]
+            command += ["-o", str(Path(folder) / "kernel.cubin"), str(file)]
+            result = subprocess.run(command, capture_output=True, text=True)
+        log = result.stdout + result.stderr
+        return log if result.returncode == 0 else f"{log}\nerror: nvcc failed"
+
+
+class Nvrtc:
+    """NVRTC as the library uses it: headers from memory, no include path."""
+
+    def __init__(self, path: str):
+        self.library = ctypes.CDLL(path)
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self.library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        self.version = f"NVRTC {major.value}.{minor.value}"
+        self.headers = {
+            str(file.relative_to(KERNELS)): file.read_bytes()
+            for file in sorted(KERNELS.rglob("*.cuh"))
+        }
+
+    def compile(self, source: str, architecture: str) -> str:
+        program = ctypes.c_void_p()
+        count = len(self.headers)
+        texts = (ctypes.c_char_p * count)(*self.headers.values())
+        names = (ctypes.c_char_p * count)(*(name.encode() for name in self.headers))
+        self.library.nvrtcCreateProgram(
+            ctypes.byref(program), source.encode(), b"kernel.cu", count, texts, names
+        )
+        flags = [f"-arch={architecture}".encode(), STANDARD.encode(), b"--ptxas-options=-v"]
+        status = self.library.nvrtcCompileProgram(
+            program, len(flags), (ctypes.c_char_p * len(flags))(*flags)
+        )
+        size = ctypes.c_size_t()
+        self.library.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        buffer = ctypes.create_string_buffer(max(size.value, 1))
+        self.library.nvrtcGetProgramLog(program, buffer)
+        self.library.nvrtcDestroyProgram(ctypes.byref(program))
+        log = buffer.value.decode(errors="replace")
+        return log if status == 0 else f"{log}\nerror: NVRTC failed ({status})"
+
+
+def find_nvcc() -> Nvcc | None:
+    path = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    return Nvcc(path) if path else None
+
+
+def find_nvrtc() -> Nvrtc | None:
+    """NVRTC of the PyTorch of this Python, else of a CUDA installation."""
+    candidates = []
+    for entry in sys.path:
+        nvidia = Path(entry) / "nvidia"
+        if nvidia.is_dir():
+            candidates += sorted(nvidia.glob("*/lib/libnvrtc.so.*"))
+    candidates += sorted(Path("/usr/local/cuda/lib64").glob("libnvrtc.so.*"))
+    for candidate in candidates:
+        if "builtins" in candidate.name or ".alt." in candidate.name:
+            continue
+        try:
+            return Nvrtc(str(candidate))
+        except OSError:
+            continue
+    return None
+
+
+def header_sources() -> dict[str, str]:
+    sources = {}
+    for file in sorted(KERNELS.rglob("*.cuh")):
+        path = str(file.relative_to(KERNELS))
+        sources[path] = f'#include "{path}"\n'
+    return sources
+
+
+def generated_sources(architecture: str, folder: Path) -> dict[str, str]:
+    """Kernels of the bundled models, as the installed command line writes them."""
+    command = [sys.executable, "-m", "ingot.cli"]
+    help_text = subprocess.run([*command, "explain", "--help"], capture_output=True, text=True)
+    if "--kernels-out" not in help_text.stdout:
+        print("note: `ingot explain --kernels-out` is not there: headers only")
+        return {}
+    sources = {}
+    for model in sorted((ROOT / "examples").glob("*.py")):
+        if "class Model" not in model.read_text():
+            continue
+        out = folder / architecture / model.stem
+        out.mkdir(parents=True, exist_ok=True)
+        number = re.sub(r"\D", "", architecture)
+        arguments = ["explain", str(model), "--device", "cuda", "--sm", number]
+        environment = {**os.environ, "TERM": "dumb"}
+        result = subprocess.run(
+            [*command, *arguments, "--kernels-out", str(out)],
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
+        if result.returncode != 0:
+            sys.exit(f"{model.name}: ingot explain failed\n{result.stdout}{result.stderr}")
+        files = sorted(out.rglob("*.cu"))
+        if not files:
+            sys.exit(f"{model.name}: ingot explain wrote no kernels")
+        for file in files:
+            sources[f"{model.stem}/{file.relative_to(out)}"] = file.read_text()
+    return sources
+
+
+def run(job: Job, compilers: dict[str, Nvcc | Nvrtc], kernels_hash: str) -> list[str]:
+    compiler = compilers[job.compiler]
+    text = "\0".join([compiler.version, job.architecture, STANDARD, job.source, kernels_hash])
+    stamp = CACHE / hashlib.sha256(text.encode()).hexdigest()
+    if stamp.exists():
+        return []
+    bad = complaints(compiler.compile(job.source, job.architecture))
+    if not bad:
+        stamp.touch()
+    return bad
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+
+    found = {"nvcc": find_nvcc(), "NVRTC": find_nvrtc()}
+    for name, compiler in found.items():
+        print(f"{name}: {compiler.version if compiler else 'not on this machine, left out'}")
+    compilers = {name: compiler for name, compiler in found.items() if compiler}
+    if not compilers:
+        print("neither compiler is here: nothing was checked", file=sys.stderr)
+        return 1
+    CACHE.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    for file in [Path(__file__), *sorted(KERNELS.rglob("*.cuh"))]:
+        digest.update(file.read_bytes())
+
+    jobs = []
+    with tempfile.TemporaryDirectory() as folder:
+        for architecture in ARCHITECTURES:
+            sources = header_sources() | generated_sources(architecture, Path(folder))
+            jobs += [
+                Job(compiler, name, source, architecture)
+                for name, source in sources.items()
+                for compiler in compilers
+            ]
+    failures = 0
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        results = pool.map(lambda job: run(job, compilers, digest.hexdigest()), jobs)
+        for number, (job, bad) in enumerate(zip(jobs, results, strict=True), 1):
+            label = f"{job.compiler} {job.architecture} {job.name}"
+            print(f"[{number}/{len(jobs)}] {label}: {'FAILED' if bad else 'ok'}", flush=True)
+            for line in bad:
+                print(f"    {line}")
+            failures += bool(bad)
+    print(f"{len(jobs) - failures} of {len(jobs)} compilations clean")
+    return 1 if failures or not jobs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
