@@ -25,7 +25,11 @@ class GraphBuilder {
   ValueId view(ValueId a, Shape shape);
 
   void result(ValueId value, std::string name);
+  // Writes `value` into the buffer when the graph has run; a later update replaces an earlier one.
   void update(ValueId value, ValueId buffer);
+  // What the buffer holds at this point of the program: the leaf, or the value that an earlier
+  // operator has put in its place (a module that is called twice sees its own first update).
+  ValueId current(ValueId buffer) const;
   // Name and source given to nodes appended from now on.
   void set_origin(std::string name, std::string source);
 

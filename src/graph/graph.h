@@ -17,6 +17,13 @@
 namespace ingot {
 
 enum class DType : uint8_t { f32, f64, f16, bf16, i64, boolean };
+// Names as in the graph format: "f32", ..., "bool". The *_from functions throw Error, listing what
+// exists, where there is no such name.
+std::string_view name_of(DType dtype);
+DType dtype_from(std::string_view name);
+constexpr bool is_floating(DType dtype) {
+  return dtype < DType::i64;
+}
 
 enum Axis : int { kBatch = 0, kRows = 1, kGroups = 2, kFeatures = 3 };
 inline constexpr int kAxes = 4;
@@ -26,6 +33,8 @@ using AxisMask = uint8_t;
 constexpr AxisMask axis_bit(Axis axis) {
   return static_cast<AxisMask>(1u << axis);
 }
+std::string_view name_of(Axis axis);
+Axis axis_from(std::string_view name);
 
 // Extents of a value. The batch extent is the symbolic B where `batched`, else 1. An extent of 1
 // broadcasts against any other.
@@ -52,6 +61,8 @@ enum class PointwiseOp : uint8_t {
 };
 std::string_view name_of(PointwiseOp op);
 int arity_of(PointwiseOp op);
+// False where the table has no such row; `cast` is not one.
+bool find_pointwise(std::string_view name, PointwiseOp* op);
 
 // Which monoid of common/monoid.cuh, and what is read off its final state.
 enum class Finish : uint8_t {
@@ -69,6 +80,7 @@ enum class Finish : uint8_t {
 enum class MonoidKind : uint8_t { sum, max, min, argmax, moments, log_sum_exp };
 MonoidKind monoid_of(Finish finish);
 std::string_view name_of(Finish finish);
+Finish finish_from(std::string_view name);
 std::string_view name_of(MonoidKind monoid);
 
 using ValueId = int32_t;
@@ -122,5 +134,10 @@ struct Graph {
   void validate() const;
 };
 std::string to_string(const Graph& graph);
+
+// What a node's arguments make of it: the rules that the builder applies and validate() checks.
+// Both throw Error where the arguments do not fit.
+Shape infer_shape(const Graph& graph, const Node& node);
+DType infer_dtype(const Graph& graph, const Node& node);
 
 }  // namespace ingot
