@@ -6,7 +6,8 @@
 // the body once, in registers or cache.
 #pragma once
 
-#include <optional>
+#include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -46,19 +47,60 @@ struct Cost {
   double limit_seconds = 0;  // flops at the peak rate, or bytes over bandwidth: whichever is larger
 };
 
+// Rules that every sweep keeps (validate() checks them):
+//  - Each value of a sweep is seen in the sweep's own factoring of rows, groups and features: an
+//    extent of shapes.at(v) is the space's or 1. A view in a body is therefore only another name
+//    for its argument, and an operand's index follows from the element's coordinates alone.
+//  - `loads` are leaves and stores of earlier sweeps, never views or constants; constants are read
+//    in place. `body`, `statistics` and `tail` are in an order in which they can be computed.
+//  - A value whose extent is 1 along an axis where the space's is not is written once.
+//  - rows: the argument of every row reduction fills the space.
+//  - Statistics of a sweep all reduce the same axes, and their arguments fill the space. The tail
+//    reads statistics, loads that do not vary along the reduced axes, and earlier tail values.
+//  - A buffer that an update overwrites is read by no later sweep; a sweep that itself reads it
+//    does so at the element it writes, or in its body while the update is in its tail.
 struct Sweep {
   SweepKind kind = SweepKind::map;
-  std::string name;            // for kernels and tables: "gemm_scale_statistics"
-  Shape space;                 // what it iterates over
-  std::vector<ValueId> loads;  // leaves and earlier sweeps' stores that the body or tail reads
-  ValueId matmul = kNoValue;   // product: the node; its operands are in `loads`
-  std::vector<ValueId>
-      body;  // nodes evaluated per element (and per row, for row reductions), in order
-  std::vector<ValueId> statistics;  // reduce nodes over the batch, merged when the sweep ends
-  std::vector<ValueId> tail;        // nodes evaluated once per reduced element, after the merge
-  std::vector<ValueId> stores;  // values written for later sweeps, results, updates (body or tail)
+  std::string name;  // for kernels and tables: "gemm_scale_statistics"
+  Shape space;       // what it iterates over
+  // Leaves and earlier sweeps' stores that the body, the tail or the product reads.
+  std::vector<ValueId> loads;
+  // product: the node; its operands, seen through views, are among the loads.
+  ValueId matmul = kNoValue;
+  // Nodes evaluated per element (and per row, for row reductions), in order.
+  std::vector<ValueId> body;
+  // Reductions over the batch, merged when the sweep ends.
+  std::vector<ValueId> statistics;
+  // Nodes evaluated once per reduced element, after the merge.
+  std::vector<ValueId> tail;
+  // Values of body, statistics or tail (or a load: a copy) that are written: for later sweeps,
+  // as results, as updates.
+  std::vector<ValueId> stores;
+  // Extents of every value above in this sweep's factoring (the product's operands excepted).
+  std::map<ValueId, Shape> shapes;
   std::vector<std::string> reasons;  // why it was cut, fused, stored or recomputed so
 };
+
+// Axes of the sweep's space over which one of its reductions runs.
+AxisMask reduced_axes(const Graph& graph, const Sweep& sweep, ValueId reduce);
+// One monoid state, and the reductions that are read off it (mean and variance share Moments).
+struct SharedState {
+  MonoidKind monoid = MonoidKind::sum;
+  ValueId arg = kNoValue;
+  AxisMask axes = 0;
+  std::vector<ValueId> finishes;
+};
+// The states behind some reductions of a sweep (its statistics, or those of its body), in order.
+std::vector<SharedState> shared_states(const Graph& graph, const Sweep& sweep,
+                                       std::span<const ValueId> reductions);
+// Element strides of a tensor over the axes of a sweep, given those over the value's own axes.
+// `seen` (shapes.at(v)) splits the axes of `own` but merges none. 0 where an extent is 1.
+std::array<int64_t, kAxes> strides_in(const Shape& own, const std::array<int64_t, kAxes>& strides,
+                                      const Shape& seen);
+// The same for a dense tensor (a workspace buffer), for any factoring.
+std::array<int64_t, kAxes> dense_strides(const Shape& seen);
+// The value behind a chain of views.
+ValueId behind_views(const Graph& graph, ValueId value);
 
 // Where a value that crosses sweeps lives.
 struct Placement {
@@ -84,6 +126,9 @@ struct Plan {
   std::vector<size_t> workspace_layout(int64_t batch, size_t* total) const;
   Cost cost(const Sweep& sweep, int64_t batch) const;
 };
+
+// Throws std::logic_error naming the rule and the sweep where a plan breaks one.
+void validate(const Plan& plan);
 
 // Throws Error (INGOT_UNSUPPORTED, naming the node and its source line) where the graph asks for
 // something that no sweep can do.
