@@ -73,6 +73,11 @@ class Nvrtc:
     """NVRTC as the library uses it: headers from memory, no include path."""
 
     def __init__(self, path: str):
+        # NVRTC opens its builtins by bare name, which finds them only if they are loaded already
+        # where (as in PyTorch's wheels) they are in no directory that the loader searches.
+        for builtins in Path(path).parent.glob("libnvrtc-builtins.so.*"):
+            if ".alt." not in builtins.name:
+                ctypes.CDLL(str(builtins))
         self.library = ctypes.CDLL(path)
         major, minor = ctypes.c_int(), ctypes.c_int()
         self.library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
@@ -117,7 +122,7 @@ def find_nvrtc() -> Nvrtc | None:
             candidates += sorted(nvidia.glob("*/lib/libnvrtc.so.*"))
     candidates += sorted(Path("/usr/local/cuda/lib64").glob("libnvrtc.so.*"))
     for candidate in candidates:
-        if "builtins" in candidate.name or ".alt." in candidate.name:
+        if "-builtins" in candidate.name or ".alt." in candidate.name:
             continue
         try:
             return Nvrtc(str(candidate))
