@@ -16,6 +16,13 @@ Expression normalise(Expression x, Expression mean, Expression rstd,
   return beta ? y + beta->widened() : y;
 }
 
+// y·γ + β, for statistics that γ and β do not line up with.
+Expression with_affine(Expression y, std::optional<Expression> gamma,
+                       std::optional<Expression> beta) {
+  if (gamma) y = y * gamma->widened();
+  return beta ? y + beta->widened() : y;
+}
+
 // Statistics of x over `axes`, used at once.
 Expression normalise_by_own(Expression x, AxisMask axes, double eps,
                             std::optional<Expression> gamma, std::optional<Expression> beta) {
@@ -93,6 +100,29 @@ Shape statistics_shape(Shape shape, AxisMask axes) {
   return shape;
 }
 
+// The extents that a reduction over `axes` runs through.
+Shape spanned_shape(const Shape& shape, AxisMask axes) {
+  if (axes & axis_bit(kBatch)) {
+    fail(INGOT_UNSUPPORTED, "the batch cannot be among the normalised axes");
+  }
+  return {false, axes & axis_bit(kRows) ? shape.rows : 1,
+          axes & axis_bit(kGroups) ? shape.groups : 1,
+          axes & axis_bit(kFeatures) ? shape.features : 1};
+}
+
+double spacing_at_one(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return std::numeric_limits<double>::epsilon();
+    case DType::f16:
+      return 0x1p-10;
+    case DType::bf16:
+      return 0x1p-7;
+    default:
+      return std::numeric_limits<float>::epsilon();
+  }
+}
+
 Expression normalise_by_running(GraphBuilder& builder, Expression x, RunningStatistics running,
                                 const Shape& statistics, double eps,
                                 std::optional<Expression> gamma, std::optional<Expression> beta) {
@@ -129,11 +159,118 @@ ValueId batch_norm(GraphBuilder& builder, const OperatorCall& call) {
   return y.cast(args[0].dtype()).id();
 }
 
+// Arguments: x, weight, bias (each with as many elements as the axes span). PyTorch's layer_norm.
+ValueId layer_norm(GraphBuilder& builder, const OperatorCall& call) {
+  const OperatorArguments args(builder, call);
+  const Expression x = args[0].widened();
+  const AxisMask axes = args.axes(axis_bit(kFeatures));
+  const Shape affine = spanned_shape(x.shape(), axes);
+  const Expression y = normalise_by_own(x, axes, args.number("eps", 1e-5),
+                                        fitted(args.optional(1), affine, "weight"),
+                                        fitted(args.optional(2), affine, "bias"));
+  return y.cast(args[0].dtype()).id();
+}
+
+// x / √(mean(x²) + eps) · weight. Without eps: the spacing of x's dtype at 1, as in PyTorch.
+ValueId rms_norm(GraphBuilder& builder, const OperatorCall& call) {
+  const OperatorArguments args(builder, call);
+  const Expression x = args[0].widened();
+  const AxisMask axes = args.axes(axis_bit(kFeatures));
+  const Shape affine = spanned_shape(x.shape(), axes);
+  const auto count = static_cast<double>(affine.static_elements());
+  const Expression mean_square = square(x).reduce(Finish::sum, axes) / count;
+  const Expression rstd = rsqrt(mean_square + args.number("eps", spacing_at_one(args[0].dtype())));
+  const auto gamma = fitted(args.optional(1), affine, "weight");
+  const Expression y = x * rstd;
+  return (gamma ? y * gamma->widened() : y).cast(args[0].dtype()).id();
+}
+
+void check_groups(int64_t channels, int64_t groups) {
+  if (groups < 1 || channels % groups != 0) {
+    fail(INGOT_INVALID_ARGUMENT, "{} channels do not divide into {} groups", channels, groups);
+  }
+}
+
+// [N, C]: the features factor into groups, and weight and bias with them.
+Expression group_norm_of_features(const OperatorArguments& args, Expression x, int64_t groups) {
+  const Shape shape = x.shape();
+  if (shape.rows * shape.groups != 1) {
+    fail(INGOT_INVALID_ARGUMENT,
+         "with channels on the features, x has one row and one group, "
+         "not {}",
+         to_string(shape));
+  }
+  check_groups(shape.features, groups);
+  const Shape grouped{shape.batched, 1, groups, shape.features / groups};
+  return normalise_by_own(x.view(grouped), axis_bit(kFeatures), args.number("eps", 1e-5),
+                          fitted(args.optional(1), grouped, "weight"),
+                          fitted(args.optional(2), grouped, "bias"))
+      .view(shape);
+}
+
+// [N, C, L]: a group is a run of rows, normalised as one; weight and bias by row.
+Expression group_norm_of_rows(const OperatorArguments& args, Expression x, int64_t groups) {
+  const Shape shape = x.shape();
+  check_groups(shape.rows, groups);
+  const Shape grouped{shape.batched, groups, 1, shape.static_elements() / groups};
+  const Shape affine{false, shape.rows, 1, 1};
+  const Expression y = normalise_by_own(x.view(grouped), axis_bit(kFeatures),
+                                        args.number("eps", 1e-5), std::nullopt, std::nullopt);
+  return with_affine(y.view(shape), fitted(args.optional(1), affine, "weight"),
+                     fitted(args.optional(2), affine, "bias"));
+}
+
+// Statistics over each of `groups` equal runs of channels and all that a channel holds. `channels`:
+// the axis that they lie on, "features" for [N, C] (default), "rows" for [N, C, L].
+ValueId group_norm(GraphBuilder& builder, const OperatorCall& call) {
+  const OperatorArguments args(builder, call);
+  const Expression x = args[0].widened();
+  const int64_t groups = args.integer("groups");
+  const std::string channels = args.text("channels", "features");
+  if (channels != "features" && channels != "rows") {
+    fail(INGOT_INVALID_ARGUMENT, "attribute 'channels' must be \"features\" or \"rows\"");
+  }
+  const Expression y = channels == "features" ? group_norm_of_features(args, x, groups)
+                                              : group_norm_of_rows(args, x, groups);
+  return y.cast(args[0].dtype()).id();
+}
+
+// Each channel of each batch entry by its own statistics over the features; [N, C, L] has its
+// channels on the rows. Arguments: x, weight, bias, running_mean, running_var (by channel). The
+// running statistics move by the batch's average of the instances' statistics, as in PyTorch.
+ValueId instance_norm(GraphBuilder& builder, const OperatorCall& call) {
+  const OperatorArguments args(builder, call);
+  const Expression x = args[0].widened();
+  const AxisMask axes = axis_bit(kFeatures);
+  const double eps = args.number("eps", 1e-5);
+  const Shape channels{false, x.shape().rows, x.shape().groups, 1};
+  const auto gamma = fitted(args.optional(1), channels, "weight");
+  const auto beta = fitted(args.optional(2), channels, "bias");
+  const auto running = running_statistics(args, channels);
+  const bool training = args.boolean("training", !running);
+  const Expression y = running && !training
+                           ? normalise_by_running(builder, x, *running, channels, eps, gamma, beta)
+                           : normalise_by_own(x, axes, eps, gamma, beta);
+  if (running && training) {
+    const Averaging moving = fixed_averaging(x, args.number("momentum", 0.1));
+    const auto over_batch = [&](Finish finish) {
+      return x.reduce(finish, axes).reduce(Finish::mean, axis_bit(kBatch));
+    };
+    move_running(builder, running->mean, over_batch(Finish::mean), moving);
+    move_running(builder, running->variance, over_batch(Finish::variance_unbiased), moving);
+  }
+  return y.cast(args[0].dtype()).id();
+}
+
 }  // namespace
 
 const std::vector<Operator>& normalisation_operators() {
   static const std::vector<Operator> rows = {
       {"batch_norm", 1, 6, {"training", "momentum", "eps", "axes"}, batch_norm},
+      {"layer_norm", 1, 3, {"eps", "axes"}, layer_norm},
+      {"rms_norm", 1, 2, {"eps", "axes"}, rms_norm},
+      {"group_norm", 1, 3, {"groups", "channels", "eps"}, group_norm},
+      {"instance_norm", 1, 5, {"training", "momentum", "eps"}, instance_norm},
   };
   return rows;
 }
