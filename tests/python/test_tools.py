@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -52,3 +53,28 @@ def test_broken_links_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert docs.broken_links(page) == []
     page.write_text("[a](gone.md) [b](other.md#no-such)\n```\n[c](in-code.md)\n```\n")
     assert len(docs.broken_links(page)) == 2
+
+
+def test_results_table_follows_the_records(tmp_path: Path):
+    table = load("results_table")
+    record = {
+        "model": "gemm_scale_bn",
+        "shape": "1024×8192→8192",
+        "dtype": "fp32",
+        "precision": "fp32",
+        "mode": "train",
+        "eager_ms": 3.0,
+        "ingot_ms": 0.6,
+        "error": 5e-7,
+        "date": "2026-11-21T04:00:00",
+    }
+    readme = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
+    (tmp_path / "H200.json").write_text(json.dumps([record]))
+    text = table.expected(readme, tmp_path)
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert "| 3.000 | – | 0.600 | 5.00 | – | 5.0e-07 | – |" in text
+    assert table.expected(text, tmp_path) == text
+    (tmp_path / "H200.json").write_text(json.dumps([record | {"ingot_ms": 0.7}]))
+    assert table.expected(text, tmp_path) != text
+    with pytest.raises(SystemExit, match="markers"):
+        table.expected("no markers", tmp_path)
