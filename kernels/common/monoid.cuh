@@ -56,15 +56,19 @@ struct Moments {
     T count, mean, m2;
   };
   INGOT_HD static State identity() { return {T(0), T(0), T(0)}; }
-  INGOT_HD static State lift(T x) { return {T(1), x, T(0)}; }
+  // x − x is 0, or NaN where x is not finite: infinite elements have a mean but no variance.
+  INGOT_HD static State lift(T x) { return {T(1), x, x - x}; }
   INGOT_HD static State merge(State a, State b) {
-    const T count = a.count + b.count;
-    const T weight = count > T(0) ? b.count / count : T(0);
-    const T delta = b.mean - a.mean;
     // An empty side must leave the other untouched even where its mean is not finite.
     if (a.count == T(0)) return b;
     if (b.count == T(0)) return a;
-    return {count, a.mean + delta * weight, a.m2 + b.m2 + delta * delta * (a.count * weight)};
+    const T count = a.count + b.count;
+    const T weight = b.count / count;
+    const T delta = b.mean - a.mean;
+    // Without a finite difference (Inf, or an overflow) the mean is the weighted sum, as Σx/n is.
+    const T mean = delta - delta == T(0) ? a.mean + delta * weight
+                                         : a.mean * (a.count / count) + b.mean * weight;
+    return {count, mean, a.m2 + b.m2 + delta * delta * (a.count * weight)};
   }
   INGOT_HD static T mean(State s) { return s.mean; }
   INGOT_HD static T variance(State s) { return s.m2 / s.count; }
@@ -88,7 +92,8 @@ struct LogSumExp {
     return {top, left + right};
   }
   INGOT_HD static T maximum(State s) { return s.max; }
-  INGOT_HD static T sum_exp(State s) { return s.sum; }
+  // Literally Σ exp(x − max): NaN where the maximum is infinite, as in PyTorch's softmax.
+  INGOT_HD static T sum_exp(State s) { return s.sum + (s.max - s.max); }
   INGOT_HD static T value(State s) { return s.max + math::log(s.sum); }
 };
 
