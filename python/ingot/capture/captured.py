@@ -1,0 +1,89 @@
+"""What a capture gives: regions that Ingot runs, steps that PyTorch runs, and what feeds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ingot.runtime.program import LeafLayout, ResultLayout
+
+
+@dataclass(frozen=True)
+class Source:
+    """A tensor from outside the graph.
+
+    kind: "input" (index: its position among the call's tensors), "parameter" or "buffer" (path:
+    its name in the module), "constant" (tensor: created while the module was captured).
+    """
+
+    kind: str
+    path: str
+    index: int = -1
+    tensor: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A reference to a value of the run: its index in the list of values."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """Something that PyTorch runs; what: the operator, where: "model.py:14", why."""
+
+    what: str
+    where: str
+    why: str
+
+
+@dataclass
+class Region:
+    """A graph that Ingot runs. leaves, results: slots, in the graph's order."""
+
+    graph: dict
+    leaves: list[int]
+    results: list[int]
+    leaf_layouts: list[LeafLayout]
+    result_layouts: list[ResultLayout]
+    # One {what, where} for each operator of the module that the region stands for.
+    operators: list[dict]
+
+
+@dataclass
+class TorchStep:
+    """An operator that PyTorch runs; args and kwargs hold `Slot`s."""
+
+    target: Callable
+    args: tuple
+    kwargs: dict
+    result: int
+    what: str = ""
+    where: str = ""
+
+
+@dataclass
+class Captured:
+    """A module's forward for one combination of training flags.
+
+    sources fill the first slots of a run, steps the following ones; outputs: slots, or values that
+    do not depend on the inputs. static_batch: the only batch size that this is for, or None.
+    delegate_batches: batch sizes for which PyTorch's own forward must answer (with its own error).
+    """
+
+    sources: list[Source]
+    steps: list[Region | TorchStep]
+    slots: int
+    outputs: list[Any]
+    out_spec: Any
+    static_batch: int | None = None
+    delegate_batches: frozenset = frozenset({0})
+    unsupported: list[Unsupported] = field(default_factory=list)
+
+    @property
+    def regions(self) -> list[Region]:
+        return [step for step in self.steps if isinstance(step, Region)]

@@ -1,0 +1,77 @@
+"""Operators that stand in for PyTorch's while a module is captured.
+
+BatchNorm's own forward reads `num_batches_tracked` on the host when momentum is None, and counts
+by an in-place addition: neither survives a capture. During one, it calls `ingot::batch_norm`, which
+only carries the module's arguments to the importer. It is never run on real tensors.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+_SCHEMA = (
+    "(Tensor x, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, "
+    "Tensor? num_batches_tracked, bool training, float? momentum, float eps) -> Tensor"
+)
+
+
+@torch.library.custom_op("ingot::batch_norm", mutates_args=(), schema=_SCHEMA)
+def batch_norm(
+    x, weight, bias, running_mean, running_var, num_batches_tracked, training, momentum, eps
+):
+    raise RuntimeError("ingot::batch_norm exists for captures only")
+
+
+@batch_norm.register_fake
+def _(x, weight, bias, running_mean, running_var, num_batches_tracked, training, momentum, eps):
+    return torch.empty_like(x)
+
+
+# Its updates of the running statistics are not visible in the graph.
+torch.fx.node.has_side_effect(torch.ops.ingot.batch_norm.default)
+
+
+def is_plain_batch_norm(module: torch.nn.Module) -> bool:
+    return (
+        isinstance(module, _BatchNorm)
+        and type(module).forward is _BatchNorm.forward
+        and "forward" not in module.__dict__
+    )
+
+
+def batch_norm_forward(module: _BatchNorm, x: torch.Tensor) -> torch.Tensor:
+    """`_BatchNorm.forward` with the operator of ours in place of its arithmetic."""
+    module._check_input_dim(x)
+    tracking = module.training and module.track_running_stats
+    use_batch = module.training or (module.running_mean is None and module.running_var is None)
+    use_running = not module.training or module.track_running_stats
+    if use_batch:
+        # Raises PyTorch's own message where a channel has a single value.
+        torch.nn.functional._verify_batch_size(x.size())
+    return torch.ops.ingot.batch_norm.default(
+        x,
+        module.weight,
+        module.bias,
+        module.running_mean if use_running else None,
+        module.running_var if use_running else None,
+        module.num_batches_tracked if tracking else None,
+        use_batch,
+        None if module.momentum is None else float(module.momentum),
+        float(module.eps),
+    )
+
+
+def run_batch_norm(
+    x, weight, bias, running_mean, running_var, num_batches_tracked, training, momentum, eps
+):
+    """What PyTorch does with these arguments: for graphs that leave the operator to PyTorch."""
+    factor = 0.0 if momentum is None else momentum
+    if num_batches_tracked is not None:
+        num_batches_tracked.add_(1)
+        if momentum is None:
+            factor = 1.0 / float(num_batches_tracked)
+    return torch.nn.functional.batch_norm(
+        x, running_mean, running_var, weight, bias, training, factor, eps
+    )

@@ -1,0 +1,560 @@
+"""Cuts an ATen graph into regions that Ingot runs and steps that PyTorch runs.
+
+Operators are visited in order. One that the table takes joins the region of its arguments; every
+change of hands on the way to an operator raises its level by one, and what Ingot takes at one level
+makes one region. So no region waits for a step that waits for the region.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ingot.capture.captured import Captured, Region, Slot, Source, TorchStep, Unsupported
+from ingot.capture.custom_ops import run_batch_norm
+from ingot.capture.exporting import CaptureError, Exported, export_module
+from ingot.capture.layout import Leaf, UnfitError, Value
+from ingot.capture.region import RegionBuilder
+from ingot.capture.table import SHAPE_OPERATORS, TABLE, Call
+from ingot.runtime.program import DTYPE_NAMES
+
+_TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def capture(
+    module: nn.Module,
+    example_inputs: tuple,
+    example_kwargs: dict | None = None,
+    *,
+    forward: Callable | None = None,
+    refused: frozenset = frozenset(),
+) -> Captured:
+    """Captures a module's forward with its training flags as they are.
+
+    example_inputs: tensors on the module's device; only their shapes, dtypes and strides matter,
+    and of the batch size only whether it is there. forward: stands for the class's own. refused:
+    names of graph nodes that PyTorch must run (`TorchStep.what` of a failed program's region).
+    Raises CaptureError with the reason where PyTorch must run the whole module.
+    """
+    exported = export_module(module, example_inputs, example_kwargs, forward)
+    program = exported.program
+    if any(_mutates(node) for node in program.graph.nodes):
+        program = exported.program = program.run_decompositions({})
+    _check_signature(program)
+    refused = set(refused)
+    while True:
+        captured, weak = _Import(exported, frozenset(refused)).run()
+        if not weak:
+            return captured
+        refused |= weak
+
+
+def _mutates(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _check_signature(program) -> None:
+    for spec in program.graph_signature.output_specs:
+        if spec.kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION"):
+            raise CaptureError(f"its forward writes into {_own_path(spec.target)}")
+        if spec.kind.name == "USER_INPUT_MUTATION":
+            raise CaptureError("its forward writes into its input")
+        if spec.kind.name != "USER_OUTPUT":
+            raise CaptureError(f"its outputs have the kind {spec.kind.name}")
+
+
+def _own_path(path: str | None) -> str:
+    """Names as the user's module has them: the capture wraps it in a module of its own."""
+    path = path or ""
+    return path[len("model.") :] if path.startswith("model.") else path
+
+
+@dataclass
+class _Entry:
+    """What is known of a graph node. level: even where PyTorch makes it, odd where Ingot does."""
+
+    level: int
+    value: Any = None  # Value, Leaf, tuple of these; None for what only PyTorch handles
+
+
+class _Import:
+    def __init__(self, exported: Exported, refused: frozenset):
+        self.exported, self.refused = exported, refused
+        self.program = exported.program
+        self.entries: dict[torch.fx.Node, _Entry] = {}
+        self.regions: dict[int, RegionBuilder] = {}
+        self.taken: dict[torch.fx.Node, int] = {}  # level of each node in a region
+        self.by_torch: dict[torch.fx.Node, int] = {}
+        self.unsupported: dict[torch.fx.Node, Unsupported] = {}
+        self.roles: dict[torch.fx.Node, tuple[str, str]] = {}
+        self.sources: list[tuple[torch.fx.Node, Source]] = []
+        self.updated: set[torch.fx.Node] = set()
+        self.delegate_batches = {0}
+        self.last_random = 0
+
+    # Reading the graph -----------------------------------------------------------------------
+
+    def run(self) -> tuple[Captured, set]:
+        for node in self.program.graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node)
+            elif node.op == "get_attr":
+                self._constant(node, _attribute(self.program.graph_module, node.target))
+            elif node.op == "call_function":
+                self._call(node)
+        outputs = next(n for n in self.program.graph.nodes if n.op == "output").args[0]
+        weak = self._weak_nodes(outputs)
+        if weak:
+            return None, weak
+        return self._assemble(outputs), set()
+
+    def _placeholder(self, node: torch.fx.Node) -> None:
+        signature = self.program.graph_signature
+        specs = {spec.arg.name: spec for spec in signature.input_specs}
+        spec = specs[node.name]
+        kind, path = spec.kind.name, _own_path(spec.target)
+        if kind == "USER_INPUT":
+            index = sum(1 for _, source in self.sources if source.kind == "input")
+            source = Source("input", f"input {index}", index)
+            role = ("input", _input_name(node, index))
+        elif kind == "PARAMETER":
+            source, role = Source("parameter", path), ("parameter", path)
+        elif kind == "BUFFER":
+            source, role = Source("buffer", path), ("buffer", path)
+        elif kind in ("CONSTANT_TENSOR", "CUSTOM_OBJ"):
+            constant = self.program.constants[spec.target]
+            source, role = Source("constant", path, tensor=constant), ("buffer", path)
+        else:
+            raise CaptureError(f"its graph has an input of kind {kind}")
+        self.sources.append((node, source))
+        self._outside(node, 0, role, batched=self._is_batched(source))
+
+    def _is_batched(self, source: Source) -> bool:
+        return source.kind == "input" and self.exported.batched[source.index]
+
+    def _constant(self, node: torch.fx.Node, value: Any) -> None:
+        self.sources.append((node, Source("constant", str(node.target), tensor=value)))
+        if isinstance(value, torch.Tensor):
+            self._outside(node, 0, ("buffer", str(node.target)))
+        else:
+            self.entries[node] = _Entry(0)
+
+    def _outside(self, node, level: int, role: tuple[str, str], batched: bool = False) -> None:
+        """A tensor that reaches regions as a leaf."""
+        tensor = node.meta.get("val")
+        value = None
+        if isinstance(tensor, torch.Tensor) and tensor.dtype in DTYPE_NAMES:
+            sizes = self._sizes(tensor.shape, batched)
+            if sizes is not None:
+                value = Leaf(node, tuple(range(len(sizes))), sizes, tensor.dtype)
+        self.roles[node] = role
+        self.entries[node] = _Entry(level, value)
+
+    def _sizes(self, shape, leading_batch: bool = False) -> tuple[int, ...] | None:
+        """Sizes with -k for k times the batch; None where they depend on it otherwise."""
+        sizes = []
+        for dimension, size in enumerate(shape):
+            if isinstance(size, int):
+                symbolic = self.exported.batch is None and leading_batch and dimension == 0
+                sizes.append(-1 if symbolic else size)
+                continue
+            factor = size.node.expr / self.exported.batch
+            if not factor.is_Integer or factor <= 0:
+                return None
+            sizes.append(-int(factor))
+        return tuple(sizes)
+
+    # Deciding --------------------------------------------------------------------------------
+
+    def _call(self, node: torch.fx.Node) -> None:
+        if node.target is operator.getitem and self._getitem(node):
+            return
+        level = self._ingot_level(node)
+        name = _schema_name(node.target)
+        reason = None
+        if node.name in self.refused:
+            reason = ""
+        elif name not in TABLE:
+            reason = "Ingot has no such operator"
+        else:
+            region = self.regions.get(level)
+            if region is None:
+                region = self.regions[level] = RegionBuilder()
+                region.roles = self.roles
+            mark = region.mark()
+            try:
+                self._take(node, name, level, region)
+                return
+            except UnfitError as unfit:
+                region.rewind(mark)
+                reason = str(unfit)
+        self._leave_to_torch(node, name, reason)
+
+    def _getitem(self, node: torch.fx.Node) -> bool:
+        entry = self.entries[node.args[0]]
+        if not isinstance(entry.value, tuple):
+            return False
+        value = entry.value[node.args[1]]
+        if value is None:
+            if node.users:
+                raise CaptureError(f"it uses result {node.args[1]} of {node.args[0].name}")
+            value = entry.value[0]
+        self.entries[node] = _Entry(entry.level, value)
+        self.taken[node] = entry.level
+        return True
+
+    def _ingot_level(self, node: torch.fx.Node) -> int:
+        level = 1
+        for argument in node.all_input_nodes:
+            known = self.entries[argument].level
+            level = max(level, known if known % 2 else known + 1)
+        return level
+
+    def _take(self, node, name: str, level: int, region: RegionBuilder) -> None:
+        arguments = _named_arguments(node)
+        arguments = {key: self._operand(value, level) for key, value in arguments.items()}
+        arguments["name"] = name
+        result = node.meta.get("val")
+        dtype = result.dtype if isinstance(result, torch.Tensor) else None
+        if dtype is not None and dtype not in DTYPE_NAMES:
+            raise UnfitError(f"the dtype {dtype}")
+        lead = next((v for v in arguments.values() if isinstance(v, (Value, Leaf))), None)
+        leading_batch = lead is not None and bool(lead.sizes) and lead.sizes[0] == -1
+        sizes = None
+        if isinstance(result, torch.Tensor):
+            sizes = self._sizes(result.shape, leading_batch)
+        used = frozenset(
+            user.args[1] for user in node.users if user.target is operator.getitem and user.users
+        )
+        region.set_origin(_origin(node), _where(node))
+        call = Call(region, arguments, dtype, sizes, torch.is_autocast_enabled(), used)
+        value = TABLE[name](call)
+        self._check(value, sizes)
+        if name == "ingot::batch_norm" or name == "aten::batch_norm":
+            self._note_batch_norm(node)
+        self.entries[node] = _Entry(level, value)
+        self.taken[node] = level
+        if isinstance(value, Leaf):
+            # Only relabelled: any region may use it, at the level of what it relabels.
+            self.entries[node].level = self.entries[value.node].level
+
+    @staticmethod
+    def _check(value: Any, sizes: tuple[int, ...] | None) -> None:
+        if isinstance(value, (Value, Leaf)) and sizes is not None and value.sizes != sizes:
+            raise UnfitError(f"its shape came out as {value.sizes}, not {sizes}")
+
+    def _operand(self, argument: Any, level: int) -> Any:
+        if isinstance(argument, torch.fx.Node):
+            entry = self.entries[argument]
+            value = entry.value
+            if value is None or isinstance(value, tuple):
+                raise UnfitError("an argument that is not a tensor of a supported dtype and shape")
+            if isinstance(value, Value) and entry.level != level:
+                # From an earlier region: what that one stored.
+                self.roles.setdefault(argument, ("input", argument.name))
+                return Leaf(argument, tuple(range(len(value.sizes))), value.sizes, value.dtype)
+            return value
+        if isinstance(argument, (list, tuple)):
+            return [self._plain(item) for item in argument]
+        return argument
+
+    @staticmethod
+    def _plain(item: Any) -> Any:
+        return None if isinstance(item, torch.fx.Node) else item
+
+    def _note_batch_norm(self, node: torch.fx.Node) -> None:
+        arguments = _named_arguments(node)
+        if not arguments["training"]:
+            return
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            buffer = arguments.get(name)
+            if isinstance(buffer, torch.fx.Node):
+                self.updated.add(buffer)
+        sizes = self._sizes(node.meta["val"].shape, True)
+        others = [size for size in (sizes or ())[2:] if size != 1]
+        if not others:
+            self.delegate_batches.add(1)  # one value per channel: PyTorch's own error
+
+    def _leave_to_torch(self, node, name: str, reason: str | None) -> None:
+        level = 0
+        for argument in node.all_input_nodes:
+            known = self.entries[argument].level
+            level = max(level, known + 1 if known % 2 else known)
+        if _is_random(node.target):
+            # In the order of the program, so that each draws the numbers it would draw.
+            level = self.last_random = max(level, self.last_random)
+        self.by_torch[node] = level
+        if reason and name and name not in SHAPE_OPERATORS and _computes(node):
+            self.unsupported[node] = Unsupported(name.rpartition(":")[2], _where(node), reason)
+        self._outside(node, level, ("input", node.name), self._carries_batch(node))
+
+    def _carries_batch(self, node: torch.fx.Node) -> bool:
+        """Whether dimension 0 is the batch, for a graph of one batch size."""
+        result = node.meta.get("val")
+        if self.exported.batch is not None or not isinstance(result, torch.Tensor):
+            return False
+        return (
+            result.dim() >= 1
+            and result.shape[0] == self.exported.static_batch
+            and any(
+                isinstance(self.entries[a].value, (Value, Leaf))
+                and self.entries[a].value.sizes[:1] == (-1,)
+                for a in node.all_input_nodes
+            )
+        )
+
+    # Putting together ------------------------------------------------------------------------
+
+    def _weak_nodes(self, outputs) -> set:
+        """Nodes of regions too small to be worth a program of their own."""
+        weak = set()
+        for level, region in self.regions.items():
+            nodes = [
+                node
+                for node, own in self.taken.items()
+                if own == level and node.name not in self.refused
+            ]
+            computing = [
+                node
+                for node in nodes
+                if _schema_name(node.target) not in SHAPE_OPERATORS
+                and node.target is not operator.getitem
+                and isinstance(self.entries[node].value, (Value, tuple))
+            ]
+            products = any(value["op"] == "matmul" for value in region.values)
+            if computing and not products and len(computing) < 2:
+                weak.update(node.name for node in nodes)
+        return weak
+
+    def _assemble(self, outputs) -> Captured:
+        slots: dict[torch.fx.Node, int] = {}
+        sources = []
+        for node, source in self.sources:
+            slots[node] = len(sources)
+            sources.append(source)
+        steps = self._steps(outputs, slots)
+        results = iter(outputs)
+        spec_count = len(outputs) + len(self.exported.constant_outputs)
+        final = []
+        for index in range(spec_count):
+            if index in self.exported.constant_outputs:
+                final.append(self.exported.constant_outputs[index])
+                continue
+            output = next(results)
+            final.append(Slot(slots[output]) if isinstance(output, torch.fx.Node) else output)
+        self._check_buffer_readers(outputs)
+        return Captured(
+            sources=sources,
+            steps=steps,
+            slots=len(slots),
+            outputs=final,
+            out_spec=self.exported.out_spec,
+            static_batch=self.exported.static_batch,
+            delegate_batches=frozenset(self.delegate_batches),
+            unsupported=list(self.unsupported.values()),
+        )
+
+    def _check_buffer_readers(self, outputs) -> None:
+        for buffer in self.updated:
+            readers = [n for n in buffer.users if "batch_norm" not in _schema_name(n.target)]
+            if readers or len(buffer.users) > 1 or buffer in outputs:
+                raise CaptureError(f"{buffer.name} is both updated and read by its forward")
+
+    def _steps(self, outputs, slots: dict) -> list:
+        wanted = self._wanted(outputs)
+        order: list[tuple[int, int, Any]] = []
+        for position, node in enumerate(self.by_torch):
+            if node in wanted:
+                order.append((self.by_torch[node], position, node))
+        for level, region in self.regions.items():
+            if region.values:
+                order.append((level, 0, region))
+        order.sort(key=lambda item: item[:2])
+        steps = []
+        for level, _, item in order:
+            if isinstance(item, RegionBuilder):
+                step = self._region_step(level, item, wanted, slots)
+                if step is not None:
+                    steps.append(step)
+            else:
+                steps.append(self._torch_step(item, slots))
+        return steps
+
+    def _wanted(self, outputs) -> set:
+        """Nodes whose tensors something outside their region reads. Relabelled leaves and views
+        that PyTorch reads are PyTorch's to make."""
+        wanted: set = set()
+
+        def want(node: torch.fx.Node) -> None:
+            if node in wanted:
+                return
+            wanted.add(node)
+            entry = self.entries[node]
+            relabelled = node in self.taken and isinstance(entry.value, Leaf)
+            if relabelled:
+                self.by_torch[node] = entry.level
+            if node in self.by_torch:
+                for argument in node.all_input_nodes:
+                    want(argument)
+
+        for output in outputs:
+            if isinstance(output, torch.fx.Node):
+                want(output)
+        for node in [n for n in self.by_torch if not _is_pure(n)]:
+            want(node)
+        for region in self.regions.values():
+            for node, _ in region.leaves:
+                want(node)
+        # Results of one region that are leaves of another were wanted above.
+        self.by_torch = dict(
+            sorted(self.by_torch.items(), key=lambda item: self._position(item[0]))
+        )
+        return wanted
+
+    def _position(self, node: torch.fx.Node) -> int:
+        if not hasattr(self, "_positions"):
+            self._positions = {n: i for i, n in enumerate(self.program.graph.nodes)}
+        return self._positions[node]
+
+    def _region_step(self, level, region: RegionBuilder, wanted, slots) -> Region | None:
+        results, layouts, names, stored = [], [], [], []
+        for node, own in self.taken.items():
+            value = self.entries[node].value
+            if own == level and node in wanted and isinstance(value, Value):
+                layouts.append(region.result_layout(value))
+                results.append(value.id)
+                names.append(node.name)
+                slots[node] = len(slots)
+                stored.append(slots[node])
+        nodes = [node for node, own in self.taken.items() if own == level]
+        updates = any(
+            self.entries[n].level == level and n.target is torch.ops.ingot.batch_norm.default
+            for n in nodes
+        )
+        if not results and not updates:
+            return None
+        operators = [
+            {"what": _operator_name(node), "where": _where(node), "module": _origin(node)}
+            for node in nodes
+            if node.target is not operator.getitem
+            and _schema_name(node.target) not in SHAPE_OPERATORS
+        ]
+        graph = {
+            "ingot_graph": 1,
+            "name": _region_name(operators),
+            "values": region.values,
+            "results": [{"value": v, "name": n} for v, n in zip(results, names)],
+            "updates": [],
+        }
+        return Region(
+            graph=graph,
+            leaves=[slots[node] for node, _ in region.leaves],
+            results=stored,
+            leaf_layouts=[layout for _, layout in region.leaves],
+            result_layouts=layouts,
+            operators=operators,
+        )
+
+    def _torch_step(self, node: torch.fx.Node, slots: dict) -> TorchStep:
+        def reference(argument):
+            return Slot(slots[argument]) if isinstance(argument, torch.fx.Node) else argument
+
+        args = torch.fx.node.map_aggregate(node.args, reference)
+        kwargs = torch.fx.node.map_aggregate(node.kwargs, reference)
+        target = node.target
+        if target is torch.ops.ingot.batch_norm.default:
+            target = run_batch_norm
+        slots[node] = len(slots)
+        return TorchStep(target, args, kwargs, slots[node], _operator_name(node), _where(node))
+
+
+# Reading nodes ------------------------------------------------------------------------------
+
+
+def _attribute(root: nn.Module, path: str) -> Any:
+    for name in path.split("."):
+        root = getattr(root, name)
+    return root
+
+
+def _schema_name(target: Any) -> str:
+    """ "aten::add", without overload and without the trailing underscore of in-place forms."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name
+    return getattr(target, "__name__", str(target))
+
+
+def _operator_name(node: torch.fx.Node) -> str:
+    return _schema_name(node.target).rpartition(":")[2]
+
+
+def _named_arguments(node: torch.fx.Node) -> dict[str, Any]:
+    """Arguments by the schema's names, defaults filled in."""
+    schema = node.target._schema.arguments
+    named = {}
+    for index, argument in enumerate(schema):
+        if index < len(node.args):
+            named[argument.name] = node.args[index]
+        elif argument.name in node.kwargs:
+            named[argument.name] = node.kwargs[argument.name]
+        elif argument.has_default_value():
+            named[argument.name] = argument.default_value
+    return named
+
+
+def _is_random(target: Any) -> bool:
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in target.tags
+    )
+
+
+def _is_pure(node: torch.fx.Node) -> bool:
+    return not node.is_impure() and not _is_random(node.target)
+
+
+def _computes(node: torch.fx.Node) -> bool:
+    result = node.meta.get("val")
+    return isinstance(result, (torch.Tensor, tuple, list))
+
+
+def _input_name(node: torch.fx.Node, index: int) -> str:
+    return f"input_{index}"
+
+
+def _origin(node: torch.fx.Node) -> str:
+    """The path of the innermost module that the operator belongs to."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = ""
+    for entry in stack.values():
+        path = entry[0] if isinstance(entry, tuple) else str(entry)
+    for prefix in ("L['self'].", "L__self___"):
+        path = path[len(prefix) :] if path.startswith(prefix) else path
+    return "" if path == "model" else _own_path(path)
+
+
+def _where(node: torch.fx.Node) -> str:
+    """ "model.py:14": the innermost frame in the user's own files."""
+    found = ""
+    for line in (node.meta.get("stack_trace") or "").splitlines():
+        line = line.strip()
+        if not line.startswith('File "'):
+            continue
+        path, _, rest = line[len('File "') :].partition('", line ')
+        if path.startswith((_TORCH_FOLDER, _OWN_FOLDER, "torch/")):
+            continue
+        found = f"{os.path.basename(path)}:{rest.partition(',')[0]}"
+    return found
+
+
+def _region_name(operators: list[dict]) -> str:
+    """ "fused_linear_mul_batch_norm"."""
+    names = [entry["what"] for entry in operators][:6]
+    return "fused_" + "_".join(names) if names else "fused"

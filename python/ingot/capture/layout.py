@@ -1,0 +1,200 @@
+"""How a tensor's dimensions lie on the graph's axes [batch, rows, groups, features].
+
+A `Value` is computed inside a region: each of its dimensions runs along one or several axes (none
+where its extent is 1). A `Leaf` comes from outside: its dimensions get their axes from the operator
+that first uses it, since a bias [C] lies on the features behind a linear layer, but on the rows
+beside [N, C, L]. Transposing and inserting dimensions only relabels; nothing moves.
+
+Sizes are integers; a negative one, -k, stands for k times the symbolic batch size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ingot.runtime.program import AXES, BATCH, LeafLayout
+
+AXIS_NAMES = ("batch", "rows", "groups", "features")
+
+
+class UnfitError(Exception):
+    """This operator cannot be taken over here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """id: in the region's graph; extents: along the axes; dims: for each dimension its axes, in
+    order; sizes: of the dimensions (an expanded dimension has a size but no axes)."""
+
+    id: int
+    extents: tuple[int, ...]
+    dims: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """node: what makes the tensor; order: for each dimension the tensor's own, or None where one
+    of extent 1 was inserted."""
+
+    node: Any
+    order: tuple[int | None, ...]
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def batched(self) -> bool:
+        return any(size < 0 for size in self.sizes)
+
+
+def product(sizes: Sequence[int]) -> int:
+    """Of sizes; at most one may be symbolic."""
+    result, symbolic = 1, False
+    for size in sizes:
+        if size < 0 and symbolic:
+            raise UnfitError("the batch size appears twice")
+        symbolic = symbolic or size < 0
+        result = result * size
+    return result
+
+
+def natural_axes(sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Axes for a tensor that nothing else decides: the last dimension on the features."""
+    real = [index for index, size in enumerate(sizes) if size != 1]
+    axes: dict[int, int] = {}
+    if real and sizes[real[0]] < 0:
+        axes[real.pop(0)] = 0
+    # A batch or extent-1 dimension in front leaves [rows, groups, features] for the others.
+    places = {0: (), 1: (3,), 2: (1, 3), 3: (1, 2, 3)}.get(len(real))
+    if places is None:
+        raise UnfitError(f"a tensor of {len(sizes)} dimensions has more than the four axes")
+    if len(real) == 1 and real[0] != len(sizes) - 1 and len(sizes) >= 3:
+        # [N, C, 1]: C lies where [N, C, L] has it.
+        places = (1,)
+    for index, place in zip(real, places):
+        if sizes[index] < 0:
+            raise UnfitError("the batch is not its first dimension")
+        axes[index] = place
+    return tuple((axes[index],) if index in axes else () for index in range(len(sizes)))
+
+
+def extents_for(sizes: Sequence[int], dims: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Extents along the axes where each dimension has at most one axis."""
+    extents = [1] * AXES
+    for size, axes in zip(sizes, dims):
+        if axes:
+            extents[axes[0]] = size
+    return tuple(extents)
+
+
+def leaf_layout(leaf: Leaf, dims, extents) -> LeafLayout:
+    """How the leaf's own tensor lies on the axes, given its dimensions' axes and their extents."""
+    axes: list[int | None] = [None] * AXES
+    splits: list[tuple[int, int] | None] = [None] * AXES
+    for dimension, run in enumerate(dims):
+        own = leaf.order[dimension]
+        if own is None or leaf.sizes[dimension] == 1:
+            continue
+        step = 1
+        for axis in reversed(run):
+            axes[axis] = own
+            if len(run) > 1:
+                splits[axis] = (extents[axis], step)
+                step *= extents[axis]
+    return LeafLayout(tuple(axes), tuple(splits))
+
+
+def relabel_permute(value, order: Sequence[int]):
+    rank = len(value.sizes)
+    order = [axis % rank for axis in order] if rank else []
+    sizes = tuple(value.sizes[i] for i in order)
+    if isinstance(value, Leaf):
+        return replace(value, order=tuple(value.order[i] for i in order), sizes=sizes)
+    return replace(value, dims=tuple(value.dims[i] for i in order), sizes=sizes)
+
+
+def relabel_insert(value, at: int):
+    at %= len(value.sizes) + 1
+    sizes = (*value.sizes[:at], 1, *value.sizes[at:])
+    if isinstance(value, Leaf):
+        return replace(value, order=(*value.order[:at], None, *value.order[at:]), sizes=sizes)
+    return replace(value, dims=(*value.dims[:at], (), *value.dims[at:]), sizes=sizes)
+
+
+def relabel_drop(value, dimensions: Sequence[int]):
+    """Removes those of `dimensions` whose extent is 1."""
+    rank = len(value.sizes)
+    gone = {d % rank for d in dimensions if value.sizes[d % rank] == 1} if rank else set()
+    keep = [i for i in range(rank) if i not in gone]
+    return relabel_permute(value, keep) if rank else value
+
+
+def relabel_expand(value, sizes: Sequence[int]):
+    """Broadcasting to `sizes`: dimensions without axes."""
+    while len(value.sizes) < len(sizes):
+        value = relabel_insert(value, 0)
+    for old, new in zip(value.sizes, sizes):
+        if old not in (1, new):
+            raise UnfitError(f"cannot expand {old} to {new}")
+    if isinstance(value, Leaf):
+        if any(old != new for old, new in zip(value.sizes, sizes)):
+            raise UnfitError("an expanded tensor")
+        return value
+    return replace(value, sizes=tuple(sizes))
+
+
+def regroup(value: Value, sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple]:
+    """The extents and the dimensions' axes of `value` seen under other sizes (a view).
+
+    Dimensions keep their axes where the factorings agree; where one dimension splits in two or
+    three, or several merge, the axes follow if the order in memory allows it.
+    """
+    flat = [axis for axes in value.dims for axis in axes]
+    if flat != sorted(flat):
+        raise UnfitError("a view of transposed elements")
+    for size, axes in zip(value.sizes, value.dims):
+        if product([value.extents[axis] for axis in axes]) != size:
+            raise UnfitError("a view of an expanded tensor")
+    # Same factoring of the axes: dimensions take whole runs of consecutive axes.
+    dims = _runs(flat, value.extents, sizes)
+    if dims is not None:
+        return value.extents, dims
+    real = [size for size in sizes if size != 1]
+    if real and real[0] < -1:
+        raise UnfitError("a view that merges the batch with other dimensions")
+    dims = _grouped_axes(sizes)
+    return extents_for(sizes, dims), dims
+
+
+def _runs(flat, extents, sizes):
+    dims, at = [], 0
+    for size in sizes:
+        run, reached = [], 1
+        while reached != size and at < len(flat):
+            run.append(flat[at])
+            reached *= extents[flat[at]]
+            at += 1
+        if reached != size:
+            return None
+        dims.append(tuple(run))
+    return tuple(dims) if at == len(flat) or all(extents[a] == 1 for a in flat[at:]) else None
+
+
+def _grouped_axes(sizes):
+    """As natural_axes, but a pair of dimensions is (groups, features in a group)."""
+    real = [index for index, size in enumerate(sizes) if size not in (1, BATCH)]
+    places = {0: (), 1: (3,), 2: (2, 3), 3: (1, 2, 3)}.get(len(real))
+    if places is None:
+        raise UnfitError(f"a view with {len(real)} dimensions beside the batch")
+    axes = dict(zip(real, places))
+    for index, size in enumerate(sizes):
+        if size == BATCH:
+            if any(other < index for other in real):
+                raise UnfitError("a view whose batch is not the first dimension")
+            axes[index] = 0
+    return tuple((axes[index],) if index in axes else () for index in range(len(sizes)))

@@ -1,0 +1,221 @@
+"""A region's graph while it grows: values appended in the form of docs/graph-format.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ingot.capture.layout import (
+    AXIS_NAMES,
+    Leaf,
+    UnfitError,
+    Value,
+    extents_for,
+    leaf_layout,
+    natural_axes,
+    product,
+)
+from ingot.runtime.program import AXES, DTYPE_NAMES, LeafLayout, ResultLayout
+
+Operand = Value | Leaf
+
+
+def json_shape(extents: Sequence[int]) -> list:
+    return ["B" if extent == -1 else extent for extent in extents]
+
+
+def json_number(value: bool | int | float) -> Any:
+    """JSON has no infinities: the graph format writes them as texts."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    return value
+
+
+class RegionBuilder:
+    def __init__(self) -> None:
+        self.values: list[dict] = []
+        self.leaves: list[tuple[Any, LeafLayout]] = []
+        self.operators: list[dict] = []
+        self.roles: dict[Any, tuple[str, str]] = {}
+        self._leaf_ids: dict[Any, int] = {}
+        self._origin = ""
+        self._source = ""
+
+    # A failed attempt to take an operator leaves nothing behind.
+    def mark(self) -> tuple:
+        return len(self.values), len(self.leaves), dict(self._leaf_ids)
+
+    def rewind(self, mark: tuple) -> None:
+        values, leaves, ids = mark
+        del self.values[values:]
+        del self.leaves[leaves:]
+        self._leaf_ids = ids
+
+    def set_origin(self, origin: str, source: str) -> None:
+        self._origin, self._source = origin, source
+
+    def emit(self, op: str, args: Sequence[int], attributes: dict | None = None) -> int:
+        entry: dict = {"op": op, "args": list(args)}
+        if attributes:
+            entry["attributes"] = attributes
+        if self._origin:
+            entry["origin"] = self._origin
+        if self._source:
+            entry["source"] = self._source
+        self.values.append(entry)
+        return len(self.values) - 1
+
+    def constant(self, value: bool | int | float) -> int:
+        self.values.append({"op": "constant", "value": json_number(value)})
+        return len(self.values) - 1
+
+    def leaf(self, leaf: Leaf, dims, extents) -> int:
+        for axis, extent in enumerate(extents):
+            if extent < 0 and (axis != 0 or extent != -1):
+                raise UnfitError("the batch size on another axis than the first")
+        layout = leaf_layout(leaf, dims, extents)
+        own = [1] * AXES
+        for axis in range(AXES):
+            if layout.axes[axis] is not None:
+                own[axis] = extents[axis]
+        key = (leaf.node, layout)
+        known = self._leaf_ids.get(key)
+        if known is None:
+            role, name = self.roles[leaf.node]
+            self.values.append(
+                {
+                    "op": role,
+                    "name": name,
+                    "dtype": DTYPE_NAMES[leaf.dtype],
+                    "shape": json_shape(own),
+                }
+            )
+            known = len(self.values) - 1
+            self.leaves.append((leaf.node, layout))
+            self._leaf_ids[key] = known
+        return known
+
+    def materialise(self, operand: Operand) -> Value:
+        """A leaf on its natural axes."""
+        if isinstance(operand, Value):
+            return operand
+        dims = natural_axes(operand.sizes)
+        extents = extents_for(operand.sizes, dims)
+        identity = self.leaf(operand, dims, extents)
+        return Value(identity, extents, dims, operand.sizes, operand.dtype)
+
+    def view(self, value: Value, extents: Sequence[int]) -> int:
+        """The same elements in the same order along other axes."""
+        extents = tuple(extents)
+        if extents == value.extents:
+            return value.id
+        flat = [axis for axes in value.dims for axis in axes]
+        if flat != sorted(flat) or product(extents) != product(value.extents):
+            raise UnfitError("its elements would have to move in memory")
+        if extents[0] != value.extents[0]:
+            raise UnfitError("a view that changes the batch")
+        return self.emit("view", [value.id], {"shape": json_shape(extents)})
+
+    def cast(self, value: Value, dtype: torch.dtype) -> Value:
+        if value.dtype == dtype:
+            return value
+        identity = self.emit("cast", [value.id], {"dtype": DTYPE_NAMES[dtype]})
+        return Value(identity, value.extents, value.dims, value.sizes, dtype)
+
+    def align(self, operands: Sequence[Operand]) -> tuple[list[int], tuple, tuple, tuple]:
+        """Ids of the operands on common axes, and the broadcast extents, dims and sizes."""
+        sizes = _broadcast([operand.sizes for operand in operands])
+        dims = _common_dims(operands, sizes)
+        extents = [1] * AXES
+        for operand in operands:
+            own = _padded_sizes(operand, len(sizes))
+            if isinstance(operand, Value):
+                for axis in range(AXES):
+                    if operand.extents[axis] != 1:
+                        extents[axis] = operand.extents[axis]
+            else:
+                for size, run in zip(own, dims):
+                    if size != 1 and len(run) == 1:
+                        extents[run[0]] = size
+        for size, run in zip(sizes, dims):
+            if product([extents[axis] for axis in run]) != size:
+                raise UnfitError("a broadcast along which no operand varies")
+        ids = [self._place(operand, dims, extents) for operand in operands]
+        return ids, tuple(extents), dims, sizes
+
+    def _place(self, operand: Operand, dims, extents) -> int:
+        lead = len(dims) - len(operand.sizes)
+        wanted = dims[lead:]
+        if isinstance(operand, Leaf):
+            return self.leaf(operand, wanted, extents)
+        own = [1] * AXES
+        for axes, run in zip(operand.dims, wanted):
+            if axes:
+                for axis in run:
+                    own[axis] = extents[axis]
+        if tuple(own) == operand.extents:
+            return operand.id
+        flat = [axis for axes, run in zip(operand.dims, wanted) if axes for axis in run]
+        if flat != sorted(flat):
+            raise UnfitError("operands whose dimensions lie on different axes")
+        return self.view(operand, own)
+
+    def result_layout(self, value: Value) -> ResultLayout:
+        for size, run in zip(value.sizes, value.dims):
+            if product([value.extents[axis] for axis in run]) != size:
+                raise UnfitError("an expanded tensor as a result")
+        return ResultLayout(value.sizes, value.dims, value.extents, value.dtype)
+
+
+def axis_names(axes: Sequence[int]) -> list[str]:
+    return [AXIS_NAMES[axis] for axis in sorted(axes)]
+
+
+def _padded_sizes(operand: Operand, rank: int) -> tuple[int, ...]:
+    return (1,) * (rank - len(operand.sizes)) + operand.sizes
+
+
+def _broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    rank = max((len(shape) for shape in shapes), default=0)
+    sizes = []
+    for position in range(rank):
+        found = 1
+        for shape in shapes:
+            index = position - (rank - len(shape))
+            size = shape[index] if index >= 0 else 1
+            if size != 1:
+                if found not in (1, size):
+                    raise UnfitError("operands whose extents agree only for one batch size")
+                found = size
+        sizes.append(found)
+    return tuple(sizes)
+
+
+def _common_dims(operands: Sequence[Operand], sizes: tuple[int, ...]):
+    rank = len(sizes)
+    dims: list = [None] * rank
+    used: set[int] = set()
+    values = [operand for operand in operands if isinstance(operand, Value)]
+    # The operand with the most dimensions decides; the others follow by views.
+    for value in sorted(values, key=lambda v: -sum(1 for axes in v.dims if axes)):
+        lead = rank - len(value.dims)
+        for index, axes in enumerate(value.dims):
+            if axes and dims[lead + index] is None and not used.intersection(axes):
+                dims[lead + index] = axes
+                used.update(axes)
+    open_dims = [i for i in range(rank) if dims[i] is None and sizes[i] != 1]
+    if open_dims:
+        natural = natural_axes(sizes)
+        for index in open_dims:
+            axes = natural[index]
+            if used.intersection(axes):
+                free = [axis for axis in (3, 1, 2) if axis not in used]
+                if sizes[index] < 0 or not free:
+                    raise UnfitError("operands whose dimensions do not fit on four axes")
+                axes = (free[0],)
+            dims[index] = axes
+            used.update(axes)
+    return tuple(run or () for run in dims)

@@ -1,0 +1,378 @@
+"""Compiled graphs that run on PyTorch tensors.
+
+A call costs a few microseconds of Python: what depends only on a batch size and on the tensors'
+layouts is worked out once and kept in a `Binding`; a call fills in addresses.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import threading
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ingot.runtime import library as _library
+from ingot.runtime.library import AXES, IngotError, library
+
+DTYPE_CODES = {
+    torch.float32: 0,
+    torch.float64: 1,
+    torch.float16: 2,
+    torch.bfloat16: 3,
+    torch.int64: 4,
+    torch.bool: 5,
+}
+DTYPE_NAMES = {
+    torch.float32: "f32",
+    torch.float64: "f64",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.int64: "i64",
+    torch.bool: "bool",
+}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+# The symbolic batch size among sizes and extents (k times it: k * BATCH); "B" in a graph's JSON.
+BATCH = -1
+
+# 64-bit words of an ingot_tensor: data, 4 sizes, 4 strides, (dtype, device).
+_WORDS = ctypes.sizeof(_library.Tensor) // 8
+
+# Bindings kept per program: layouts and batch sizes seen last.
+_MAX_BINDINGS = 64
+
+
+def concrete(sizes: Sequence[int], batch: int) -> list[int]:
+    """Sizes with the batch size put in."""
+    return [-size * batch if size < 0 else size for size in sizes]
+
+
+@dataclass(frozen=True)
+class LeafLayout:
+    """How a leaf's tensor dimensions lie on the graph's axes.
+
+    axes: for each of [batch, rows, groups, features] the tensor dimension that runs along it, or
+    None where the extent is 1; splits: for an axis that is one factor of a dimension, (the
+    factor's extent, `BATCH` for the one that is left; how many elements of the dimension one step
+    along the axis spans).
+    """
+
+    axes: tuple[int | None, ...]
+    splits: tuple[tuple[int, int] | None, ...] = (None, None, None, None)
+
+    def sizes_and_strides(self, tensor: torch.Tensor) -> tuple[list[int], list[int]]:
+        sizes, strides = [1] * AXES, [0] * AXES
+        for axis, dimension in enumerate(self.axes):
+            if dimension is None:
+                continue
+            split = self.splits[axis]
+            extent, step = split if split else (tensor.size(dimension), 1)
+            if extent < 0:
+                extent = tensor.size(dimension) // step
+            sizes[axis], strides[axis] = extent, tensor.stride(dimension) * step
+        return sizes, strides
+
+
+@dataclass(frozen=True)
+class ResultLayout:
+    """The tensor that a result is handed back as.
+
+    shape: logical sizes; axes: for each dimension the graph axes (in
+    order) that it runs along; memory follows the order of the axes.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[tuple[int, ...], ...]
+    extents: tuple[int, ...]
+    dtype: torch.dtype
+
+    def allocation(self, batch: int) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
+        """Sizes and strides of the tensor, and strides along the graph's axes."""
+        extents = concrete(self.extents, batch)
+        axis_strides, step = [0] * AXES, 1
+        for axis in reversed(range(AXES)):
+            axis_strides[axis] = step
+            step *= extents[axis]
+        sizes = tuple(concrete(self.shape, batch))
+        # Dimensions without an axis have extent 1; like PyTorch, they take the stride of a
+        # contiguous tensor.
+        strides, step = [0] * len(sizes), 1
+        for dimension in reversed(range(len(sizes))):
+            axes = self.axes[dimension]
+            strides[dimension] = axis_strides[axes[-1]] if axes else step
+            step = strides[dimension] * max(sizes[dimension], 1)
+        return sizes, tuple(strides), axis_strides
+
+
+class _Slot:
+    """Argument storage of one call in flight."""
+
+    __slots__ = ("address", "array", "words", "workspace")
+
+    def __init__(self, template: bytes):
+        self.array = (ctypes.c_int64 * (len(template) // 8)).from_buffer_copy(template)
+        self.words = memoryview(self.array).cast("B").cast("q")
+        self.address = ctypes.addressof(self.array)
+        self.workspace: torch.Tensor | None = None
+
+
+class Binding:
+    """Everything about a call that its tensors' layouts decide: sizes, strides, workspace."""
+
+    __slots__ = (
+        "batch",
+        "device_index",
+        "expected",
+        "on_cuda",
+        "outputs",
+        "slots",
+        "template",
+        "workspace_bytes",
+    )
+
+    def matches(self, tensors: Sequence[torch.Tensor]) -> bool:
+        for tensor, (shape, strides, dtype, device) in zip(tensors, self.expected):
+            if (
+                tensor.shape != shape
+                or tensor.stride() != strides
+                or tensor.dtype is not dtype
+                or tensor.get_device() != device
+            ):
+                return False
+        return True
+
+
+class Program:
+    """A graph compiled for one device type and precision.
+
+    graph: the JSON object of docs/graph-format.md. leaf_layouts, result_layouts: how tensors lie
+    on the graph's axes; without them tensors must have four dimensions. Raises IngotError with the
+    library's message.
+    """
+
+    def __init__(
+        self,
+        graph: dict,
+        *,
+        device: str = "cpu",
+        precision: str = "fp32",
+        leaf_layouts: Sequence[LeafLayout] | None = None,
+        result_layouts: Sequence[ResultLayout] | None = None,
+        options: dict | None = None,
+    ):
+        self.graph = graph
+        self.device, self.precision = device, precision
+        self.on_cuda = device == "cuda"
+        leaves = [v for v in graph["values"] if v["op"] in ("input", "parameter", "buffer")]
+        self.leaf_names = [leaf["name"] for leaf in leaves]
+        self._leaf_dtypes = [TORCH_DTYPES[leaf["dtype"]] for leaf in leaves]
+        self._leaf_shapes = [leaf["shape"] for leaf in leaves]
+        identity = LeafLayout(axes=(0, 1, 2, 3))
+        self._leaf_layouts = list(leaf_layouts or [identity] * len(leaves))
+        self._result_layouts = list(result_layouts or [])
+        if self.on_cuda:
+            _library.make_cuda_libraries_visible()
+        self._library = library()
+        text = json.dumps(graph, allow_nan=False).encode()
+        settings = {"device": device, "precision": precision, **(options or {})}
+        handle = ctypes.c_void_p()
+        self._library.check(
+            self._library.ingot_program_create(
+                text, json.dumps(settings).encode(), ctypes.byref(handle)
+            )
+        )
+        self._handle = handle
+        self._finalizer = weakref.finalize(
+            self, self._library.ingot_program_destroy, ctypes.c_void_p(handle.value)
+        )
+        self._run = self._library.ingot_program_run
+        self._bindings: dict[Any, Binding] = {}
+        self._last: Binding | None = None
+        self._lock = threading.Lock()
+
+    def prepare(self, batch: int, device_index: int = -1) -> None:
+        """Compiles and loads what a call with this batch size needs."""
+        self._library.check(self._library.ingot_program_prepare(self._handle, batch, device_index))
+
+    def workspace_size(self, batch: int) -> int:
+        """Bytes of scratch memory of a call."""
+        size = ctypes.c_size_t()
+        self._library.check(
+            self._library.ingot_program_workspace_size(self._handle, batch, ctypes.byref(size))
+        )
+        return size.value
+
+    def explain(self, batch: int) -> dict:
+        """docs/explain-format.md."""
+        text = ctypes.c_void_p()
+        self._library.check(
+            self._library.ingot_program_explain(self._handle, batch, ctypes.byref(text))
+        )
+        return self._library.take_json(text)
+
+    def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Runs on the graph's leaves, in order, on the current stream; returns new tensors."""
+        binding = self._last
+        if binding is None or not binding.matches(tensors):
+            binding = self._bind(tensors)
+        try:
+            slot = binding.slots.pop()
+        except IndexError:
+            slot = _Slot(binding.template)
+        words, at = slot.words, 0
+        for tensor in tensors:
+            words[at] = tensor.data_ptr()
+            at += _WORDS
+        like = tensors[0]
+        results = []
+        for sizes, strides, dtype, contiguous in binding.outputs:
+            if contiguous:
+                result = like.new_empty(sizes, dtype=dtype)
+            else:
+                result = like.new_empty_strided(sizes, strides, dtype=dtype)
+            words[at] = result.data_ptr()
+            at += _WORDS
+            results.append(result)
+        workspace_bytes = binding.workspace_bytes
+        if binding.on_cuda:
+            # From PyTorch's allocator at every call: that is what makes it safe on several
+            # streams and inside a CUDA graph's capture.
+            workspace = (
+                like.new_empty((workspace_bytes,), dtype=torch.uint8) if workspace_bytes else None
+            )
+            stream = torch._C._cuda_getCurrentRawStream(binding.device_index)
+        else:
+            workspace, stream = slot.workspace, None
+            if workspace is None and workspace_bytes:
+                workspace = slot.workspace = _aligned_bytes(workspace_bytes)
+        status = self._run(
+            self._handle,
+            binding.batch,
+            slot.address,
+            at // _WORDS,
+            None if workspace is None else workspace.data_ptr(),
+            workspace_bytes,
+            stream,
+        )
+        binding.slots.append(slot)
+        if status:
+            raise self._library.error(status)
+        return results
+
+    def _bind(self, tensors: Sequence[torch.Tensor]) -> Binding:
+        key = tuple((t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors)
+        binding = self._bindings.get(key)
+        if binding is None:
+            with self._lock:
+                binding = self._make_binding(tensors, key)
+                if len(self._bindings) >= _MAX_BINDINGS:
+                    self._bindings.pop(next(iter(self._bindings)), None)
+                self._bindings[key] = binding
+        self._last = binding
+        return binding
+
+    def _make_binding(self, tensors: Sequence[torch.Tensor], key: tuple) -> Binding:
+        if len(tensors) != len(self._leaf_layouts):
+            raise IngotError(
+                f"{self.graph.get('name', 'graph')} takes {len(self._leaf_layouts)} tensors, "
+                f"got {len(tensors)}",
+                _library.STATUS_INVALID_ARGUMENT,
+            )
+        array = (_library.Tensor * (len(tensors) + len(self._result_layouts)))()
+        batch = 1
+        for index, tensor in enumerate(tensors):
+            self._check_leaf(index, tensor)
+            sizes, strides = self._leaf_layouts[index].sizes_and_strides(tensor)
+            if self._leaf_shapes[index][0] == "B":
+                batch = sizes[0]
+            _fill(array[index], sizes, strides, tensor.dtype, tensor.get_device())
+        device_index = tensors[0].get_device()
+        binding = Binding()
+        binding.outputs = []
+        for index, layout in enumerate(self._result_layouts):
+            sizes, strides, axis_strides = layout.allocation(batch)
+            extents = concrete(layout.extents, batch)
+            _fill(array[len(tensors) + index], extents, axis_strides, layout.dtype, device_index)
+            contiguous = list(strides) == _contiguous_strides(sizes)
+            binding.outputs.append((sizes, strides, layout.dtype, contiguous))
+        binding.batch = batch
+        binding.expected = key
+        binding.on_cuda = self.on_cuda
+        binding.device_index = device_index
+        binding.template = bytes(array)
+        binding.slots = deque()
+        binding.workspace_bytes = self.workspace_size(batch)
+        return binding
+
+    def _check_leaf(self, index: int, tensor: torch.Tensor) -> None:
+        name, wanted = self.leaf_names[index], self._leaf_dtypes[index]
+        if tensor.dtype != wanted:
+            raise IngotError(
+                f"{name} has dtype {tensor.dtype}, but was compiled as {wanted}",
+                _library.STATUS_INVALID_ARGUMENT,
+            )
+        if tensor.is_cuda != self.on_cuda:
+            raise IngotError(
+                f"{name} is on {tensor.device}, but was compiled for {self.device}",
+                _library.STATUS_INVALID_ARGUMENT,
+            )
+
+
+def _fill(entry, sizes, strides, dtype, device) -> None:
+    entry.sizes[:] = sizes
+    entry.strides[:] = strides
+    entry.dtype = DTYPE_CODES[dtype]
+    entry.device = device
+
+
+def _contiguous_strides(sizes: Sequence[int]) -> list[int]:
+    strides, step = [0] * len(sizes), 1
+    for dimension in reversed(range(len(sizes))):
+        strides[dimension] = step
+        step *= max(sizes[dimension], 1)
+    return strides
+
+
+def _aligned_bytes(size: int, alignment: int = 256) -> torch.Tensor:
+    raw = torch.empty(size + alignment, dtype=torch.uint8)
+    offset = -raw.data_ptr() % alignment
+    return raw[offset : offset + size]
+
+
+def evaluate_fp64(
+    graph: dict,
+    tensors: Sequence[torch.Tensor],
+    leaf_layouts: Sequence[LeafLayout],
+    result_layouts: Sequence[ResultLayout],
+) -> list[torch.Tensor]:
+    """The library's reference evaluation of a graph in double precision, on host tensors."""
+    leaves = [v for v in graph["values"] if v["op"] in ("input", "parameter", "buffer")]
+    array = (_library.Tensor * (len(tensors) + len(result_layouts)))()
+    batch = 1
+    for index, (tensor, layout) in enumerate(zip(tensors, leaf_layouts)):
+        sizes, strides = layout.sizes_and_strides(tensor)
+        if leaves[index]["shape"][0] == "B":
+            batch = sizes[0]
+        _fill(array[index], sizes, strides, tensor.dtype, -1)
+        array[index].data = tensor.data_ptr()
+    results = []
+    for index, layout in enumerate(result_layouts):
+        sizes, strides, axis_strides = layout.allocation(batch)
+        extents = [batch if extent == BATCH else extent for extent in layout.extents]
+        result = torch.empty_strided(sizes, strides, dtype=torch.float64)
+        _fill(array[len(tensors) + index], extents, axis_strides, torch.float64, -1)
+        array[len(tensors) + index].data = result.data_ptr()
+        results.append(result)
+    loaded = library()
+    loaded.check(
+        loaded.ingot_evaluate_fp64(
+            json.dumps(graph).encode(), batch, ctypes.addressof(array), len(array)
+        )
+    )
+    return results
