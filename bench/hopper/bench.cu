@@ -1,0 +1,273 @@
+// Times the Hopper product: tile choices × shapes, beside cuBLAS fp16 and fp32, in interleaved
+// rounds.
+//
+//   build: nvcc -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++20 -Ikernels
+//   bench/hopper/bench.cu -ldl run:   ./bench [rounds] [seed | thin | all]
+//
+// A burst is 5 warm-up calls and the median of 20; a table's figure is the median over rounds.
+// "full" includes the split passes. "limit" is three times the fp16 product of the same run.
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <chrono>
+
+#include "epilogues.cuh"
+#include "problem.cuh"
+
+using namespace bench;
+
+namespace {
+
+// cuBLAS by dlopen: y[m][n] = x[m][k] · w[n][k]ᵀ.
+class Blas {
+ public:
+  Blas() {
+    for (const char* name :
+         {"libcublas.so.13", "libcublas.so.12", "libcublas.so",
+          "/opt/torch/.venv/lib/python3.12/site-packages/nvidia/cu13/lib/libcublas.so.13",
+          "/usr/local/cuda/lib64/libcublas.so.13"}) {
+      if ((library_ = dlopen(name, RTLD_NOW | RTLD_GLOBAL))) break;
+    }
+    if (!library_) {
+      std::printf("no cuBLAS: %s\n", dlerror());
+      return;
+    }
+    int (*create)(void**) = nullptr;
+    int (*set_workspace)(void*, void*, size_t) = nullptr;
+    *(void**)&create = dlsym(library_, "cublasCreate_v2");
+    *(void**)&gemm_ = dlsym(library_, "cublasGemmEx");
+    *(void**)&set_workspace = dlsym(library_, "cublasSetWorkspace_v2");
+    if (create(&handle_)) std::printf("cublasCreate failed\n");
+    void* workspace = nullptr;
+    CHECK(cudaMalloc(&workspace, 64 << 20));
+    set_workspace(handle_, workspace, 64 << 20);
+  }
+  bool ready() const { return handle_ != nullptr; }
+  void run(const void* x, const void* w, void* y, int m, int n, int k, bool half) const {
+    constexpr int kFloat = 0, kHalf = 2, kCompute32 = 68;
+    const float one = 1.f, zero = 0.f;
+    const int type = half ? kHalf : kFloat;
+    if (gemm_(handle_, 1, 0, n, m, k, &one, w, type, k, x, type, k, &zero, y, kFloat, n, kCompute32,
+              -1)) {
+      std::printf("cublasGemmEx failed\n");
+    }
+  }
+
+ private:
+  void* library_ = nullptr;
+  void* handle_ = nullptr;
+  int (*gemm_)(void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int,
+               int, const void*, void*, int, int, int, int) = nullptr;
+};
+
+__global__ void to_half(const float* in, unsigned short* out, size_t count) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < count;
+       i += size_t(gridDim.x) * blockDim.x) {
+    out[i] = (unsigned short)(ptx::pack_half2(in[i], 0.f) & 0xffff);
+  }
+}
+
+double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v.empty() ? 0 : v[v.size() / 2];
+}
+
+template <class F>
+double burst(F run, int warm = 5, int calls = 20) {
+  for (int i = 0; i < warm; ++i) run();
+  std::vector<cudaEvent_t> events(size_t(calls) * 2);
+  for (auto& e : events) CHECK(cudaEventCreate(&e));
+  for (int i = 0; i < calls; ++i) {
+    CHECK(cudaEventRecord(events[size_t(2 * i)]));
+    run();
+    CHECK(cudaEventRecord(events[size_t(2 * i + 1)]));
+  }
+  CHECK(cudaDeviceSynchronize());
+  std::vector<double> times;
+  for (int i = 0; i < calls; ++i) {
+    float ms = 0;
+    CHECK(cudaEventElapsedTime(&ms, events[size_t(2 * i)], events[size_t(2 * i + 1)]));
+    times.push_back(ms);
+  }
+  for (auto& e : events) cudaEventDestroy(e);
+  return median(times);
+}
+
+template <class F>
+double sustained(F run, double estimate_ms) {
+  const auto now = [] { return std::chrono::steady_clock::now(); };
+  const auto start = now();
+  const int calls = std::max(4, int(30 / estimate_ms));
+  while (std::chrono::duration<double>(now() - start).count() < 0.35) {
+    for (int i = 0; i < calls; ++i) run();
+    CHECK(cudaDeviceSynchronize());
+  }
+  for (int i = 0; i < calls; ++i) run();
+  return burst(run, 0, 20);
+}
+
+struct Candidate {
+  std::string name;
+  std::function<void()> product, full;
+  std::vector<double> product_ms, full_ms;
+  double sustained_ms = 0;
+};
+
+template <class Config>
+void add_config(const std::string& text) {
+  if constexpr (requires { Config::kWeightStages; }) {
+    kernels()[text + "/plain"] = (const void*)fused_split_kernel<Config, PlainEpilogue>;
+    kernels()[text + "/moments"] =
+        (const void*)fused_split_kernel<Config, BiasScaleMomentsEpilogue>;
+  } else {
+    kernels()[text + "/plain"] = (const void*)packed_kernel<Config, PlainEpilogue>;
+    kernels()[text + "/moments"] = (const void*)packed_kernel<Config, BiasScaleMomentsEpilogue>;
+  }
+}
+#define ADD_CONFIG(type, ...) add_config<type<__VA_ARGS__>>(#type "<" #__VA_ARGS__ ">")
+
+std::vector<TileChoice> choices(const ProductShape& s, bool wide_search) {
+  std::vector<TileChoice> list;
+  const Variant fused = Variant::fused_split, packed = Variant::packed;
+  if (s.m <= 64) list.push_back({fused, 64, 1, 3, 6, 0, 8});
+  list.push_back({fused, 128, 1, 3, 4, 0, 8});
+  if (wide_search) {
+    list.push_back({fused, 128, 1, 3, 4, 0, 16});
+    list.push_back({fused, 128, 1, 4, 3, 0, 8});
+  }
+  if (s.m > 64) {
+    list.push_back({packed, 128, 2, 6, 6, 2, 8});
+    if (wide_search) list.push_back({packed, 128, 2, 7, 7, 0, 8});
+    if (s.m > 2048) {
+      list.push_back({packed, 192, 2, 5, 5, 1, 8});
+      if (wide_search) list.push_back({packed, 192, 2, 5, 5, 1, 4});
+    }
+  }
+  return list;
+}
+
+void time_shape(const Blas& blas, int64_t m, int64_t n, int64_t k, int rounds, bool wide_search) {
+  const ProductShape shape = row_major(m, n, k);
+  size_t workspace = 0;
+  for (const TileChoice& c : choices(shape, wide_search)) {
+    workspace = std::max(workspace, plan_with(shape, c, {}).workspace_bytes);
+  }
+  Problem problem(shape, Data::uniform01, Data::weight, workspace);
+  float* vectors;
+  CHECK(cudaMalloc(&vectors, size_t(2 * n) * 4));
+  fill<<<64, 256>>>(vectors, 1, 2 * n, 0, 1, Data::normal, 11);
+  unsigned short *hx, *hw;
+  CHECK(cudaMalloc(&hx, size_t(m * k) * 2));
+  CHECK(cudaMalloc(&hw, size_t(n * k) * 2));
+  to_half<<<1024, 256>>>(problem.x, hx, size_t(m * k));
+  to_half<<<1024, 256>>>(problem.w, hw, size_t(n * k));
+
+  std::vector<Candidate> list;
+  if (blas.ready()) {
+    list.push_back({"cublas fp16",
+                    [&] { blas.run(hx, hw, problem.y, int(m), int(n), int(k), true); },
+                    {},
+                    {},
+                    {},
+                    0});
+  }
+  for (const TileChoice& c : choices(shape, wide_search)) {
+    const ProductPlan plan = plan_with(shape, c, {});
+    for (const bool moments : {false, true}) {
+      if (moments && wide_search && c.raster_group != 8) continue;
+      Candidate candidate;
+      candidate.name =
+          plan.config + " g" + std::to_string(c.raster_group) + (moments ? " moments" : "");
+      if (moments) {
+        auto bound = bind(plan, shape, problem.buffers(), "moments",
+                          BiasScaleMomentsEpilogue::Params{vectors, vectors + n});
+        candidate.product = [bound]() mutable { bound.product(); };
+        candidate.full = [bound]() mutable { bound.run(); };
+      } else {
+        auto bound = bind(plan, shape, problem.buffers(), "plain", PlainEpilogue::Params{});
+        problem.poison();
+        bound.run();
+        const Errors e = problem.errors([](double t, int64_t, int64_t) { return t; });
+        if (!(e.worst_row < 2e-6)) {
+          std::printf("WRONG %s row error %.2e frob %.2e mismatches %lld\n", candidate.name.c_str(),
+                      e.worst_row, e.frobenius, e.class_mismatches);
+        }
+        candidate.product = [bound]() mutable { bound.product(); };
+        candidate.full = [bound]() mutable { bound.run(); };
+      }
+      list.push_back(candidate);
+    }
+  }
+  for (int r = 0; r < rounds; ++r) {
+    for (Candidate& c : list) {
+      if (c.full) c.full();  // its own packed operands
+      c.product_ms.push_back(burst(c.product));
+      CHECK(cudaDeviceSynchronize());
+      usleep(60000);
+      if (c.full) {
+        c.full_ms.push_back(burst(c.full));
+        CHECK(cudaDeviceSynchronize());
+        usleep(60000);
+      }
+    }
+  }
+  for (Candidate& c : list) {
+    if (c.full) c.full();
+    c.sustained_ms = sustained(c.full ? c.full : c.product, median(c.product_ms));
+  }
+  const double flops = 2. * double(m) * double(n) * double(k);
+  const double limit = blas.ready() ? 3 * median(list[0].product_ms) : 0;
+  double blas_fp32 = 0;
+  if (blas.ready()) {
+    const auto run = [&] {
+      blas.run(problem.x, problem.w, problem.y, int(m), int(n), int(k), false);
+    };
+    blas_fp32 = burst(run, 2, flops > 1e11 ? 5 : 20);
+  }
+  std::printf("--- %lldx%lldx%lld (m×n×k)  fp16 %.1f TF/s, limit %.4f ms, cublas fp32 %.4f ms\n",
+              (long long)m, (long long)n, (long long)k,
+              blas.ready() ? flops / median(list[0].product_ms) * 1e-9 : 0., limit, blas_fp32);
+  for (const Candidate& c : list) {
+    const double product = median(c.product_ms), full = c.full ? median(c.full_ms) : product;
+    std::printf("%-52s product %.4f full %.4f (limit/full %.3f, fp32/full %.2f) sustained %.4f\n",
+                c.name.c_str(), product, full, limit / full, blas_fp32 / full, c.sustained_ms);
+  }
+  std::fflush(stdout);
+  cudaFree(vectors);
+  cudaFree(hx);
+  cudaFree(hw);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int rounds = argc > 1 ? std::atoi(argv[1]) : 3;
+  const std::string which = argc > 2 ? argv[2] : "seed";
+  add_split_kernels();
+  ADD_CONFIG(FusedSplitConfig, 128, 3, 4, true);
+  ADD_CONFIG(FusedSplitConfig, 128, 4, 3, true);
+  ADD_CONFIG(FusedSplitConfig, 64, 3, 6, true);
+  ADD_CONFIG(PackedConfig, 128, 2, 6, 2);
+  ADD_CONFIG(PackedConfig, 128, 2, 7, 0);
+  ADD_CONFIG(PackedConfig, 192, 2, 5, 1);
+  const Blas blas;
+  const bool wide_search = which == "search" || which == "all";
+  if (which != "thin" && which != "small") {
+    time_shape(blas, 1024, 8192, 8192, rounds, wide_search);
+    time_shape(blas, 16384, 4096, 4096, rounds, wide_search);
+    time_shape(blas, 128, 32768, 32768, std::max(1, rounds / 2), wide_search);
+    time_shape(blas, 32768, 4096, 1024, rounds, wide_search);
+  }
+  if (which == "thin" || which == "all") {
+    time_shape(blas, 64, 32768, 32768, 1, false);
+    time_shape(blas, 16, 8192, 8192, rounds, false);
+    time_shape(blas, 128, 8192, 8192, rounds, false);
+    time_shape(blas, 512, 8192, 8192, rounds, false);
+  }
+  if (which == "small" || which == "all") {
+    for (int64_t e : {64, 128, 256, 512, 1024, 2048}) time_shape(blas, e, e, e, rounds, false);
+    time_shape(blas, 4096, 4096, 4096, rounds, false);
+    time_shape(blas, 1024, 1024, 1024, rounds, false);
+    time_shape(blas, 128, 1024, 4096, rounds, false);
+  }
+}

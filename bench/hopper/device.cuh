@@ -1,0 +1,212 @@
+// Runs a ProductPlan with kernels compiled into this program; what the run-time does with NVRTC.
+#pragma once
+
+#include <cuda.h>
+#include <cudaTypedefs.h>
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "product/hopper/fused_split.cuh"
+#include "product/hopper/launch.h"
+#include "product/hopper/packed.cuh"
+#include "product/split.cuh"
+
+#define CHECK(call)                                                                           \
+  do {                                                                                        \
+    const cudaError_t status_ = (call);                                                       \
+    if (status_ != cudaSuccess) {                                                             \
+      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(status_)); \
+      std::exit(1);                                                                           \
+    }                                                                                         \
+  } while (0)
+
+namespace bench {
+
+using namespace ingot;
+using namespace ingot::hopper;
+
+inline CUtensorMap encode_map(const TensorMapSpec& spec, void* base) {
+  static PFN_cuTensorMapEncodeTiled_v12000 encode = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found;
+    CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
+                                           cudaEnableDefault, &found));
+    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry);
+  }();
+  CUtensorMap map;
+  const cuuint64_t extents[2] = {spec.columns, spec.rows}, strides[1] = {spec.row_bytes};
+  const cuuint32_t box[2] = {spec.box_columns, spec.box_rows}, steps[2] = {1, 1};
+  const CUresult status = encode(
+      &map, spec.half ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, base,
+      extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (status != CUDA_SUCCESS) {
+    std::printf("cuTensorMapEncodeTiled: error %d (columns %llu rows %llu row bytes %llu)\n",
+                int(status), (unsigned long long)spec.columns, (unsigned long long)spec.rows,
+                (unsigned long long)spec.row_bytes);
+    std::exit(1);
+  }
+  return map;
+}
+
+inline void launch(const void* kernel, unsigned grid, unsigned threads, unsigned cluster,
+                   size_t shared, void** arguments, bool dependent = false) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(grid);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared;
+  cudaLaunchAttribute attributes[2];
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {cluster, 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = attributes;
+  config.numAttrs = dependent ? 2 : 1;
+  CHECK(cudaLaunchKernelExC(&config, kernel, arguments));
+}
+
+template <int kLanes, int kPieces, bool kVectors>
+__global__ void __launch_bounds__(kLanes > 256 ? kLanes : 256)
+    split_rows_kernel(const __grid_constant__ SplitArgs args) {
+  split_rows<kLanes, kPieces, kVectors>(args);
+}
+__global__ void __launch_bounds__(512)
+    split_columns_kernel(const __grid_constant__ SplitArgs args) {
+  split_columns<16>(args);
+}
+
+template <class Config, class Epilogue>
+__global__ void __launch_bounds__(384, 1)
+    fused_split_kernel(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,
+                       const __grid_constant__ TensorMap y,
+                       const __grid_constant__ ProductArgs args,
+                       const __grid_constant__ typename Epilogue::Params params) {
+  product_fused_split<Config, Epilogue>(w, x, y, args, params);
+}
+template <class Config, class Epilogue>
+__global__ void __launch_bounds__(384, 1)
+    packed_kernel(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,
+                  const __grid_constant__ TensorMap y, const __grid_constant__ ProductArgs args,
+                  const __grid_constant__ typename Epilogue::Params params) {
+  product_packed<Config, Epilogue>(w, x, y, args, params);
+}
+
+// Kernels by the text a plan names them with ("product_packed<PackedConfig<…>>/epilogue").
+inline std::map<std::string, const void*>& kernels() {
+  static std::map<std::string, const void*> table;
+  return table;
+}
+
+inline void add_split_kernels() {
+  const auto add = [](const char* name, const void* f) { kernels()[name] = f; };
+#define ADD(l, p, v) \
+  add("split_rows<" #l ", " #p ", " #v ">", (const void*)split_rows_kernel<l, p, v>);
+#define ADD_LANES(l, v) ADD(l, 1, v) ADD(l, 2, v) ADD(l, 4, v) ADD(l, 8, v)
+  ADD_LANES(32, true)
+  ADD_LANES(256, true) ADD_LANES(1024, true) ADD(1024, 0, true) ADD_LANES(32, false)
+      ADD_LANES(256, false) ADD_LANES(1024, false) ADD(1024, 0, false)
+#undef ADD_LANES
+#undef ADD
+          add("split_columns<16>", (const void*)split_columns_kernel);
+}
+
+struct Buffers {
+  const float* x = nullptr;
+  const float* w = nullptr;
+  float* y = nullptr;
+  Moments<float>::State* partials[kMaxMoments] = {};
+  unsigned char* workspace = nullptr;
+};
+
+// A plan bound to buffers, ready to launch any number of times.
+template <class Params>
+struct Bound {
+  ProductPlan plan;
+  Buffers buffers;
+  ProductArgs args{};
+  Params params{};
+  CUtensorMap w{}, x{}, y{};
+  const void* kernel = nullptr;
+
+  void split() const {
+    for (const SplitStep& step : plan.splits) {
+      const bool is_x = step.operand == SplitStep::Operand::x;
+      SplitArgs split_args = {is_x ? buffers.x : buffers.w,
+                              step.row_stride,
+                              step.k_stride,
+                              i32(step.rows),
+                              i32(step.k),
+                              buffers.workspace + step.packed_offset,
+                              reinterpret_cast<i32*>(buffers.workspace + step.exponent_offset)};
+      void* arguments[] = {&split_args};
+      launch(kernels().at(step.kernel), step.grid, step.threads, 1, 0, arguments);
+    }
+  }
+  void product(bool dependent = false) {
+    void* arguments[] = {&w, &x, &y, &args, &params};
+    launch(kernel, plan.grid, plan.threads, plan.cluster, plan.shared_bytes, arguments, dependent);
+  }
+  void run() {
+    split();
+    product(true);
+  }
+};
+
+template <class Params>
+Bound<Params> bind(const ProductPlan& plan, const ProductShape& shape, const Buffers& buffers,
+                   const char* epilogue, const Params& params) {
+  Bound<Params> bound;
+  bound.plan = plan;
+  bound.buffers = buffers;
+  bound.params = params;
+  const std::string name = plan.config + "/" + epilogue;
+  if (!kernels().count(name)) {
+    std::printf("no kernel %s in this program\n", name.c_str());
+    std::exit(1);
+  }
+  bound.kernel = kernels().at(name);
+  CHECK(cudaFuncSetAttribute(bound.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             int(plan.shared_bytes)));
+  unsigned char* ws = buffers.workspace;
+  const auto base = [&](TensorMapSpec::Source source) -> void* {
+    using Source = TensorMapSpec::Source;
+    switch (source) {
+      case Source::w:
+        return const_cast<float*>(buffers.w);
+      case Source::x:
+        return const_cast<float*>(buffers.x);
+      case Source::y:
+        return buffers.y;
+      case Source::x_packed:
+        return ws + plan.x_packed_offset;
+      case Source::w_packed:
+        return ws + plan.w_packed_offset;
+    }
+    return nullptr;
+  };
+  bound.w = encode_map(plan.w_map, base(plan.w_map.source));
+  bound.x = encode_map(plan.x_map, base(plan.x_map.source));
+  if (plan.tma_store) bound.y = encode_map(plan.y_map, base(plan.y_map.source));
+  ProductArgs& a = bound.args;
+  a.x = {buffers.x, shape.x.row_stride, shape.x.k_stride};
+  a.w = {buffers.w, shape.w.row_stride, shape.w.k_stride};
+  a.x_exponent = reinterpret_cast<i32*>(ws + plan.x_exponent_offset);
+  a.w_exponent = reinterpret_cast<i32*>(ws + plan.w_exponent_offset);
+  a.y = buffers.y;
+  a.y_stride = shape.y_stride;
+  for (int i = 0; i < kMaxMoments; ++i) a.partials[i] = buffers.partials[i];
+  a.m = i32(shape.m);
+  a.n = i32(shape.n);
+  a.k = i32(shape.k);
+  a.chunks = plan.chunks;
+  a.raster = {plan.raster_feature_tiles, i32(plan.sample_tiles), plan.raster_group};
+  a.redo_all = 0;
+  return bound;
+}
+
+}  // namespace bench

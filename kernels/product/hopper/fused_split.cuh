@@ -1,0 +1,358 @@
+// fp32-accurate product for Hopper, weight split inside the kernel ("variant B").
+//
+//   y[m, n] = Σ_k x[m, k] · w[n, k], then the fused epilogue (epilogue.cuh)
+//
+// Operands   w: fp32 row-major [n][k], k a multiple of 4, rows 16-byte aligned: TMA boxes of
+//            128 rows × 32 floats (128 bytes, 128B swizzle). Nothing else reads or writes a weight.
+//            x: packed by product/split.cuh: [m][k/32][32 hi | 32 lo] fp16, k order permuted as the
+//            fragments below want it, one exponent a row: boxes of kSamples rows × 128 bytes.
+// Tile       128 features × kSamples samples of yᵀ; K in chunks of 64.
+// Threads    384, persistent. Warpgroup 0 loads: warp 0 the w ring, warp 1 the x ring. Warpgroups 1
+//            and 2 consume, 64 features each.
+// Pipeline   A consumer holds two sets of fp16 fragments. In each step it issues the 12 wgmma of
+// the
+//            current chunk (lo·hi, hi·lo, hi·hi for each k16), splits the next chunk from fp32 in
+//            shared memory while they run, waits, and adds the chunk's sum to its fp32 accumulators
+//            (a promotion every 64 of K: wgmma itself rounds towards zero). The two consumers
+//            alternate strictly, by named barriers: one splits and promotes while the other feeds
+//            the tensor cores. Left free they lock in phase and lose a fifth.
+// Scaling    Each row's power-of-two scale comes from its first chunk and has head room; a chunk
+//            that would overflow fp16 is split again at a new scale, and the row's accumulators
+//            follow (exactly). So any finite row works, including one that begins with zeros.
+// Release    A w slot is released after its loaded values have been used by a warp vote: an arrive
+//            that merely follows the loads lets TMA overwrite data still in flight to registers.
+//
+// Fragment order: lane c of a quad reads the 16-byte pieces 2c and 2c+1 of each 128-byte fp32 row
+// (XOR row & 7: no bank conflicts), and calls what it has read its k16 columns; x is packed in the
+// same order, so the sum over k is merely permuted.
+#pragma once
+
+#include "product/hopper/epilogue.cuh"
+#include "product/hopper/ring.cuh"
+#include "product/hopper/wgmma.cuh"
+
+namespace ingot::hopper {
+
+template <int kSamples_, int kWeightStages_, int kSampleStages_, bool kTmaStore_ = true>
+struct FusedSplitConfig {
+  static constexpr int kSamples = kSamples_;
+  static constexpr int kWeightStages = kWeightStages_;
+  static constexpr int kSampleStages = kSampleStages_;
+  static constexpr bool kTmaStore = kTmaStore_;
+  static constexpr int kFeatures = 128;
+  static constexpr int kChunk = 64;
+  static constexpr int kThreads = 384;
+  static constexpr int kWeightBytes = kFeatures * kChunk * 4;
+  static constexpr int kSampleBytes = kSamples * kChunk * 4;
+  static constexpr int kTableBytes = kSamples * 4;
+  static constexpr int kBarrierBytes = 16 * (kWeightStages + kSampleStages);
+  // 1024 for aligning the rings to the swizzle's period.
+  static constexpr int kSharedBytes = 1024 + kWeightStages * kWeightBytes +
+                                      kSampleStages * kSampleBytes + 2 * kTableBytes +
+                                      kBarrierBytes;
+  static_assert(kSharedBytes <= 232448, "more shared memory than a Hopper block can have");
+};
+
+// Head room of a row's scale above its first chunk's maximum: 2^(16 − 13). More would cost accuracy
+// of the small elements (scale.cuh), less would split chunks twice on ordinary data.
+inline constexpr i32 kRunningTarget = 12;
+
+// wgmma A fragments of a 16-row × 64-column piece: four k16 steps of four fp16 pairs, both halves.
+struct Fragments {
+  u32 hi[16], lo[16];
+};
+
+// Scales of the thread's two weight rows: fp32 value = split value · 2^exponent.
+struct RowScales {
+  float scale[2];
+  i32 exponent[2];
+};
+
+// Where a thread finds its two rows in a slot: byte offsets of its pieces 2c and 2c+1 of row g; the
+// other row is 1024 bytes on, the next 32 columns kFeatures · 128.
+struct FragmentSource {
+  u32 even, odd;
+};
+
+INGOT_D float4 load_piece(const FragmentSource& source, u32 slot, int step, int row) {
+  constexpr u32 kSlabBytes = 128 * 128;
+  return ptx::load_shared_vector(slot + (step & 1 ? source.odd : source.even) +
+                                 (step >> 1) * kSlabBytes + row * 1024);
+}
+
+INGOT_D void choose_scales(const FragmentSource& source, u32 slot, RowScales& rows,
+                           bool grow_only) {
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    float amax = 0.f;
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+      amax = max_magnitude(amax, load_piece(source, slot, step, row));
+    amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 1));
+    amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 2));
+    const i32 exponent = scale_exponent(amax, kRunningTarget);
+    if (!grow_only || exponent > rows.exponent[row]) rows.exponent[row] = exponent;
+    rows.scale[row] = pow2(-rows.exponent[row]);
+  }
+}
+
+// Splits the thread's part of a chunk; returns packed maxima of |lo|, infinite where hi overflowed.
+// (Asking lo rather than hi keeps ptxas from sinking its computation below the vote, where the
+// unsplit values would cost more registers than there are. An element that is itself infinite or
+// NaN makes lo NaN, which loses in the maximum: no scale could help it.)
+INGOT_D u32 split_chunk(const FragmentSource& source, u32 slot, const RowScales& rows,
+                        Fragments& out) {
+  u32 largest = 0;
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    const float4 a = load_piece(source, slot, step, 0), b = load_piece(source, slot, step, 1);
+    u32* hi = out.hi + 4 * step;
+    u32* lo = out.lo + 4 * step;
+    split_pair(a.x, a.y, rows.scale[0], hi[0], lo[0]);
+    split_pair(b.x, b.y, rows.scale[1], hi[1], lo[1]);
+    split_pair(a.z, a.w, rows.scale[0], hi[2], lo[2]);
+    split_pair(b.z, b.w, rows.scale[1], hi[3], lo[3]);
+    largest = ptx::max_abs_half2(largest, ptx::max_abs_half2(ptx::max_abs_half2(lo[0], lo[1]),
+                                                             ptx::max_abs_half2(lo[2], lo[3])));
+  }
+  return largest;
+}
+
+INGOT_D bool has_infinity(u32 half2) {
+  return (half2 & 0x7fff) >= 0x7c00 || (half2 & 0x7fff0000) >= 0x7c000000;
+}
+
+// value · 2^-shift for 0 ≤ shift ≤ 252, in two exact steps.
+INGOT_D float shift_down(float value, i32 shift) {
+  return value * pow2(-(shift >> 1)) * pow2(-(shift - (shift >> 1)));
+}
+
+template <class Config, class Epilogue>
+struct FusedSplitConsumer {
+  static constexpr int kSamples = Config::kSamples;
+  static constexpr int kValues = kSamples / 2;
+  // Named barriers: 1, 2 inside a consumer warpgroup; 3, 4 whose turn it is.
+  static constexpr int kTurnBarrier = 3;
+
+  const Ring& w;
+  const Ring& x;
+  i32 group, warp, lane;  // consumer warpgroup 0 or 1
+  FragmentSource source;
+  RingCursor<Config::kWeightStages> w_cursor;
+  RingCursor<Config::kSampleStages> x_cursor;
+  RowScales rows;
+  u32 held_slot;  // the tile's last w slot, kept as staging for the store
+
+  INGOT_D void release(u32 barrier) const {
+    if (lane == 0) ptx::mbarrier_arrive(barrier);
+  }
+
+  // Splits the chunk at w_cursor; true if a scale had to change (then shift[] says by how much).
+  template <bool kHoldSlot>
+  INGOT_D bool prepare(Fragments& next, i32 (&shift)[2]) {
+    ptx::mbarrier_wait(w.full_barrier(w_cursor.slot), w_cursor.parity);
+    const u32 slot = w.slot(w_cursor.slot);
+    bool rescaled = false;
+#pragma unroll 1
+    while (ptx::warp_any(has_infinity(split_chunk(source, slot, rows, next)))) {
+      const i32 before[2] = {rows.exponent[0], rows.exponent[1]};
+      choose_scales(source, slot, rows, true);
+#pragma unroll
+      for (int row = 0; row < 2; ++row) shift[row] = rows.exponent[row] - before[row];
+      rescaled = true;
+    }
+    if constexpr (kHoldSlot) {
+      held_slot = w_cursor.slot;
+    } else {
+      release(w.empty_barrier(w_cursor.slot));
+    }
+    w_cursor.advance();
+    return rescaled;
+  }
+
+  INGOT_D void begin_tile(Fragments& first) {
+    ptx::mbarrier_wait(w.full_barrier(w_cursor.slot), w_cursor.parity);
+    choose_scales(source, w.slot(w_cursor.slot), rows, false);
+    i32 unused[2];
+    prepare<false>(first, unused);
+  }
+
+  INGOT_D void multiply(float (&sum)[kValues], const Fragments& f) {
+    constexpr u64 kSlabStep = kSamples * 128 / 16;
+    constexpr u64 kLowPlane = 64 / 16;
+    const u64 b = shared_matrix_descriptor(x.slot(x_cursor.slot));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const u64 hi = b + (step >> 1) * kSlabStep + (step & 1) * 2;
+      const u32* fh = f.hi + 4 * step;
+      const u32* fl = f.lo + 4 * step;
+      Wgmma<kSamples>::rs(sum, fl[0], fl[1], fl[2], fl[3], hi, step > 0);
+      Wgmma<kSamples>::rs(sum, fh[0], fh[1], fh[2], fh[3], hi + kLowPlane, 1);
+      Wgmma<kSamples>::rs(sum, fh[0], fh[1], fh[2], fh[3], hi, 1);
+    }
+  }
+
+  // One chunk: multiplies `current`, prepares `next` meanwhile, promotes.
+  template <bool kHasNext, bool kHoldSlot>
+  INGOT_D void step(float (&acc)[kValues], Fragments& current, Fragments& next) {
+    float sum[kValues];
+    ptx::mbarrier_wait(x.full_barrier(x_cursor.slot), x_cursor.parity);
+    ptx::barrier_sync(kTurnBarrier + group, 256);
+    multiply(sum, current);
+    ptx::barrier_arrive(kTurnBarrier + 1 - group, 256);
+    ptx::wgmma_commit();
+    bool rescaled = false;
+    i32 shift[2] = {0, 0};
+    if constexpr (kHasNext) rescaled = prepare<kHoldSlot>(next, shift);
+    ptx::wgmma_wait<0>();
+    ptx::pin(sum);
+    ptx::pin(current.hi);
+    ptx::pin(current.lo);
+    release(x.empty_barrier(x_cursor.slot));
+    x_cursor.advance();
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) acc[i] += sum[i];
+    if (rescaled) {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) acc[i] = shift_down(acc[i], shift[(i >> 1) & 1]);
+    }
+  }
+
+  INGOT_D void accumulate(float (&acc)[kValues], i32 chunks) {
+    Fragments even, odd;
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) acc[i] = 0.f;
+    begin_tile(even);
+    for (i32 chunk = 2; chunk < chunks; chunk += 2) {
+      step<true, false>(acc, even, odd);
+      step<true, false>(acc, odd, even);
+    }
+    step<true, true>(acc, even, odd);
+    step<false, false>(acc, odd, even);
+  }
+
+  INGOT_D void finish_tile(float (&acc)[kValues], const ThreadTile& tile, u32 exponent_table,
+                           const TensorMap& y_map, const ProductArgs& args,
+                           const typename Epilogue::Params& params, i32 sample_tile) {
+    finish_product<Epilogue>(acc, tile, rows.exponent[0], rows.exponent[1], exponent_table, args,
+                             params, sample_tile);
+    const u32 held_barrier = w.empty_barrier(held_slot);
+    if constexpr (Epilogue::kStore && Config::kTmaStore) {
+      // The slot's rows of this warpgroup: 8 KiB in each of its two slabs, read by nobody else.
+      constexpr u32 kSlabBytes = 128 * 128;
+      store_tma<2>(acc, tile, y_map, w.slot(held_slot) + group * (kSlabBytes / 2), kSlabBytes);
+      if (warp == 0 && lane == 0) {
+        ptx::bulk_wait_read<0>();
+        ptx::mbarrier_arrive(held_barrier, 4);
+      }
+    } else {
+      if constexpr (Epilogue::kStore) store_direct(acc, tile, args);
+      release(held_barrier);
+    }
+  }
+};
+
+// Fills one ring, tile after tile: kSlabs boxes of `rows` rows × 128 bytes a chunk.
+template <class Config, int kStages>
+INGOT_D void fused_split_produce(const Ring& ring, const TensorMap& map, const ProductArgs& args,
+                                 bool weights) {
+  constexpr int kSlabs = Config::kChunk / 32;
+  const i32 rows = weights ? Config::kFeatures : Config::kSamples;
+  const i32 slab_step = weights ? 32 : 64;  // elements of the map: floats or halves
+  RingCursor<kStages> cursor;
+  cursor.parity = 1;
+  for (i32 t = blockIdx.x; t < args.raster.count(); t += gridDim.x) {
+    i32 feature_tile, sample_tile;
+    args.raster.locate(t, feature_tile, sample_tile);
+    const i32 row = weights ? feature_tile * Config::kFeatures : sample_tile * Config::kSamples;
+    if (weights && t + static_cast<i32>(gridDim.x) >= args.raster.count()) ptx::launch_dependents();
+    for (i32 chunk = 0; chunk < args.chunks; ++chunk) {
+      const u32 full = ring.full_barrier(cursor.slot), slot = ring.slot(cursor.slot);
+      ptx::mbarrier_wait(ring.empty_barrier(cursor.slot), cursor.parity);
+      ptx::mbarrier_expect_bytes(full, ring.slot_bytes);
+#pragma unroll
+      for (int slab = 0; slab < kSlabs; ++slab) {
+        ptx::tma_load(slot + slab * rows * 128, &map, full, (chunk * kSlabs + slab) * slab_step,
+                      row);
+      }
+      cursor.advance();
+    }
+  }
+}
+
+template <class Config, class Epilogue>
+INGOT_D void product_fused_split(const TensorMap& w_map, const TensorMap& x_map,
+                                 const TensorMap& y_map, const ProductArgs& args,
+                                 const typename Epilogue::Params& params) {
+  extern __shared__ unsigned char shared_memory[];
+  const u32 base = (ptx::shared_address(shared_memory) + 1023) & ~1023u;
+  const u32 x_slots = base + Config::kWeightStages * Config::kWeightBytes;
+  const u32 tables = x_slots + Config::kSampleStages * Config::kSampleBytes;
+  const u32 barriers = tables + 2 * Config::kTableBytes;
+  const u32 x_barriers = barriers + 16 * Config::kWeightStages;
+  const Ring w = {base, Config::kWeightBytes, barriers, barriers + 8 * Config::kWeightStages};
+  const Ring x = {x_slots, Config::kSampleBytes, x_barriers,
+                  x_barriers + 8 * Config::kSampleStages};
+
+  // Broadcasts make the roles provably uniform in each warp.
+  const i32 warpgroup = __shfl_sync(~0u, static_cast<i32>(threadIdx.x) >> 7, 0);
+  const i32 warp = __shfl_sync(~0u, (static_cast<i32>(threadIdx.x) >> 5) & 3, 0);
+  const i32 lane = threadIdx.x & 31;
+  if (threadIdx.x == 0) {
+    constexpr u32 kConsumerWarps = 8;
+    for (u32 i = 0; i < Config::kWeightStages; ++i) {
+      ptx::mbarrier_init(w.full_barrier(i), 1);
+      ptx::mbarrier_init(w.empty_barrier(i), kConsumerWarps);
+    }
+    for (u32 i = 0; i < Config::kSampleStages; ++i) {
+      ptx::mbarrier_init(x.full_barrier(i), 1);
+      ptx::mbarrier_init(x.empty_barrier(i), kConsumerWarps);
+    }
+    ptx::fence_mbarrier_init();
+    ptx::tma_prefetch(&w_map);
+    ptx::tma_prefetch(&x_map);
+    if constexpr (Epilogue::kStore && Config::kTmaStore) ptx::tma_prefetch(&y_map);
+  }
+  __syncthreads();
+  ptx::dependency_wait();
+
+  if (warpgroup == 0) {
+    ptx::register_decrease<40>();
+    if (warp == 0 && lane == 0)
+      fused_split_produce<Config, Config::kWeightStages>(w, w_map, args, true);
+    if (warp == 1 && lane == 0)
+      fused_split_produce<Config, Config::kSampleStages>(x, x_map, args, false);
+  } else {
+    ptx::register_increase<232>();
+    using Consumer = FusedSplitConsumer<Config, Epilogue>;
+    const i32 group = warpgroup - 1, row = lane >> 2, quad = lane & 3;
+    const u32 row_bytes = (group * 64 + warp * 16 + row) * 128;
+    Consumer consumer = {
+        w,     x,
+        group, warp,
+        lane,  {row_bytes + (((2 * quad) ^ row) << 4), row_bytes + (((2 * quad + 1) ^ row) << 4)},
+        {},    {},
+        {},    0};
+    const u32 table = tables + group * Config::kTableBytes;
+    if (group == 1) ptx::barrier_arrive(Consumer::kTurnBarrier, 256);
+    for (i32 t = blockIdx.x; t < args.raster.count(); t += gridDim.x) {
+      i32 feature_tile, sample_tile;
+      args.raster.locate(t, feature_tile, sample_tile);
+      load_sample_exponents<Config::kSamples>(table, args, sample_tile * Config::kSamples,
+                                              threadIdx.x & 127, 1 + group);
+      float acc[Consumer::kValues];
+      consumer.accumulate(acc, args.chunks);
+      wait_sample_exponents(1 + group);
+      // Found again rather than kept: the product has no register to spare.
+      args.raster.locate(ptx::opaque(t), feature_tile, sample_tile);
+      const ThreadTile tile = thread_tile(feature_tile * Config::kFeatures + group * 64,
+                                          sample_tile * Config::kSamples, warp, lane, 1 + group);
+      consumer.finish_tile(acc, tile, table, y_map, args, params, sample_tile);
+    }
+    if (group == 0) ptx::barrier_sync(Consumer::kTurnBarrier, 256);  // group 1's last arrival
+    if (warp == 0 && lane == 0) ptx::bulk_wait<0>();
+  }
+}
+
+}  // namespace ingot::hopper

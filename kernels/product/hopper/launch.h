@@ -1,0 +1,238 @@
+// Host-side description of a product on Hopper: which kernels run, in what order, with which
+// template arguments, grids, shared memory, tensor maps and workspace. Plain C++, no CUDA header:
+// the run-time encodes the maps and launches, the bench program does the same.
+//
+// y[m, n] = Σ_k x[m, k] · w[n, k]. x and w are described by strides in elements, so that x @ Wᵀ
+// (w.k_stride = 1), x @ W (w.row_stride = 1) and xᵀ @ y (x.row_stride = 1 too) are one case.
+//
+// Steps of a plan, in order:
+//   1. every entry of `splits` (fills the workspace's packed operands and exponents),
+//   2. the product kernel.
+// All may be launched with programmatic dependent launch: each waits for its predecessors before it
+// touches memory, and the product lets its dependents start when its last tiles begin.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ingot::hopper {
+
+enum class Variant {
+  fused_split,  // fp32 weight split inside the product; only x is packed beforehand
+  packed,       // both operands packed beforehand
+  unsupported,  // use the library: nothing here beats it, or the shape does not fit
+};
+
+struct OperandShape {
+  int64_t row_stride = 0, k_stride = 1;  // elements
+  bool aligned = true;                   // the pointer is a multiple of 16 bytes
+  // TMA and vector loads read rows of 16-byte pieces.
+  bool vector_rows(int64_t k) const {
+    return aligned && k_stride == 1 && row_stride % 4 == 0 && k % 4 == 0;
+  }
+};
+
+struct ProductShape {
+  int64_t m = 0, n = 0, k = 0;
+  OperandShape x, w;
+  int64_t y_stride = 0;
+  bool y_aligned = true;  // of the result's pointer, to 16 bytes
+  bool stores_result = true;
+  bool weight_packed = false;  // frozen weights: packed once, kept by the caller
+};
+
+struct DeviceLimits {
+  int multiprocessors = 132;
+  int max_clusters_of_two = 66;  // cuOccupancyMaxActiveClusters; less where a GPC has an odd count
+};
+
+// A two-dimensional tensor map with the 128-byte swizzle, 32-bit element strides of one.
+struct TensorMapSpec {
+  enum class Source { w, x, y, x_packed, w_packed } source = Source::w;
+  bool half = false;  // fp16 elements, otherwise fp32
+  uint64_t columns = 0, rows = 0;
+  uint64_t row_bytes = 0;  // multiple of 16
+  uint32_t box_columns = 0, box_rows = 0;
+};
+
+struct SplitStep {
+  enum class Operand { x, w } operand = Operand::x;
+  std::string
+      kernel;  // a __device__ function of product/split.cuh: split_rows<…>, split_columns<…>
+  unsigned grid = 0, threads = 0;
+  int64_t rows = 0, k = 0, row_stride = 0, k_stride = 0;
+  size_t packed_offset = 0, exponent_offset = 0;  // in the workspace
+};
+
+struct ProductPlan {
+  Variant variant = Variant::unsupported;
+  std::string reason;  // why this variant, or why none
+  std::string kernel;  // product_fused_split or product_packed
+  std::string config;  // its Config argument
+  std::string header;  // to include
+  unsigned grid = 0, threads = 384, cluster = 1;
+  size_t shared_bytes = 0;
+  int samples_per_tile = 0, features_per_tile = 128;  // statistics: one partial per sample tile
+  int64_t sample_tiles = 0;
+  int raster_feature_tiles = 0, raster_group = 1, chunks = 0;
+  bool tma_store = true;
+  TensorMapSpec w_map, x_map, y_map;  // y_map only if tma_store
+  std::vector<SplitStep> splits;
+  size_t workspace_bytes = 0;  // base aligned to 256
+  size_t x_packed_offset = 0, x_exponent_offset = 0, w_packed_offset = 0, w_exponent_offset = 0;
+};
+
+// A tile shape and pipeline that was measured; docs/kernel-log.md says how each came out.
+struct TileChoice {
+  Variant variant;
+  int samples;  // of a tile
+  int cluster;
+  int weight_stages, sample_stages;  // packed: `sample_stages` is the ring's depth
+  int staging;                       // packed: buffers for TMA stores
+  int raster_group;                  // feature tiles (clusters of them) a group
+};
+
+inline int64_t divide_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+inline size_t align_up(size_t bytes, size_t to) {
+  return (bytes + to - 1) / to * to;
+}
+
+inline size_t shared_bytes(const TileChoice& c) {
+  const size_t table = size_t(c.samples) * 4;
+  if (c.variant == Variant::fused_split) {
+    return 1024 + size_t(c.weight_stages) * 128 * 256 +
+           size_t(c.sample_stages) * size_t(c.samples) * 256 + 2 * table +
+           16 * size_t(c.weight_stages + c.sample_stages);
+  }
+  return 1024 + size_t(c.sample_stages) * size_t(128 + c.samples) * 128 +
+         2 * size_t(c.staging) * 8192 + 2 * table + 16 * size_t(c.sample_stages);
+}
+
+inline std::string config_text(const TileChoice& c, bool tma_store) {
+  const auto number = [](int v) { return std::to_string(v); };
+  if (c.variant == Variant::fused_split) {
+    return "FusedSplitConfig<" + number(c.samples) + ", " + number(c.weight_stages) + ", " +
+           number(c.sample_stages) + ", " + (tma_store ? "true" : "false") + ">";
+  }
+  return "PackedConfig<" + number(c.samples) + ", " + number(c.cluster) + ", " +
+         number(c.sample_stages) + ", " + number(tma_store ? c.staging : 0) + ">";
+}
+
+inline SplitStep plan_split(SplitStep::Operand operand, int64_t rows, int64_t k,
+                            const OperandShape& shape) {
+  SplitStep step;
+  step.operand = operand;
+  step.rows = rows;
+  step.k = k;
+  step.row_stride = shape.row_stride;
+  step.k_stride = shape.k_stride;
+  if (shape.k_stride != 1) {
+    step.kernel = "split_columns<16>";
+    step.threads = 512;
+    step.grid = unsigned(divide_up(rows, 32));
+    return step;
+  }
+  const std::string vectors = shape.vector_rows(k) ? "true" : "false";
+  const int64_t pieces = divide_up(k, 32) * 8;
+  const int lanes = pieces <= 32 * 8 ? 32 : pieces <= 256 * 8 ? 256 : 1024;
+  int held = 1;
+  while (held <= 8 && int64_t(held) * lanes < pieces) held *= 2;
+  if (held > 8) held = 0;  // longer than the registers of a block: read twice
+  step.kernel =
+      "split_rows<" + std::to_string(lanes) + ", " + std::to_string(held) + ", " + vectors + ">";
+  step.threads = unsigned(std::max(lanes, 256));
+  step.grid = unsigned(divide_up(rows, step.threads / unsigned(lanes)));
+  return step;
+}
+
+// Fills in everything that follows from the choice of tile.
+inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice,
+                             const DeviceLimits& device) {
+  ProductPlan plan;
+  const bool fused = choice.variant == Variant::fused_split;
+  const int64_t k_slabs = divide_up(shape.k, 32);
+  plan.variant = choice.variant;
+  plan.tma_store = shape.stores_result && shape.y_aligned && shape.y_stride % 4 == 0;
+  plan.kernel = fused ? "product_fused_split" : "product_packed";
+  plan.header = fused ? "product/hopper/fused_split.cuh" : "product/hopper/packed.cuh";
+  plan.config = config_text(choice, plan.tma_store);
+  TileChoice stored = choice;
+  if (!plan.tma_store) stored.staging = 0;
+  plan.shared_bytes = shared_bytes(stored);
+  plan.cluster = unsigned(choice.cluster);
+  plan.samples_per_tile = choice.samples;
+  plan.sample_tiles = divide_up(shape.m, choice.samples);
+  plan.raster_feature_tiles = int(divide_up(shape.n, 128 * choice.cluster));
+  plan.raster_group = std::min(choice.raster_group, plan.raster_feature_tiles);
+  plan.chunks = fused ? int(divide_up(shape.k, 128) * 2) : int(k_slabs);
+  const int64_t tiles = plan.sample_tiles * plan.raster_feature_tiles;
+  const int64_t slots = choice.cluster == 2 ? device.max_clusters_of_two : device.multiprocessors;
+  plan.grid = unsigned(std::min(tiles, slots) * choice.cluster);
+
+  const auto reserve = [&plan](size_t bytes) {
+    const size_t offset = plan.workspace_bytes;
+    plan.workspace_bytes = align_up(offset + bytes, 256);
+    return offset;
+  };
+  const auto pack = [&](SplitStep::Operand operand, int64_t rows, const OperandShape& from,
+                        size_t& packed, size_t& exponents) {
+    packed = reserve(size_t(rows) * size_t(k_slabs) * 128);
+    exponents = reserve(size_t(rows) * 4);
+    SplitStep step = plan_split(operand, rows, shape.k, from);
+    step.packed_offset = packed;
+    step.exponent_offset = exponents;
+    plan.splits.push_back(step);
+  };
+  pack(SplitStep::Operand::x, shape.m, shape.x, plan.x_packed_offset, plan.x_exponent_offset);
+  if (!fused && !shape.weight_packed) {
+    pack(SplitStep::Operand::w, shape.n, shape.w, plan.w_packed_offset, plan.w_exponent_offset);
+  }
+  using Source = TensorMapSpec::Source;
+  const uint64_t packed_columns = uint64_t(k_slabs) * 64, packed_bytes = uint64_t(k_slabs) * 128;
+  plan.x_map = {Source::x_packed,
+                true,
+                packed_columns,
+                uint64_t(shape.m),
+                packed_bytes,
+                64,
+                uint32_t(choice.samples / choice.cluster)};
+  if (fused) {
+    plan.w_map = {
+        Source::w, false, uint64_t(shape.k), uint64_t(shape.n), uint64_t(shape.w.row_stride) * 4,
+        32,        128};
+  } else {
+    plan.w_map = {Source::w_packed, true, packed_columns, uint64_t(shape.n), packed_bytes, 64, 128};
+  }
+  plan.y_map = {
+      Source::y, false, uint64_t(shape.n), uint64_t(shape.m), uint64_t(shape.y_stride) * 4, 32, 32};
+  return plan;
+}
+
+inline TileChoice choose_tile(const ProductShape& shape) {
+  const bool weight_streams = shape.w.vector_rows(shape.k) && !shape.weight_packed;
+  if (weight_streams && shape.m <= 64) return {Variant::fused_split, 64, 1, 3, 6, 0, 8};
+  // Packing the weight costs 8 bytes an element of w once; splitting it in the kernel costs about
+  // 5% of the product, which grows with m.
+  if (weight_streams && shape.m < 8192) return {Variant::fused_split, 128, 1, 3, 4, 0, 8};
+  if (shape.m >= 8192) return {Variant::packed, 192, 2, 5, 5, 1, 8};
+  return {Variant::packed, 128, 2, 6, 6, 2, 8};
+}
+
+inline ProductPlan plan_product(const ProductShape& shape, const DeviceLimits& device) {
+  ProductPlan plan;
+  if (shape.m <= 0 || shape.n <= 0 || shape.k <= 0) {
+    plan.reason = "an extent is zero";
+    return plan;
+  }
+  if (shape.m > INT32_MAX / 2 || shape.n > INT32_MAX / 2 || shape.k > INT32_MAX / 4) {
+    plan.reason = "an extent exceeds 2^29";
+    return plan;
+  }
+  return plan_with(shape, choose_tile(shape), device);
+}
+
+}  // namespace ingot::hopper

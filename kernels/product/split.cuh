@@ -1,0 +1,162 @@
+// Split passes: fp32 matrices to the packed fp16 format that the product kernels read through TMA.
+//
+//   packed[row][slab][32 hi | 32 lo] fp16, slab = 32 of k: one 128-byte line a slab, so packed rows
+//   cost the bytes of fp32 rows. k is zero-padded to whole slabs. exponent[row]: value = packed ·
+//   2^exponent, chosen from the row's largest magnitude (scale.cuh).
+//
+// Inside a slab k is permuted into the order in which variant B's register fragments hold it:
+// element 8c + 4j + 2h + e stands at 16j + 8h + 2c + e (c < 4; j, h, e < 2). The product's sum over
+// k is the same for any order that both operands share. Infinities and NaN survive the split and
+// surface in the product, which recomputes what they touch.
+//
+// Launches: split_rows for rows contiguous in k, kLanes threads a row; split_columns for the
+// transposed layout (contiguous in the row index), 32 rows a block.
+#pragma once
+
+#include "product/scale.cuh"
+
+namespace ingot {
+
+struct SplitArgs {
+  const float* source;  // element (row, k) at source[row · row_stride + k · k_stride]
+  i64 row_stride, k_stride;
+  i32 rows, k;
+  void* packed;
+  i32* exponent;  // [rows]
+};
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+
+INGOT_D i32 slab_count(i32 k) {
+  return (k + 31) / 32;
+}
+
+// Four consecutive elements from index 4·piece of a row, zero past its end.
+template <bool kVectors>
+INGOT_D float4 load_row_piece(const float* row, i32 piece, i32 k) {
+  const i32 i = 4 * piece;
+  if constexpr (kVectors) {
+    return i < k ? __ldcs(reinterpret_cast<const float4*>(row) + piece)
+                 : float4{0.f, 0.f, 0.f, 0.f};
+  } else {
+    return {i < k ? row[i] : 0.f, i + 1 < k ? row[i + 1] : 0.f, i + 2 < k ? row[i + 2] : 0.f,
+            i + 3 < k ? row[i + 3] : 0.f};
+  }
+}
+
+INGOT_D void store_packed_piece(u32* row, i32 piece, const float4& v, float scale) {
+  u32 hi0, hi1, lo0, lo1;
+  split_pair(v.x, v.y, scale, hi0, lo0);
+  split_pair(v.z, v.w, scale, hi1, lo1);
+  const i32 c = (piece & 7) >> 1, j = piece & 1;
+  u32* line = row + (piece >> 3) * 32 + 8 * j + c;
+  line[0] = hi0;
+  line[4] = hi1;
+  line[16] = lo0;
+  line[20] = lo1;
+}
+
+// Maximum over the kLanes threads of a row; kLanes is a warp or the whole block.
+template <int kLanes>
+INGOT_D float row_maximum(float m) {
+#pragma unroll
+  for (int offset = 16; offset > 0; offset >>= 1) m = fmaxf(m, __shfl_xor_sync(~0u, m, offset));
+  if constexpr (kLanes > 32) {
+    __shared__ float partial[kLanes / 32];
+    if ((threadIdx.x & 31) == 0) partial[threadIdx.x >> 5] = m;
+    __syncthreads();
+    m = partial[0];
+#pragma unroll
+    for (int i = 1; i < kLanes / 32; ++i) m = fmaxf(m, partial[i]);
+  }
+  return m;
+}
+
+// kPieces > 0: the row fits in kLanes · kPieces vectors of registers and is read once.
+// kPieces = 0: any length, read twice. Block: 256 threads or, if more, kLanes.
+template <int kLanes, int kPieces, bool kVectors>
+INGOT_D void split_rows(const SplitArgs& args) {
+  const i32 rows_per_block = blockDim.x / kLanes;
+  const i32 row = blockIdx.x * rows_per_block + threadIdx.x / kLanes;
+  const i32 lane = threadIdx.x % kLanes;
+  ptx::dependency_wait();
+  if (row >= args.rows) return;  // whole warps, and whole blocks where kLanes > 32
+  const float* source = args.source + row * args.row_stride;
+  const i32 pieces = slab_count(args.k) * 8;
+  u32* packed = static_cast<u32*>(args.packed) + static_cast<i64>(row) * slab_count(args.k) * 32;
+  float amax = 0.f;
+  if constexpr (kPieces > 0) {
+    float4 v[kPieces];
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i)
+      v[i] = load_row_piece<kVectors>(source, i * kLanes + lane, args.k);
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) amax = max_magnitude(amax, v[i]);
+    amax = row_maximum<kLanes>(amax);
+    const i32 exponent = scale_exponent(amax, kExactTarget);
+    if (lane == 0) args.exponent[row] = exponent;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      const i32 piece = i * kLanes + lane;
+      if (piece < pieces) store_packed_piece(packed, piece, v[i], pow2(-exponent));
+    }
+  } else {
+    for (i32 piece = lane; piece < pieces; piece += kLanes) {
+      amax = max_magnitude(amax, load_row_piece<kVectors>(source, piece, args.k));
+    }
+    amax = row_maximum<kLanes>(amax);
+    const i32 exponent = scale_exponent(amax, kExactTarget);
+    if (lane == 0) args.exponent[row] = exponent;
+    for (i32 piece = lane; piece < pieces; piece += kLanes) {
+      store_packed_piece(packed, piece, load_row_piece<kVectors>(source, piece, args.k),
+                         pow2(-exponent));
+    }
+  }
+}
+
+// Transposed layout: lane r of every warp owns row 32·block + r, so loads coalesce along the rows
+// and a lane holds a whole line of its packed row. Two passes over the source. Block: 32 · kWarps.
+template <int kWarps>
+INGOT_D void split_columns(const SplitArgs& args) {
+  __shared__ float partial[kWarps][32];
+  const i32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const i32 row = blockIdx.x * 32 + lane;
+  const bool valid = row < args.rows;
+  ptx::dependency_wait();
+  const float* source = args.source + row * args.row_stride;
+  float amax = 0.f;
+  if (valid) {
+#pragma unroll 8
+    for (i32 k = warp; k < args.k; k += kWarps)
+      amax = fmaxf(amax, fabsf(source[k * args.k_stride]));
+  }
+  partial[warp][lane] = amax;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) amax = fmaxf(amax, partial[i][lane]);
+  if (!valid) return;
+  const i32 exponent = scale_exponent(amax, kExactTarget);
+  if (warp == 0) args.exponent[row] = exponent;
+  const i32 slabs = slab_count(args.k);
+  u32* packed = static_cast<u32*>(args.packed) + static_cast<i64>(row) * slabs * 32;
+  for (i32 slab = warp; slab < slabs; slab += kWarps) {
+    u32 line[32];  // 16 pairs hi, 16 pairs lo
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {  // pair i of the line is elements 8c + 4j + 2h and the next
+      const int c = i & 3, h = (i >> 2) & 1, j = i >> 3;
+      const i32 k = 32 * slab + 8 * c + 4 * j + 2 * h;
+      split_pair(k < args.k ? source[k * args.k_stride] : 0.f,
+                 k + 1 < args.k ? source[(k + 1) * args.k_stride] : 0.f, pow2(-exponent), line[i],
+                 line[16 + i]);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      reinterpret_cast<uint4*>(packed + slab * 32)[i] =
+          uint4{line[4 * i], line[4 * i + 1], line[4 * i + 2], line[4 * i + 3]};
+    }
+  }
+}
+
+#endif
+
+}  // namespace ingot
