@@ -24,6 +24,11 @@ DType dtype_from(std::string_view name);
 constexpr bool is_floating(DType dtype) {
   return dtype < DType::i64;
 }
+// Bytes of one element.
+constexpr size_t size_of(DType dtype) {
+  constexpr size_t kSizes[] = {4, 8, 2, 2, 8, 1};
+  return kSizes[static_cast<size_t>(dtype)];
+}
 
 enum Axis : int { kBatch = 0, kRows = 1, kGroups = 2, kFeatures = 3 };
 inline constexpr int kAxes = 4;

@@ -51,8 +51,8 @@ struct Cost {
 //  - Each value of a sweep is seen in the sweep's own factoring of rows, groups and features: an
 //    extent of shapes.at(v) is the space's or 1. A view in a body is therefore only another name
 //    for its argument, and an operand's index follows from the element's coordinates alone.
-//  - `loads` are leaves and stores of earlier sweeps, never views or constants; constants are read
-//    in place. `body`, `statistics` and `tail` are in an order in which they can be computed.
+//  - `loads` are leaves and stores of earlier sweeps, never constants: those are read in place.
+//  `body`, `statistics` and `tail` are in an order in which they can be computed.
 //  - A value whose extent is 1 along an axis where the space's is not is written once.
 //  - rows: the argument of every row reduction fills the space.
 //  - Statistics of a sweep all reduce the same axes, and their arguments fill the space. The tail
@@ -99,6 +99,9 @@ std::array<int64_t, kAxes> strides_in(const Shape& own, const std::array<int64_t
                                       const Shape& seen);
 // The same for a dense tensor (a workspace buffer), for any factoring.
 std::array<int64_t, kAxes> dense_strides(const Shape& seen);
+// The load that holds operand `index` of a product sweep: the operand itself, or what is behind its
+// views.
+ValueId product_operand(const Graph& graph, const Sweep& sweep, int index);
 // The value behind a chain of views.
 ValueId behind_views(const Graph& graph, ValueId value);
 

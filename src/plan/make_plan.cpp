@@ -1,0 +1,107 @@
+#include <algorithm>
+
+#include "plan/describe.h"
+#include "plan/normalise.h"
+#include "plan/schedule.h"
+#include "plan/shapes.h"
+#include "plan/sweeps.h"
+#include "support/error.h"
+
+namespace ingot {
+namespace {
+
+void place_values(Plan& plan) {
+  const Graph& graph = plan.graph;
+  plan.placements.assign(graph.nodes.size(), {});
+  const auto place = [&](ValueId id, Placement::Kind kind, size_t index) {
+    plan.placements[static_cast<size_t>(id)] = {kind, static_cast<int>(index)};
+  };
+  const std::vector<ValueId> leaves = graph.leaves();
+  for (size_t i = 0; i < leaves.size(); ++i) place(leaves[i], Placement::Kind::leaf, i);
+  for (size_t i = 0; i < graph.results.size(); ++i) {
+    place(graph.results[i].value, Placement::Kind::result, i);
+  }
+  for (size_t i = 0; i < graph.updates.size(); ++i) {
+    place(graph.updates[i].value, Placement::Kind::update, i);
+  }
+  for (size_t s = 0; s < plan.sweeps.size(); ++s) {
+    const Sweep& sweep = plan.sweeps[s];
+    for (const ValueId id : sweep.stores) {
+      if (plan.placements[static_cast<size_t>(id)].kind != Placement::Kind::none) continue;
+      place(id, Placement::Kind::workspace, plan.buffers.size());
+      const int sweep_index = static_cast<int>(s);
+      plan.buffers.push_back({graph[id].shape, graph[id].dtype, sweep_index, sweep_index});
+    }
+    for (const ValueId id : sweep.loads) {
+      const Placement& placement = plan.placements[static_cast<size_t>(id)];
+      if (placement.kind != Placement::Kind::workspace) continue;
+      plan.buffers[static_cast<size_t>(placement.index)].last_sweep = static_cast<int>(s);
+    }
+  }
+}
+
+bool in(const std::vector<ValueId>& list, ValueId id) {
+  return std::find(list.begin(), list.end(), id) != list.end();
+}
+
+// Whether writing the update where it is computed would overwrite what is still to be read.
+bool overwrites_too_early(const Plan& plan, const Update& update) {
+  bool written = false;
+  for (const Sweep& sweep : plan.sweeps) {
+    const bool reads = in(sweep.loads, update.buffer);
+    if (written && reads) return true;
+    if (!in(sweep.stores, update.value)) continue;
+    written = true;
+    if (!reads) continue;
+    const bool same_element = sweep.shapes.contains(update.buffer) &&
+                              sweep.shapes.at(update.buffer) == sweep.shapes.at(update.value);
+    if (!same_element) return true;
+  }
+  return false;
+}
+
+Plan plan_once(Graph graph, const Target& target, Precision precision, bool cut_views,
+               const std::vector<ValueId>& deferred) {
+  Plan plan;
+  plan.graph = std::move(graph);
+  plan.target = target;
+  plan.precision = precision;
+  plan.sweeps = build_sweeps(plan.graph, target,
+                             make_schedule(plan.graph, target, cut_views, deferred), deferred);
+  place_values(plan);
+  return plan;
+}
+
+Plan plan_seeing_views(const Graph& graph, const Target& target, Precision precision,
+                       const std::vector<ValueId>& deferred) {
+  try {
+    return plan_once(graph, target, precision, false, deferred);
+  } catch (const ShapeConflict&) {
+    return plan_once(graph, target, precision, true, deferred);
+  }
+}
+
+}  // namespace
+
+Plan make_plan(Graph graph, const Target& target, Precision precision) {
+  graph.validate();
+  graph = normalise_for_planning(graph);
+  std::vector<ValueId> deferred;
+  Plan plan = plan_seeing_views(graph, target, precision, deferred);
+  // Buffers that would be overwritten too early are written by copies at the end instead.
+  for (bool again = true; again;) {
+    again = false;
+    for (Update& update : graph.updates) {
+      if (in(deferred, update.value) || !overwrites_too_early(plan, update)) continue;
+      update.value = append_copy(graph, update.value);
+      deferred.push_back(update.value);
+      again = true;
+    }
+    if (again) plan = plan_seeing_views(graph, target, precision, deferred);
+  }
+  describe_sweeps(plan);
+  validate(plan);
+  return plan;
+}
+
+}  // namespace ingot

@@ -1,0 +1,170 @@
+#include "plan/normalise.h"
+
+#include <algorithm>
+
+#include "graph/builder.h"
+#include "plan/factoring.h"
+#include "support/error.h"
+
+namespace ingot {
+namespace {
+
+std::vector<bool> needed_values(const Graph& graph) {
+  std::vector<bool> needed(graph.nodes.size(), false);
+  for (const Result& result : graph.results) needed[static_cast<size_t>(result.value)] = true;
+  for (const Update& update : graph.updates) {
+    needed[static_cast<size_t>(update.value)] = true;
+    needed[static_cast<size_t>(update.buffer)] = true;
+  }
+  for (size_t id = graph.nodes.size(); id-- > 0;) {
+    if (graph.nodes[id].kind == NodeKind::leaf) needed[id] = true;
+    if (!needed[id]) continue;
+    for (const ValueId arg : graph.nodes[id].args) needed[static_cast<size_t>(arg)] = true;
+  }
+  return needed;
+}
+
+AxisMask reduced_extents(const Shape& from, AxisMask axes) {
+  AxisMask real = 0;
+  for (const Axis axis : {kBatch, kRows, kGroups, kFeatures}) {
+    if ((axes & axis_bit(axis)) && from.extent(axis, 2) > 1) {
+      real = static_cast<AxisMask>(real | axis_bit(axis));
+    }
+  }
+  return real;
+}
+
+// What a reduction gives for one element x; x − x is 0, and NaN where x is not finite.
+ValueId reduction_of_one(GraphBuilder& builder, Finish finish, ValueId x, DType dtype) {
+  const auto zero = [&] { return builder.pointwise(PointwiseOp::sub_, {x, x}); };
+  switch (finish) {
+    case Finish::sum:
+      return builder.cast(x, dtype);
+    case Finish::max:
+    case Finish::min:
+    case Finish::mean:
+    case Finish::max_exponent:
+    case Finish::log_sum_exp:
+      return x;
+    case Finish::variance:
+      return zero();
+    case Finish::variance_unbiased: {  // Bessel's correction divides by 0
+      const ValueId numerator = zero();
+      return builder.pointwise(PointwiseOp::div_, {numerator, numerator});
+    }
+    case Finish::sum_exp:
+      return builder.pointwise(PointwiseOp::exp_, {zero()});
+    case Finish::argmax:
+      break;
+  }
+  // The index is 0; spelled so that the value depends on x and keeps its shape.
+  const ValueId equal = builder.pointwise(PointwiseOp::eq_, {x, x});
+  const ValueId none =
+      builder.pointwise(PointwiseOp::mul_, {equal, builder.constant(0, DType::boolean)});
+  return builder.cast(none, dtype);
+}
+
+class Normaliser {
+ public:
+  explicit Normaliser(const Graph& graph) : old_(graph), map_(graph.nodes.size(), kNoValue) {}
+
+  Graph run() {
+    const std::vector<bool> needed = needed_values(old_);
+    for (size_t i = 0; i < old_.nodes.size(); ++i) {
+      if (needed[i]) map_[i] = translate(old_.nodes[i]);
+    }
+    Graph graph = builder_.graph();
+    graph.name = old_.name;
+    std::vector<ValueId> taken;
+    const auto own = [&](ValueId value) {
+      const NodeKind kind = graph[value].kind;
+      const bool shared = std::find(taken.begin(), taken.end(), value) != taken.end();
+      if (kind == NodeKind::leaf || kind == NodeKind::constant || shared ||
+          merged_by_view(graph, value)) {
+        value = append_copy(graph, value);
+      }
+      taken.push_back(value);
+      return value;
+    };
+    for (const Update& update : old_.updates) {
+      graph.updates.push_back({own(mapped(update.value)), mapped(update.buffer)});
+    }
+    for (const Result& result : old_.results) {
+      graph.results.push_back({own(mapped(result.value)), result.name});
+    }
+    return graph;
+  }
+
+ private:
+  ValueId mapped(ValueId id) const { return map_[static_cast<size_t>(id)]; }
+
+  // The caller's memory of a result may have any strides, so that no view may merge its axes.
+  static bool merged_by_view(const Graph& graph, ValueId value) {
+    return std::any_of(graph.nodes.begin(), graph.nodes.end(), [&](const Node& node) {
+      return node.kind == NodeKind::view && node.args[0] == value &&
+             !Factoring(node.shape).splits(Factoring(graph[value].shape));
+    });
+  }
+
+  ValueId translate(Node node) {
+    for (ValueId& arg : node.args) arg = mapped(arg);
+    builder_.set_origin(node.name, node.source);
+    switch (node.kind) {
+      case NodeKind::leaf:
+        return builder_.leaf(node.role, node.name, node.dtype, node.shape);
+      case NodeKind::constant:
+        return builder_.constant(node.constant, node.dtype);
+      case NodeKind::matmul:
+        return builder_.matmul(node.args[0], node.args[1], node.transpose_b);
+      case NodeKind::pointwise:
+        return node.op == PointwiseOp::cast_ ? builder_.cast(node.args[0], node.dtype)
+                                             : builder_.pointwise(node.op, node.args);
+      case NodeKind::view:
+        return translate_view(node);
+      case NodeKind::reduce:
+        return translate_reduction(node);
+    }
+    return kNoValue;
+  }
+
+  ValueId translate_view(const Node& node) {
+    const ValueId base = behind_any_view(node.args[0]);
+    const Node& from = builder_.graph()[base];
+    if (from.shape == node.shape || from.kind == NodeKind::constant) return base;
+    return builder_.view(base, node.shape);
+  }
+
+  ValueId translate_reduction(const Node& node) {
+    const ValueId arg = node.args[0];
+    const Node from = builder_.graph()[arg];
+    const AxisMask axes = reduced_extents(from.shape, node.axes);
+    if (axes != 0) return builder_.reduce(node.finish, arg, axes);
+    return reduction_of_one(builder_, node.finish, arg, node.dtype);
+  }
+
+  ValueId behind_any_view(ValueId id) const {
+    while (builder_.graph()[id].kind == NodeKind::view) id = builder_.graph()[id].args[0];
+    return id;
+  }
+
+  const Graph& old_;
+  std::vector<ValueId> map_;
+  GraphBuilder builder_;
+};
+
+}  // namespace
+
+ValueId append_copy(Graph& graph, ValueId value) {
+  GraphBuilder builder(std::move(graph));
+  const Node from = builder.graph()[value];
+  builder.set_origin(from.kind == NodeKind::leaf ? "" : from.name, from.source);
+  const ValueId copy = builder.cast(value, from.dtype);
+  graph = builder.graph();
+  return copy;
+}
+
+Graph normalise_for_planning(const Graph& graph) {
+  return Normaliser(graph).run();
+}
+
+}  // namespace ingot

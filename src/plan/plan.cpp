@@ -1,0 +1,147 @@
+#include "plan/plan.h"
+
+#include <algorithm>
+
+#include "support/error.h"
+
+namespace ingot {
+namespace {
+
+constexpr std::string_view kSweepNames[] = {"product", "columns", "rows", "map"};
+constexpr std::string_view kPrecisionNames[] = {"fp32", "ieee", "high", "tf32", "bf16", "fp16"};
+
+constexpr Axis kStaticAxes[] = {kFeatures, kGroups, kRows};  // innermost first
+
+}  // namespace
+
+std::string_view name_of(SweepKind kind) {
+  return kSweepNames[static_cast<size_t>(kind)];
+}
+std::string_view name_of(Precision precision) {
+  return kPrecisionNames[static_cast<size_t>(precision)];
+}
+
+Precision precision_from(std::string_view name) {
+  const auto found = std::find(std::begin(kPrecisionNames), std::end(kPrecisionNames), name);
+  if (found == std::end(kPrecisionNames)) {
+    fail(INGOT_INVALID_ARGUMENT, "there is no precision '{}'; known are {}", name,
+         fmt::join(kPrecisionNames, ", "));
+  }
+  return static_cast<Precision>(found - std::begin(kPrecisionNames));
+}
+
+ValueId behind_views(const Graph& graph, ValueId value) {
+  while (graph[value].kind == NodeKind::view) value = graph[value].args[0];
+  return value;
+}
+
+ValueId product_operand(const Graph& graph, const Sweep& sweep, int index) {
+  ValueId value = graph[sweep.matmul].args[static_cast<size_t>(index)];
+  const auto loaded = [&](ValueId id) {
+    return std::find(sweep.loads.begin(), sweep.loads.end(), id) != sweep.loads.end();
+  };
+  while (!loaded(value) && graph[value].kind == NodeKind::view) value = graph[value].args[0];
+  return value;
+}
+
+AxisMask reduced_axes(const Graph& graph, const Sweep& sweep, ValueId reduce) {
+  const Shape& from = sweep.shapes.at(graph[reduce].args[0]);
+  const Shape& to = sweep.shapes.at(reduce);
+  AxisMask axes = 0;
+  for (int axis = 0; axis < kAxes; ++axis) {
+    // Any batch above 1 tells a batched extent from a single one.
+    if (from.extent(static_cast<Axis>(axis), 2) != to.extent(static_cast<Axis>(axis), 2)) {
+      axes = static_cast<AxisMask>(axes | axis_bit(static_cast<Axis>(axis)));
+    }
+  }
+  return axes;
+}
+
+std::vector<SharedState> shared_states(const Graph& graph, const Sweep& sweep,
+                                       std::span<const ValueId> reductions) {
+  std::vector<SharedState> states;
+  for (const ValueId id : reductions) {
+    const Node& node = graph[id];
+    if (node.kind != NodeKind::reduce) continue;
+    const MonoidKind monoid = monoid_of(node.finish);
+    const AxisMask axes = reduced_axes(graph, sweep, id);
+    const auto same = std::find_if(states.begin(), states.end(), [&](const SharedState& state) {
+      return state.monoid == monoid && state.arg == node.args[0] && state.axes == axes;
+    });
+    if (same != states.end()) {
+      same->finishes.push_back(id);
+    } else {
+      states.push_back({monoid, node.args[0], axes, {id}});
+    }
+  }
+  return states;
+}
+
+std::array<int64_t, kAxes> dense_strides(const Shape& seen) {
+  const int64_t full[] = {seen.static_elements(), seen.groups * seen.features, seen.features, 1};
+  std::array<int64_t, kAxes> strides{};
+  for (int axis = 0; axis < kAxes; ++axis) {
+    strides[static_cast<size_t>(axis)] =
+        seen.extent(static_cast<Axis>(axis), 2) == 1 ? 0 : full[axis];
+  }
+  return strides;
+}
+
+std::array<int64_t, kAxes> strides_in(const Shape& own, const std::array<int64_t, kAxes>& strides,
+                                      const Shape& seen) {
+  std::array<int64_t, kAxes> result{};
+  if (seen.batched) result[kBatch] = strides[kBatch];
+  size_t from = 0;      // walks own's axes, innermost first
+  int64_t covered = 1;  // elements of own's current axis that seen's axes account for
+  for (const Axis axis : kStaticAxes) {
+    const int64_t extent = seen.extent(axis, 1);
+    if (extent == 1) continue;
+    while (from < 3 && covered == own.extent(kStaticAxes[from], 1)) {
+      ++from;
+      covered = 1;
+    }
+    if (from == 3 || own.extent(kStaticAxes[from], 1) % (covered * extent) != 0) {
+      throw std::logic_error("strides_in: " + to_string(seen) + " does not split " +
+                             to_string(own));
+    }
+    result[axis] = strides[kStaticAxes[from]] * covered;
+    covered *= extent;
+  }
+  return result;
+}
+
+std::vector<size_t> Plan::workspace_layout(int64_t batch, size_t* total) const {
+  constexpr size_t kAlignment = 256;
+  const auto bytes_of = [&](const WorkspaceBuffer& buffer) {
+    const size_t bytes = static_cast<size_t>(buffer.shape.elements(batch)) * size_of(buffer.dtype);
+    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+  };
+  // Largest first, each at the lowest offset where no buffer alive at the same time lies.
+  std::vector<size_t> order(buffers.size()), offsets(buffers.size(), 0);
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t a, size_t b) { return bytes_of(buffers[a]) > bytes_of(buffers[b]); });
+  size_t end = 0;
+  std::vector<size_t> placed;  // by offset
+  for (const size_t i : order) {
+    size_t offset = 0;
+    for (const size_t other : placed) {
+      if (buffers[other].last_sweep < buffers[i].first_sweep ||
+          buffers[i].last_sweep < buffers[other].first_sweep) {
+        continue;
+      }
+      if (offset + bytes_of(buffers[i]) <= offsets[other]) break;
+      offset = std::max(offset, offsets[other] + bytes_of(buffers[other]));
+    }
+    offsets[i] = offset;
+    end = std::max(end, offset + bytes_of(buffers[i]));
+    const auto place = std::upper_bound(placed.begin(), placed.end(), i, [&](size_t a, size_t b) {
+      return offsets[a] < offsets[b];
+    });
+    placed.insert(place, i);
+  }
+  if (total != nullptr) *total = end;
+  return offsets;
+}
+
+}  // namespace ingot

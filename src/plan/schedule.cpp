@@ -1,0 +1,343 @@
+#include "plan/schedule.h"
+
+#include <algorithm>
+
+#include "support/error.h"
+
+namespace ingot {
+namespace {
+
+// Rows that are owned whole by one team must fit near it (shared memory, a core's cache).
+constexpr int64_t kLargestOwnedRow = int64_t{1} << 17;
+
+// Thrown where views leave values without a common factoring; the caller schedules again with
+// views as copies.
+struct NoCommonFactoring {};
+
+AxisMask changed_axes(const Shape& from, const Shape& to) {
+  AxisMask axes = 0;
+  for (const Axis axis : {kBatch, kRows, kGroups, kFeatures}) {
+    if (from.extent(axis, 2) != to.extent(axis, 2)) {
+      axes = static_cast<AxisMask>(axes | axis_bit(axis));
+    }
+  }
+  return axes;
+}
+
+bool fits(const Shape& shape, const Shape& space) {
+  if (shape.batched && !space.batched) return false;
+  for (const Axis axis : {kRows, kGroups, kFeatures}) {
+    const int64_t extent = shape.extent(axis, 1);
+    if (extent != 1 && extent != space.extent(axis, 1)) return false;
+  }
+  return true;
+}
+
+int64_t owned_elements(const Shape& space, AxisMask axes) {
+  int64_t elements = 1;
+  for (const Axis axis : {kRows, kGroups, kFeatures}) {
+    if (axes & axis_bit(axis)) elements *= space.extent(axis, 1);
+  }
+  return elements;
+}
+
+class Scheduler {
+ public:
+  Scheduler(const Graph& graph, const Target& target, bool cut_views)
+      : graph_(graph), target_(target), cut_views_(cut_views) {
+    schedule_.labels.resize(graph.nodes.size());
+    factorings_.resize(graph.nodes.size());
+  }
+
+  Schedule run(const std::vector<ValueId>& deferred) {
+    const auto is_deferred = [&](ValueId id) {
+      return std::find(deferred.begin(), deferred.end(), id) != deferred.end();
+    };
+    int last = 0;
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+      const auto id = static_cast<ValueId>(i);
+      if (is_deferred(id)) continue;
+      label(id) = label_node(id);
+      last = std::max(last, label(id).time);
+    }
+    for (const ValueId id : deferred) label(id) = {last + 1, Via::free, -1};
+    return std::move(schedule_);
+  }
+
+ private:
+  Label& label(ValueId id) { return schedule_.labels[static_cast<size_t>(id)]; }
+  Factoring& factoring(ValueId id) { return factorings_[static_cast<size_t>(id)]; }
+  Group& group_of(const Label& label) { return schedule_.groups[static_cast<size_t>(label.group)]; }
+
+  Label label_node(ValueId id) {
+    const Node& node = graph_[id];
+    factoring(id) = Factoring(node.shape);
+    switch (node.kind) {
+      case NodeKind::leaf:
+      case NodeKind::constant:
+        return {};
+      case NodeKind::matmul:
+        return label_matmul(id);
+      case NodeKind::pointwise:
+        return label_pointwise(id);
+      case NodeKind::view:
+        return label_view(id);
+      case NodeKind::reduce:
+        return changed_axes(graph_[node.args[0]].shape, node.shape) & axis_bit(kBatch)
+                   ? label_statistic(id)
+                   : label_row_reduction(id);
+    }
+    return {};
+  }
+
+  int add_group(Group group) {
+    group.factoring = Factoring(group.space);
+    schedule_.groups.push_back(std::move(group));
+    return static_cast<int>(schedule_.groups.size()) - 1;
+  }
+
+  // The time from which a sweep can load the value.
+  int loadable(ValueId id) {
+    if (graph_[id].kind == NodeKind::leaf || graph_[id].kind == NodeKind::constant) return 0;
+    const Label& own = label(id);
+    return own.via == Via::stored ? own.time : own.time + 1;
+  }
+
+  Label label_matmul(ValueId id) {
+    const Node& node = graph_[id];
+    Group group{.kind = SweepKind::product, .space = node.shape, .matmul = id};
+    for (const ValueId arg : node.args) {
+      group.time = std::max(group.time, loadable(operand_source(graph_, arg)));
+    }
+    const int index = add_group(group);
+    return {group.time, Via::product, index};
+  }
+
+  // Latest time among the arguments, and the group that those of that time are bound to, if one.
+  struct Meeting {
+    int time = 0;
+    Via via = Via::free;
+    int group = -1;
+    bool several = false;
+  };
+  Meeting meet(const Node& node) {
+    Meeting meeting;
+    for (const ValueId arg : node.args) meeting.time = std::max(meeting.time, label(arg).time);
+    for (const ValueId arg : node.args) {
+      const Label& own = label(arg);
+      if (own.time < meeting.time || own.via == Via::free || own.via == Via::stored) continue;
+      if (meeting.group >= 0 && (meeting.group != own.group || meeting.via != own.via)) {
+        meeting.several = true;
+      }
+      meeting.via = own.via;
+      meeting.group = own.group;
+    }
+    return meeting;
+  }
+
+  // Factoring under which the node and all its arguments with as many elements can be seen, where
+  // they are evaluated in one sweep.
+  Factoring joint_factoring(ValueId id) {
+    const Node& node = graph_[id];
+    Factoring joint = Factoring(node.shape);
+    for (const ValueId arg : node.args) {
+      const bool same_size = graph_[arg].shape.static_elements() == node.shape.static_elements();
+      if (!same_size || label(arg).via == Via::stored) continue;
+      const auto common = Factoring::common(joint, factoring(arg), node.shape.static_elements());
+      if (!common) throw NoCommonFactoring{};
+      joint = *common;
+    }
+    return joint;
+  }
+
+  Label label_pointwise(ValueId id) {
+    const Node& node = graph_[id];
+    factoring(id) = joint_factoring(id);
+    const Meeting meeting = meet(node);
+    const Label next{meeting.time + 1, Via::free, -1};
+    if (meeting.several) return next;
+    if (meeting.group < 0) return {meeting.time, Via::free, -1};
+    return joins(id, meeting) ? Label{meeting.time, meeting.via, meeting.group} : next;
+  }
+
+  Label label_view(ValueId id) {
+    const Node& node = graph_[id];
+    const Shape& from = graph_[node.args[0]].shape;
+    const bool renames = renames_only(from, node.shape);
+    if (cut_views_ && !renames) {
+      const int time =
+          label(node.args[0]).via == Via::free ? label(node.args[0]).time : loadable(node.args[0]);
+      const int index = add_group({.kind = SweepKind::map,
+                                   .time = time,
+                                   .space = from,
+                                   .reasons = {"regroups elements into a dense copy"}});
+      return {time + 1, Via::stored, index};
+    }
+    factoring(id) = joint_factoring(id);
+    const Meeting meeting = meet(node);
+    if (meeting.group < 0) return {meeting.time, Via::free, -1};
+    if (meeting.via == Via::tail && !renames) return {meeting.time + 1, Via::free, -1};
+    return joins(id, meeting) ? Label{meeting.time, meeting.via, meeting.group}
+                              : Label{meeting.time + 1, Via::free, -1};
+  }
+
+  // Whether a pointwise node or view can be evaluated in the sweep that its arguments are bound to.
+  bool joins(ValueId id, const Meeting& meeting) {
+    const Node& node = graph_[id];
+    Group& group = schedule_.groups[static_cast<size_t>(meeting.group)];
+    const int64_t total = group.space.static_elements();
+    if (meeting.via == Via::tail) {
+      const Node& statistic = graph_[group.statistics.front()];
+      return renames_only(statistic.shape, node.shape) || fits(node.shape, statistic.shape);
+    }
+    if (node.shape.batched && !group.space.batched) return false;
+    if (meeting.via == Via::product && !target_.fused_epilogue) return false;
+    if (node.shape.static_elements() != total) {
+      return meeting.via == Via::rows && fits(node.shape, group.space);
+    }
+    const auto common = Factoring::common(group.factoring, factoring(id), total);
+    if (!common || (meeting.via == Via::product && *common != group.factoring)) return false;
+    group.factoring = *common;
+    return true;
+  }
+
+  Label label_row_reduction(ValueId id) {
+    const Node& node = graph_[id];
+    const ValueId arg = node.args[0];
+    const Shape& space = graph_[arg].shape;
+    const AxisMask axes = changed_axes(space, node.shape);
+    if (axes == 0) {
+      fail(INGOT_UNSUPPORTED,
+           "value {} ({}, {}): a reduction over axes of extent 1 was not removed", id, node.name,
+           node.source);
+    }
+    const Label& own = label(arg);
+    if (own.via == Via::rows && may_own(group_of(own), arg, axes)) {
+      Group& group = group_of(own);
+      group.axes = static_cast<AxisMask>(group.axes | axes);
+      group.reductions.push_back(id);
+      return own;
+    }
+    const int time = own.via == Via::free || own.via == Via::stored ? own.time : own.time + 1;
+    const int index = rows_group(time, arg, axes, own.via == Via::free);
+    schedule_.groups[static_cast<size_t>(index)].reductions.push_back(id);
+    return {time, Via::rows, index};
+  }
+
+  // Whether the team of a rows sweep can reduce `arg` over `axes` as well.
+  bool may_own(const Group& group, ValueId arg, AxisMask axes) {
+    const Shape& shape = graph_[arg].shape;
+    if (shape.batched != group.space.batched ||
+        shape.static_elements() != group.space.static_elements()) {
+      return false;
+    }
+    // Seen in another factoring, the owned elements are at most all of a batch entry.
+    if (shape != group.space) return shape.static_elements() <= kLargestOwnedRow;
+    if (axes == group.axes) return true;
+    return owned_elements(group.space, static_cast<AxisMask>(group.axes | axes)) <=
+           kLargestOwnedRow;
+  }
+
+  int rows_group(int time, ValueId arg, AxisMask axes, bool evaluated) {
+    const Shape& space = graph_[arg].shape;
+    const Factoring own = evaluated ? factoring(arg) : Factoring(space);
+    for (size_t i = 0; i < schedule_.groups.size(); ++i) {
+      Group& group = schedule_.groups[i];
+      if (group.kind != SweepKind::rows || group.time != time || !may_own(group, arg, axes)) {
+        continue;
+      }
+      const auto common = Factoring::common(group.factoring, own, space.static_elements());
+      if (!common) continue;
+      group.factoring = *common;
+      group.axes = static_cast<AxisMask>(group.axes | axes);
+      return static_cast<int>(i);
+    }
+    const int index =
+        add_group({.kind = SweepKind::rows, .time = time, .space = space, .axes = axes});
+    schedule_.groups[static_cast<size_t>(index)].factoring = own;
+    return index;
+  }
+
+  Label label_statistic(ValueId id) {
+    const Node& node = graph_[id];
+    const ValueId arg = node.args[0];
+    const Shape& space = graph_[arg].shape;
+    const AxisMask axes = changed_axes(space, node.shape);
+    const Label& own = label(arg);
+    if (own.via == Via::product && fuses_statistic(group_of(own), id, axes)) {
+      Group& group = group_of(own);
+      group.axes = axes;
+      group.statistics.push_back(id);
+      return {own.time, Via::tail, own.group};
+    }
+    const bool evaluated = own.via == Via::free;
+    const int time = evaluated || own.via == Via::stored ? own.time : own.time + 1;
+    for (size_t i = 0; i < schedule_.groups.size(); ++i) {
+      Group& group = schedule_.groups[i];
+      if (group.kind == SweepKind::columns && group.time == time && group.space == space &&
+          group.axes == axes) {
+        const auto common =
+            Factoring::common(group.factoring, evaluated ? factoring(arg) : Factoring(space),
+                              space.static_elements());
+        if (!common) continue;
+        group.factoring = *common;
+        group.statistics.push_back(id);
+        return {time, Via::tail, static_cast<int>(i)};
+      }
+    }
+    const int index =
+        add_group({.kind = SweepKind::columns, .time = time, .space = space, .axes = axes});
+    Group& group = schedule_.groups[static_cast<size_t>(index)];
+    if (evaluated) group.factoring = factoring(arg);
+    group.statistics.push_back(id);
+    return {time, Via::tail, index};
+  }
+
+  bool fuses_statistic(const Group& group, ValueId id, AxisMask axes) {
+    const Node& node = graph_[id];
+    const AxisMask wanted = group.space.rows > 1
+                                ? static_cast<AxisMask>(axis_bit(kBatch) | axis_bit(kRows))
+                                : axis_bit(kBatch);
+    return target_.fused_statistics && graph_[node.args[0]].shape == group.space &&
+           axes == wanted && node.finish != Finish::argmax;
+  }
+
+  const Graph& graph_;
+  const Target& target_;
+  bool cut_views_;
+  Schedule schedule_;
+  std::vector<Factoring> factorings_;  // under which each value's own slice can be evaluated
+};
+
+}  // namespace
+
+ValueId operand_source(const Graph& graph, ValueId operand) {
+  const ValueId base = behind_views(graph, operand);
+  const bool splits = Factoring(graph[operand].shape).splits(Factoring(graph[base].shape));
+  return graph[base].kind == NodeKind::leaf && !splits ? operand : base;
+}
+
+bool renames_only(const Shape& from, const Shape& to) {
+  const auto extents = [](const Shape& shape) {
+    std::vector<int64_t> list;
+    for (const int64_t extent : {shape.rows, shape.groups, shape.features}) {
+      if (extent != 1) list.push_back(extent);
+    }
+    return list;
+  };
+  return from.batched == to.batched && extents(from) == extents(to);
+}
+
+Schedule make_schedule(const Graph& graph, const Target& target, bool cut_views,
+                       const std::vector<ValueId>& deferred) {
+  if (!cut_views) {
+    try {
+      return Scheduler(graph, target, false).run(deferred);
+    } catch (const NoCommonFactoring&) {
+      // Views as copies serve every graph.
+    }
+  }
+  return Scheduler(graph, target, true).run(deferred);
+}
+
+}  // namespace ingot

@@ -1,0 +1,375 @@
+// Sweeps are built from the last to the first: when one is built, all that later sweeps want of it
+// is known, and what it loads becomes what earlier ones must store.
+#include "plan/sweeps.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "plan/cost.h"
+#include "plan/frontier.h"
+#include "plan/shapes.h"
+#include "support/error.h"
+
+namespace ingot {
+namespace {
+
+// What a small sweep costs where a target names no launch time: starting and joining threads.
+constexpr double kSmallSweepSeconds = 2e-6;
+
+constexpr int kForever = std::numeric_limits<int>::max();
+
+bool contains(const std::vector<ValueId>& list, ValueId id) {
+  return std::find(list.begin(), list.end(), id) != list.end();
+}
+void add_once(std::vector<ValueId>& list, ValueId id) {
+  if (!contains(list, id)) list.push_back(id);
+}
+
+struct TimedSweep {
+  int time = 0;
+  Sweep sweep;
+};
+
+class SweepBuilder {
+ public:
+  SweepBuilder(const Graph& graph, const Target& target, Schedule schedule,
+               const std::vector<ValueId>& deferred)
+      : graph_(graph),
+        target_(target),
+        schedule_(std::move(schedule)),
+        deferred_(deferred),
+        demand_(graph.nodes.size()) {}
+
+  std::vector<Sweep> run() {
+    find_cones();
+    for (const Update& update : graph_.updates) demand(update.value, kForever);
+    for (const Result& result : graph_.results) demand(result.value, kForever);
+    int last = 0;
+    for (const Label& label : schedule_.labels) last = std::max(last, label.time);
+    for (int time = last; time >= kPrelude; --time) build_time(time);
+    std::vector<Sweep> sweeps;
+    std::stable_sort(built_.begin(), built_.end(), [](const TimedSweep& a, const TimedSweep& b) {
+      return a.time != b.time ? a.time < b.time : a.sweep.kind < b.sweep.kind;
+    });
+    for (TimedSweep& timed : built_) sweeps.push_back(std::move(timed.sweep));
+    return sweeps;
+  }
+
+ private:
+  static constexpr int kPrelude = -1;  // before all: vectors that are computed once
+
+  struct Demand {
+    bool wanted = false, placed = false;
+    int before = kForever;  // the earliest sweep that loads it
+    int home = 0;           // earliest time at which a sweep can compute it (free values)
+  };
+
+  const Label& label(ValueId id) const { return schedule_.labels[static_cast<size_t>(id)]; }
+  Demand& demand_of(ValueId id) { return demand_[static_cast<size_t>(id)]; }
+
+  void demand(ValueId id, int before, int home = 0) {
+    Demand& own = demand_of(id);
+    own.before = std::min(own.before, before);
+    if (own.wanted) return;
+    own.wanted = true;
+    own.home = label(id).time;
+    if (label(id).via == Via::free) {
+      own.home = std::min(own.home, label(id).time + home);
+      return;
+    }
+    Group& group = schedule_.groups[static_cast<size_t>(label(id).group)];
+    add_once(label(id).via == Via::tail ? group.tail_stores : group.stores, id);
+    own.placed = true;
+  }
+
+  // Which free values each group evaluates in any case on the way to what it is for.
+  void find_cones() {
+    for (const Group& group : schedule_.groups) {
+      std::vector<bool> cone(graph_.nodes.size(), false);
+      std::vector<ValueId> stack;
+      for (const auto* anchors : {&group.reductions, &group.statistics}) {
+        for (const ValueId id : *anchors) stack.push_back(graph_[id].args[0]);
+      }
+      while (!stack.empty()) {
+        const ValueId id = stack.back();
+        stack.pop_back();
+        const Node& node = graph_[id];
+        const bool inside = node.kind == NodeKind::pointwise || node.kind == NodeKind::view;
+        if (cone[static_cast<size_t>(id)] || !inside) continue;
+        cone[static_cast<size_t>(id)] = true;
+        stack.insert(stack.end(), node.args.begin(), node.args.end());
+      }
+      cones_.push_back(std::move(cone));
+    }
+  }
+
+  // A group before `time` that evaluates the free value anyway, at full size.
+  int host_of(ValueId id, int time) const {
+    for (size_t i = 0; i < schedule_.groups.size(); ++i) {
+      const Group& group = schedule_.groups[i];
+      if (group.time >= label(id).time && group.time < time && cones_[i][static_cast<size_t>(id)] &&
+          fills(id, group.space)) {
+        return static_cast<int>(i);
+      }
+    }
+    return -1;
+  }
+
+  bool fills(ValueId id, const Shape& space) const {
+    const Shape& shape = graph_[id].shape;
+    return shape.static_elements() == space.static_elements() && shape.batched == space.batched;
+  }
+
+  // What loading costs a sweep of this time; `wide`: it evaluates per element of a batch.
+  double load_cost(ValueId id, int time, bool wide) {
+    const double once = bytes_of(graph_, id, kPlanningBatch) / target_.bandwidth;
+    const Node& node = graph_[id];
+    if (node.kind == NodeKind::leaf) return once;
+    const Label& own = label(id);
+    const Demand& wanted = demand_of(id);
+    if (own.via != Via::free) {
+      const int from = own.via == Via::stored ? own.time : own.time + 1;
+      const bool stored_anyway =
+          wanted.wanted || (node.kind == NodeKind::matmul && !target_.fused_epilogue);
+      return from > time ? kImpossible : stored_anyway ? once : 2 * once;
+    }
+    if (wanted.placed) return kImpossible;  // by a sweep of this time or later
+    if (wanted.wanted) return wanted.home < time ? once : kImpossible;
+    if (own.time < time && host_of(id, time) >= 0) return 2 * once;
+    // A vector may get a small sweep of its own, also before the first.
+    const bool vector = wide && !node.shape.batched && node.kind == NodeKind::pointwise;
+    if (vector && (own.time < time || own.time == 0) && time > kPrelude) {
+      return 2 * once + std::max(target_.launch_seconds, kSmallSweepSeconds);
+    }
+    return kImpossible;
+  }
+
+  bool is_deferred(ValueId id) const { return contains(deferred_, id); }
+
+  double compute_cost(ValueId id, const Group& group) const {
+    const Node& node = graph_[id];
+    const Label& own = label(id);
+    const bool here = own.group >= 0 && &schedule_.groups[static_cast<size_t>(own.group)] == &group;
+    const auto elements =
+        static_cast<double>(node.shape.batched && group.kind == SweepKind::rows
+                                ? std::max(node.shape.elements(kPlanningBatch), int64_t{1})
+                                : group.space.elements(kPlanningBatch));
+    const double cost = elements * element_flops(node) / scalar_rate(target_);
+    switch (node.kind) {
+      case NodeKind::leaf:
+      case NodeKind::constant:
+        return kImpossible;
+      case NodeKind::matmul:
+        return group.matmul == id ? 0 : kImpossible;
+      case NodeKind::reduce:
+        return own.via == Via::rows && here ? cost : kImpossible;
+      case NodeKind::view:
+      case NodeKind::pointwise:
+        break;
+    }
+    if (own.via == Via::stored) return here ? cost : kImpossible;
+    if (own.time < group.time || (own.time == group.time && (own.via == Via::free || here))) {
+      return cost;
+    }
+    // Vectors computed before everything else.
+    return group.time == kPrelude && own.time == 0 && own.via == Via::free ? cost : kImpossible;
+  }
+
+  void build_time(int time) {
+    for (size_t i = schedule_.groups.size(); i-- > 0;) {
+      if (schedule_.groups[i].time == time) build_group(i);
+    }
+    std::vector<Group> maps;
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+      const auto id = static_cast<ValueId>(i);
+      Demand& own = demand_[i];
+      if (!own.wanted || own.placed || own.home != time) continue;
+      own.placed = true;
+      place_free(id, time, maps);
+    }
+    for (Group& group : maps) build_map(group);
+  }
+
+  // A free value that nothing of this time evaluates: in a sweep of its shape.
+  void place_free(ValueId id, int time, std::vector<Group>& maps) {
+    const Shape& shape = graph_[id].shape;
+    const auto same = std::find_if(maps.begin(), maps.end(), [&](const Group& group) {
+      return group.space == shape && is_deferred(group.stores.front()) == is_deferred(id);
+    });
+    if (same != maps.end()) {
+      same->stores.push_back(id);
+      return;
+    }
+    Group group{.kind = SweepKind::map, .time = time, .space = shape, .stores = {id}};
+    group.factoring = Factoring(shape);
+    if (time == kPrelude) {
+      group.reasons.push_back("a vector is cheaper to compute once than per element");
+    } else if (is_deferred(id)) {
+      group.reasons.push_back("writes buffers after everything has read them");
+    }
+    maps.push_back(std::move(group));
+  }
+
+  void build_map(const Group& group) {
+    Sweep sweep;
+    sweep.kind = SweepKind::map;
+    build_body(group, {}, sweep);
+    finish(group, std::move(sweep));
+  }
+
+  void build_group(size_t index) {
+    Group& group = schedule_.groups[index];
+    Sweep sweep;
+    sweep.kind = group.kind;
+    sweep.matmul = group.matmul;
+    build_tail(group, sweep);
+    if (group.stores.empty() && sweep.statistics.empty()) return;
+    host_free_values(index);
+    std::vector<ValueId> targets;
+    for (const ValueId id : sweep.statistics) add_once(targets, graph_[id].args[0]);
+    build_body(group, targets, sweep);
+    finish(group, std::move(sweep));
+  }
+
+  // Free values that are wanted and that this group evaluates anyway are stored here.
+  void host_free_values(size_t index) {
+    Group& group = schedule_.groups[index];
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+      Demand& own = demand_[i];
+      if (!own.wanted || own.placed || own.before <= group.time || own.home > group.time ||
+          !cones_[index][i] || !fills(static_cast<ValueId>(i), group.space)) {
+        continue;
+      }
+      own.placed = true;
+      group.stores.push_back(static_cast<ValueId>(i));
+    }
+  }
+
+  // The tail, and with it which statistics anyone wants.
+  void build_tail(Group& group, Sweep& sweep) {
+    if (group.statistics.empty()) return;
+    const Shape& reduced = graph_[group.statistics.front()].shape;
+    if (!group.tail_stores.empty()) host_small_values(group, reduced);
+    if (group.tail_stores.empty()) return;
+    std::vector<AccessCost> costs(graph_.nodes.size());
+    for (size_t i = 0; i < costs.size(); ++i) {
+      const auto id = static_cast<ValueId>(i);
+      if (contains(group.statistics, id)) {
+        costs[i].load = 0;
+        continue;
+      }
+      costs[i].load = load_cost(id, group.time, false);
+      const Node& node = graph_[id];
+      const bool inside = node.kind == NodeKind::pointwise || node.kind == NodeKind::view;
+      if (inside && !node.shape.batched) costs[i].compute = tail_cost(id, group);
+    }
+    const Frontier frontier = cheapest_frontier(graph_, costs, group.tail_stores);
+    if (!frontier.feasible) throw std::logic_error("a tail cannot be computed");
+    sweep.tail = frontier.computed;
+    for (const ValueId id : frontier.loaded) {
+      if (contains(group.statistics, id)) {
+        sweep.statistics.push_back(id);
+      } else {
+        add_once(sweep.loads, id);
+      }
+    }
+    sweep.stores = group.tail_stores;
+  }
+
+  double tail_cost(ValueId id, const Group& group) const {
+    const Label& own = label(id);
+    const bool here =
+        own.via == Via::tail && &schedule_.groups[static_cast<size_t>(own.group)] == &group;
+    const bool earlier = own.time < group.time && own.via != Via::stored;
+    if (!here && !earlier && !(own.time == group.time && own.via == Via::free)) return kImpossible;
+    return element_flops(graph_[id]) *
+           static_cast<double>(graph_[id].shape.elements(kPlanningBatch)) / scalar_rate(target_);
+  }
+
+  // Small free values (a counter's increment) ride on a tail rather than cost a launch.
+  void host_small_values(Group& group, const Shape& reduced) {
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+      const Node& node = graph_.nodes[i];
+      Demand& own = demand_[i];
+      const bool small = node.shape.is_scalar() || node.shape == reduced;
+      if (!own.wanted || own.placed || own.before != kForever || own.home > group.time || !small ||
+          node.kind != NodeKind::pointwise || is_deferred(static_cast<ValueId>(i))) {
+        continue;
+      }
+      own.placed = true;
+      group.tail_stores.push_back(static_cast<ValueId>(i));
+    }
+  }
+
+  void build_body(const Group& group, std::vector<ValueId> targets, Sweep& sweep) {
+    for (const ValueId id : group.stores) add_once(targets, id);
+    std::vector<AccessCost> costs(graph_.nodes.size());
+    const bool copies = !group.stores.empty() && is_deferred(group.stores.front());
+    for (size_t i = 0; i < costs.size(); ++i) {
+      const auto id = static_cast<ValueId>(i);
+      costs[i].load =
+          contains(group.stores, id) ? kImpossible : load_cost(id, group.time, group.space.batched);
+      const bool copied = !copies || is_deferred(id);
+      if (copied) costs[i].compute = compute_cost(id, group);
+      if (copies && !copied && costs[i].load == kImpossible && label(id).time < group.time) {
+        costs[i].load = 0;  // any value can be stored for a copy
+      }
+    }
+    const Frontier frontier = cheapest_frontier(graph_, costs, targets);
+    if (!frontier.feasible) throw std::logic_error("a sweep's values cannot be computed");
+    for (const ValueId id : frontier.computed) {
+      if (id != group.matmul) sweep.body.push_back(id);
+    }
+    for (const ValueId id : frontier.loaded) add_once(sweep.loads, id);
+    if (group.matmul != kNoValue) load_operands(group.matmul, sweep);
+    sweep.stores.insert(sweep.stores.begin(), group.stores.begin(), group.stores.end());
+  }
+
+  void load_operands(ValueId matmul, Sweep& sweep) const {
+    for (const ValueId arg : graph_[matmul].args) {
+      add_once(sweep.loads, operand_source(graph_, arg));
+    }
+  }
+
+  void finish(const Group& group, Sweep sweep) {
+    std::sort(sweep.loads.begin(), sweep.loads.end());
+    sweep.space = group.matmul != kNoValue
+                      ? group.space
+                      : group.factoring.shape(group.space.static_elements(), group.space.batched,
+                                              group.space);
+    assign_shapes(graph_, sweep);
+    sweep.reasons = group.reasons;
+    for (const ValueId id : sweep.loads) {
+      if (graph_[id].kind == NodeKind::leaf) continue;
+      const bool prelude = label(id).via == Via::free && label(id).time == group.time;
+      if (label(id).via == Via::free && !demand_of(id).wanted && !prelude) {
+        const int host = host_of(id, group.time);
+        demand(id, group.time);
+        if (host >= 0) {
+          schedule_.groups[static_cast<size_t>(host)].stores.push_back(id);
+          demand_of(id).placed = true;
+        }
+      } else {
+        demand(id, group.time, prelude ? kPrelude : 0);
+      }
+    }
+    built_.push_back({group.time, std::move(sweep)});
+  }
+
+  const Graph& graph_;
+  const Target& target_;
+  Schedule schedule_;
+  const std::vector<ValueId>& deferred_;
+  std::vector<Demand> demand_;
+  std::vector<std::vector<bool>> cones_;  // by group
+  std::vector<TimedSweep> built_;
+};
+
+}  // namespace
+
+std::vector<Sweep> build_sweeps(const Graph& graph, const Target& target, Schedule schedule,
+                                const std::vector<ValueId>& deferred) {
+  return SweepBuilder(graph, target, std::move(schedule), deferred).run();
+}
+
+}  // namespace ingot
