@@ -442,6 +442,12 @@ class _Import:
         )
         if not results and not updates:
             return None
+        computing = [
+            node
+            for node in nodes
+            if node.target is not operator.getitem
+            and _schema_name(node.target) not in SHAPE_OPERATORS
+        ]
         operators = [
             {
                 "what": _operator_name(node),
@@ -449,13 +455,11 @@ class _Import:
                 "module": _origin(node),
                 "node": node.name,
             }
-            for node in nodes
-            if node.target is not operator.getitem
-            and _schema_name(node.target) not in SHAPE_OPERATORS
+            for node in computing
         ]
         graph = {
             "ingot_graph": 1,
-            "name": _region_name(operators),
+            "name": _region_name(computing),
             "values": region.values,
             "results": [{"value": v, "name": n} for v, n in zip(results, names)],
             "updates": [],
@@ -561,7 +565,20 @@ def _where(node: torch.fx.Node) -> str:
     return found
 
 
-def _region_name(operators: list[dict]) -> str:
-    """ "fused_linear_mul_batch_norm"."""
-    names = [entry["what"] for entry in operators][:6]
-    return "fused_" + "_".join(names) if names else "fused"
+def _label(node: torch.fx.Node) -> str:
+    """What a reader would call an operator: its module's name, or that of the parameter it
+    applies, or its own."""
+    name = _origin(node).rpartition(".")[2]
+    if name and not name.isdigit():
+        return name
+    for argument in node.all_input_nodes:
+        if argument.op == "placeholder" and argument.name.startswith("p_model_"):
+            return argument.name[len("p_model_") :]
+    return _operator_name(node)
+
+
+def _region_name(nodes: list[torch.fx.Node]) -> str:
+    """ "gemm_scale_bn"."""
+    labels = [_label(node) for node in nodes]
+    short = [label for at, label in enumerate(labels) if at == 0 or label != labels[at - 1]]
+    return "_".join(short[:6]) or "region"
