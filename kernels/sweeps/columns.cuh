@@ -1,0 +1,221 @@
+// The columns sweep: statistics over the batch for every kept element, in two kernels.
+//
+//   columns_sweep        partials[split][column]: states of the samples of one split (an array for
+//                        each of the statistics, one after the other)
+//   merge_sweep          merges a column's partials in order, then runs the tail (mean, variance,
+//                        running statistics, folded scale and shift, ...) once per column
+//
+// The same merge finishes the partial states that a product's epilogue emits. There are no atomics:
+// splits and their order depend on the sizes alone, so equal input gives equal bits.
+//
+// Two layouts of the reduction, by which axes are reduced besides the batch:
+//   leading (none, rows, or rows and groups): a column is a position in the kept trailing axes, a
+//     "sample" is (b, leading index); threads lie along columns and walk down samples;
+//   inner (anything else): a block owns one column; threads lie along the reduced positions.
+//
+// The body (generated):
+//   static constexpr i64 kColumns, kLeading, kInner;
+//   using Value = float;  using Statistics = Together<Moments<Value>, ...>;
+//   struct Operands;  template <int V> struct Feature, Element;
+//   static i64 flat(i64 column, i64 inner);            element within the sample (inner layout)
+//   template <int V> static void feature(const Operands&, i64 e, Feature<V>&);
+//   template <int V> static void load(const Operands&, i64 b, i64 e, Element<V>&);
+//   template <int V> static void values(const Operands&, const Feature<V>&, Element<V>&, i64 b,
+//                                       i64 e, Value (&x)[kCount][V]);   may also store
+//   static void tail(const Operands&, const Statistics::State&, i64 e);  e: the column
+#pragma once
+
+#include "common/dependent_launch.cuh"
+#include "sweeps/fold.cuh"
+
+namespace ingot {
+
+// What one thread sees of `Chunk` samples: all loads first, then the values.
+template <class Body, int V, int Chunk>
+struct ColumnChunk {
+  using Statistics = typename Body::Statistics;
+  using State = typename Statistics::State;
+  using Value = typename Body::Value;
+  using Feature = typename Body::template Feature<V>;
+  static constexpr int kCount = Statistics::kCount;
+
+  // Folds samples first, first + step, ... (`count` of them, at most Chunk) into states[V].
+  INGOT_D static void fold(const typename Body::Operands& operands, const Feature& shared,
+                           i64 first, i64 step, i64 count, i64 column, State (&states)[V]) {
+    typename Body::template Element<V> element[Chunk];
+    Value x[Chunk][kCount][V];
+    INGOT_UNROLL
+    for (int k = 0; k < Chunk; ++k) {
+      const i64 s = first + k * step;
+      if (k < count) {
+        Body::template load<V>(operands, s / Body::kLeading, offset(s, column), element[k]);
+      }
+    }
+    INGOT_UNROLL
+    for (int k = 0; k < Chunk; ++k) {
+      const i64 s = first + k * step;
+      const i64 e = offset(s, column);
+      if (k >= count) continue;
+      if constexpr (Body::kLeading == 1) {
+        Body::template values<V>(operands, shared, element[k], s, e, x[k]);
+      } else {
+        Feature own;
+        Body::template feature<V>(operands, e, own);
+        Body::template values<V>(operands, own, element[k], s / Body::kLeading, e, x[k]);
+      }
+    }
+    INGOT_UNROLL
+    for (int i = 0; i < V; ++i) {
+      if (count >= Chunk) {
+        Value lane[kCount][Chunk];
+        INGOT_UNROLL
+        for (int n = 0; n < kCount; ++n) {
+          INGOT_UNROLL
+          for (int k = 0; k < Chunk; ++k) lane[n][k] = x[k][n][i];
+        }
+        states[i] = Statistics::merge(states[i], Statistics::lift(lane, first, step));
+      } else {
+        INGOT_UNROLL
+        for (int k = 0; k < Chunk; ++k) {
+          Value lane[kCount][1];
+          INGOT_UNROLL
+          for (int n = 0; n < kCount; ++n) lane[n][0] = x[k][n][i];
+          if (k < count) {
+            states[i] = Statistics::merge(states[i], Statistics::lift(lane, first + k * step, 1));
+          }
+        }
+      }
+    }
+  }
+
+  INGOT_D static i64 offset(i64 s, i64 column) {
+    if constexpr (Body::kLeading == 1) return column;
+    return (s % Body::kLeading) * Body::kColumns + column;
+  }
+};
+
+// Leading layout. Grid: ceil(kColumns / (V·Lanes)) · splits blocks of Lanes·Rows threads.
+// partials: states[splits][kColumns]; samples: B·kLeading, cut into splits of `split_samples`.
+template <class Body, int V, int Lanes, int Rows, int Chunk>
+INGOT_D void columns_sweep(const typename Body::Operands& operands, i64 samples, i64 split_samples,
+                           void* partials) {
+  using Statistics = typename Body::Statistics;
+  using State = typename Statistics::State;
+  constexpr i64 kVectors = Body::kColumns / V;
+  constexpr u32 kTiles = static_cast<u32>((kVectors + Lanes - 1) / Lanes);
+  __shared__ State shared_states[Rows][Lanes];
+
+  const int lane = static_cast<int>(threadIdx.x % Lanes);
+  const int row = static_cast<int>(threadIdx.x / Lanes);
+  const i64 vector = static_cast<i64>(blockIdx.x % kTiles) * Lanes + lane;
+  const i64 split = blockIdx.x / kTiles;
+  const i64 column = vector * V;
+  const i64 begin = split * split_samples;
+  const i64 end = begin + split_samples < samples ? begin + split_samples : samples;
+
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+
+  State states[V];
+  INGOT_UNROLL
+  for (int i = 0; i < V; ++i) states[i] = Statistics::identity();
+  if (vector < kVectors) {
+    typename Body::template Feature<V> feature;
+    if constexpr (Body::kLeading == 1) Body::template feature<V>(operands, column, feature);
+    for (i64 s = begin + row; s < end; s += Rows * Chunk) {
+      ColumnChunk<Body, V, Chunk>::fold(operands, feature, s, Rows, (end - s + Rows - 1) / Rows,
+                                        column, states);
+    }
+  }
+  INGOT_UNROLL
+  for (int i = 0; i < V; ++i) {
+    __syncthreads();
+    shared_states[row][lane] = states[i];
+    for (int half = Rows / 2; half > 0; half /= 2) {
+      __syncthreads();
+      if (row < half) {
+        shared_states[row][lane] =
+            Statistics::merge(shared_states[row][lane], shared_states[row + half][lane]);
+      }
+    }
+    if (row == 0 && vector < kVectors) {
+      const i64 count = gridDim.x / kTiles * Body::kColumns;
+      Statistics::write(partials, count, split * Body::kColumns + column + i,
+                        shared_states[0][lane]);
+    }
+  }
+}
+
+// Inner layout. Grid: kColumns · splits blocks of Threads threads; samples are batch entries.
+template <class Body, int V, int Threads>
+INGOT_D void columns_inner_sweep(const typename Body::Operands& operands, i64 samples,
+                                 i64 split_samples, void* partials) {
+  using Statistics = typename Body::Statistics;
+  using State = typename Statistics::State;
+  using Value = typename Body::Value;
+  constexpr i64 kVectors = Body::kInner / V;
+  constexpr int kCount = Statistics::kCount;
+  __shared__ TeamStorage<Statistics, Threads> storage;
+
+  const i64 column = blockIdx.x % Body::kColumns;
+  const i64 split = blockIdx.x / Body::kColumns;
+  const i64 begin = split * split_samples;
+  const i64 end = begin + split_samples < samples ? begin + split_samples : samples;
+
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+
+  State state = Statistics::identity();
+  for (i64 t = begin * kVectors + threadIdx.x; t < end * kVectors; t += Threads) {
+    const i64 b = t / kVectors, inner = (t % kVectors) * V;
+    const i64 e = Body::flat(column, inner);
+    typename Body::template Feature<V> feature;
+    typename Body::template Element<V> element;
+    Value x[kCount][V];
+    Body::template feature<V>(operands, e, feature);
+    Body::template load<V>(operands, b, e, element);
+    Body::template values<V>(operands, feature, element, b, e, x);
+    state = Statistics::merge(state, Statistics::lift(x, b * Body::kInner + inner, 1));
+  }
+  state = merge_team<Statistics, Threads>(state, storage);
+  if (threadIdx.x == 0) {
+    Statistics::write(partials, gridDim.x, blockIdx.x, state);
+  }
+}
+
+// Grid: ceil(kColumns / Lanes) blocks of Lanes·Segments threads. A thread merges a contiguous range
+// of splits; the ranges merge in order, and one thread a column runs the tail.
+template <class Body, int Lanes, int Segments>
+INGOT_D void merge_sweep(const typename Body::Operands& operands, const void* partials,
+                         i64 splits) {
+  using Statistics = typename Body::Statistics;
+  using State = typename Statistics::State;
+  __shared__ State shared_states[Segments][Lanes];
+  const int lane = static_cast<int>(threadIdx.x % Lanes);
+  const int segment = static_cast<int>(threadIdx.x / Lanes);
+  const i64 column = static_cast<i64>(blockIdx.x) * Lanes + lane;
+  const i64 per_segment = (splits + Segments - 1) / Segments;
+  const i64 begin = segment * per_segment;
+  const i64 end = begin + per_segment < splits ? begin + per_segment : splits;
+
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+
+  State state = Statistics::identity();
+  if (column < Body::kColumns) {
+#pragma unroll 4
+    for (i64 split = begin; split < end; ++split) {
+      const State part =
+          Statistics::read(partials, splits * Body::kColumns, split * Body::kColumns + column);
+      state = Statistics::merge(state, part);
+    }
+  }
+  shared_states[segment][lane] = state;
+  __syncthreads();
+  if (segment != 0 || column >= Body::kColumns) return;
+  INGOT_UNROLL
+  for (int k = 1; k < Segments; ++k) state = Statistics::merge(state, shared_states[k][lane]);
+  Body::tail(operands, state, column);
+}
+
+}  // namespace ingot

@@ -1,0 +1,185 @@
+// Folding values into monoid states (common/monoid.cuh): several values in one thread, several
+// monoids side by side, and the states of a team of threads. Every order is fixed.
+#pragma once
+
+#include "common/math.cuh"
+#include "common/monoid.cuh"
+#include "common/types.cuh"
+#include "sweeps/tensor.cuh"
+
+namespace ingot {
+
+// A number as a type, to choose an overload by.
+template <int N>
+struct Index {};
+
+// Lifts N values of one thread into one state. `index` is the position of the first along the
+// reduced extent and `step` the distance between two (for ArgMax).
+template <class M>
+struct Fold {
+  template <class T, int N>
+  INGOT_D static typename M::State lift(const T (&x)[N], i64, i64) {
+    typename M::State state = M::lift(x[0]);
+    INGOT_UNROLL
+    for (int i = 1; i < N; ++i) state = M::merge(state, M::lift(x[i]));
+    return state;
+  }
+};
+
+template <class C>
+struct Fold<ArgMax<C>> {
+  template <class T, int N>
+  INGOT_D static typename ArgMax<C>::State lift(const T (&x)[N], i64 index, i64 step) {
+    typename ArgMax<C>::State state = ArgMax<C>::lift(x[0], index);
+    INGOT_UNROLL
+    for (int i = 1; i < N; ++i) {
+      state = ArgMax<C>::merge(state, ArgMax<C>::lift(x[i], index + i * step));
+    }
+    return state;
+  }
+};
+
+// Two passes over registers: the mean, then the squares around it. No division by a variable.
+template <class C>
+struct Fold<Moments<C>> {
+  template <class T, int N>
+  INGOT_D static typename Moments<C>::State lift(const T (&x)[N], i64, i64) {
+    C sum = C(0);
+    INGOT_UNROLL
+    for (int i = 1; i < N; ++i) sum += x[i] - x[0];
+    C mean = x[0] + sum * (C(1) / C(N));
+    if (!(sum - sum == C(0))) {
+      // Inf among the values, or an overflow of a difference: the mean is Σx/N.
+      mean = x[0] * (C(1) / C(N));
+      INGOT_UNROLL
+      for (int i = 1; i < N; ++i) mean += x[i] * (C(1) / C(N));
+    }
+    C m2 = C(0);
+    INGOT_UNROLL
+    for (int i = 0; i < N; ++i) m2 += (x[i] - mean) * (x[i] - mean);
+    return {C(N), mean, m2};
+  }
+};
+
+// The maximum first, then one exponential a value.
+template <class C>
+struct Fold<LogSumExp<C>> {
+  template <class T, int N>
+  INGOT_D static typename LogSumExp<C>::State lift(const T (&x)[N], i64, i64) {
+    typename Max<C>::State top = Max<C>::lift(x[0]);
+    INGOT_UNROLL
+    for (int i = 1; i < N; ++i) top = Max<C>::merge(top, Max<C>::lift(x[i]));
+    C sum = C(0);
+    INGOT_UNROLL
+    for (int i = 0; i < N; ++i) {
+      sum += x[i] == top.value ? C(1) : math::exp(x[i] - top.value);
+    }
+    return {top.value, sum};
+  }
+};
+
+// Where the states after an array of `count` states of M begin: on the next 16-byte boundary.
+template <class M>
+INGOT_D unsigned char* after_states(const void* states, i64 count) {
+  const i64 bytes = count * static_cast<i64>(sizeof(typename M::State));
+  return static_cast<unsigned char*>(const_cast<void*>(states)) + (bytes + 15) / 16 * 16;
+}
+
+// Monoids side by side, each over its own values: x[0] for the first, x[1] for the second, ...
+// In memory the states of each are an array of their own: `count` of them, at the given index.
+template <class M, class... Rest>
+struct Together {
+  using Others = Together<Rest...>;
+  static constexpr int kCount = 1 + Others::kCount;
+  struct State {
+    typename M::State first;
+    typename Others::State others;
+  };
+  INGOT_D static State identity() { return {M::identity(), Others::identity()}; }
+  INGOT_D static State merge(const State& a, const State& b) {
+    return {M::merge(a.first, b.first), Others::merge(a.others, b.others)};
+  }
+  template <class T, int N>
+  INGOT_D static State lift(const T (*x)[N], i64 index, i64 step) {
+    return {Fold<M>::lift(x[0], index, step), Others::lift(x + 1, index, step)};
+  }
+  INGOT_D static void write(void* memory, i64 count, i64 index, const State& state) {
+    static_cast<typename M::State*>(memory)[index] = state.first;
+    Others::write(after_states<M>(memory, count), count, index, state.others);
+  }
+  INGOT_D static State read(const void* memory, i64 count, i64 index) {
+    return {static_cast<const typename M::State*>(memory)[index],
+            Others::read(after_states<M>(memory, count), count, index)};
+  }
+};
+template <class M>
+struct Together<M> {
+  static constexpr int kCount = 1;
+  struct State {
+    typename M::State first;
+  };
+  INGOT_D static State identity() { return {M::identity()}; }
+  INGOT_D static State merge(const State& a, const State& b) {
+    return {M::merge(a.first, b.first)};
+  }
+  template <class T, int N>
+  INGOT_D static State lift(const T (*x)[N], i64 index, i64 step) {
+    return {Fold<M>::lift(x[0], index, step)};
+  }
+  INGOT_D static void write(void* memory, i64, i64 index, const State& state) {
+    static_cast<typename M::State*>(memory)[index] = state.first;
+  }
+  INGOT_D static State read(const void* memory, i64, i64 index) {
+    return {static_cast<const typename M::State*>(memory)[index]};
+  }
+};
+
+// The state that the lane `mask` away holds; all 32 lanes take part.
+template <class State>
+INGOT_D State shuffle_xor(const State& state, int mask) {
+  constexpr int kWords = (sizeof(State) + 3) / 4;
+  union Words {
+    State state;
+    u32 word[kWords];
+    INGOT_D Words() {}
+  };
+  Words from, to;
+  from.state = state;
+  INGOT_UNROLL
+  for (int i = 0; i < kWords; ++i) to.word[i] = __shfl_xor_sync(0xffffffffu, from.word[i], mask);
+  return to.state;
+}
+
+// Merges over aligned sub-warps of `Lanes` lanes, lower lanes first, so all lanes get equal bits.
+template <class M, int Lanes>
+INGOT_D typename M::State merge_lanes(typename M::State state) {
+  const int lane = static_cast<int>(threadIdx.x) & 31;
+  INGOT_UNROLL
+  for (int mask = 1; mask < Lanes; mask *= 2) {
+    const typename M::State other = shuffle_xor(state, mask);
+    state = (lane & mask) != 0 ? M::merge(other, state) : M::merge(state, other);
+  }
+  return state;
+}
+
+// One state a warp, for merge_team; each reduction of a kernel has its own.
+template <class M, int Team>
+struct TeamStorage {
+  typename M::State warps[Team > 32 ? Team / 32 : 1];
+};
+
+// Merges over a team: a sub-warp, or a whole block of `Team` threads (both powers of two), whose
+// threads all call it, once per storage.
+template <class M, int Team>
+INGOT_D typename M::State merge_team(typename M::State state, TeamStorage<M, Team>& storage) {
+  state = merge_lanes<M, (Team < 32 ? Team : 32)>(state);
+  if constexpr (Team > 32) {
+    constexpr int kWarps = Team / 32;
+    if ((threadIdx.x & 31) == 0) storage.warps[threadIdx.x / 32] = state;
+    __syncthreads();
+    state = merge_lanes<M, kWarps>(storage.warps[threadIdx.x & (kWarps - 1)]);
+  }
+  return state;
+}
+
+}  // namespace ingot

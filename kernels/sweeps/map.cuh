@@ -1,0 +1,50 @@
+// The map sweep: pointwise only. Every element of every sample flows through the body once.
+//
+// A sample is kElements elements (rows·groups·features, static); the number of samples is dynamic.
+// A block owns a tile of Lanes vectors of V elements and Rows·Unroll samples: what depends on the
+// element but not on the sample (a bias, a scale) is loaded and computed once per thread.
+//
+// The body (generated):
+//   static constexpr i64 kElements;
+//   struct Operands;                                  tensors read, then tensors written
+//   template <int V> struct Feature, Element;         per element: shared by samples; own
+//   template <int V> static void feature(const Operands&, i64 e, Feature<V>&);
+//   template <int V> static void load(const Operands&, i64 b, i64 e, Element<V>&);
+//   template <int V> static void finish(const Operands&, const Feature<V>&, Element<V>&,
+//                                       i64 b, i64 e);   computes and stores
+#pragma once
+
+#include "common/dependent_launch.cuh"
+#include "sweeps/tensor.cuh"
+
+namespace ingot {
+
+// Grid: ceil(kElements / (V·Lanes)) · ceil(samples / (Rows·Unroll)) blocks of Lanes·Rows threads.
+template <class Body, int V, int Lanes, int Rows, int Unroll>
+INGOT_D void map_sweep(const typename Body::Operands& operands, i64 samples) {
+  constexpr i64 kVectors = Body::kElements / V;
+  constexpr u32 kTiles = static_cast<u32>((kVectors + Lanes - 1) / Lanes);
+  const i64 vector = static_cast<i64>(blockIdx.x % kTiles) * Lanes + threadIdx.x % Lanes;
+  const i64 first = static_cast<i64>(blockIdx.x / kTiles) * (Rows * Unroll) + threadIdx.x / Lanes;
+
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  if (vector >= kVectors) return;
+
+  const i64 e = vector * V;
+  typename Body::template Feature<V> feature;
+  typename Body::template Element<V> element[Unroll];
+  Body::template feature<V>(operands, e, feature);
+  INGOT_UNROLL
+  for (int k = 0; k < Unroll; ++k) {
+    const i64 b = first + k * Rows;
+    if (b < samples) Body::template load<V>(operands, b, e, element[k]);
+  }
+  INGOT_UNROLL
+  for (int k = 0; k < Unroll; ++k) {
+    const i64 b = first + k * Rows;
+    if (b < samples) Body::template finish<V>(operands, feature, element[k], b, e);
+  }
+}
+
+}  // namespace ingot

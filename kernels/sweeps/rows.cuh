@@ -1,0 +1,194 @@
+// The rows sweep: one team of threads owns all elements of a row, so that reductions over the row
+// (softmax, layer norm, ...), several in sequence, resolve inside the kernel: one read, one write.
+//
+// A row is kRow consecutive elements of a sample; a sample has kRowsPerSample of them. Work is cut
+// into phases: phase p evaluates the arguments of its reductions; when the team has merged them,
+// resolve<p> computes what is one value a row; `finish` computes and stores the results.
+//
+//   rows_in_registers   a team (a sub-warp, or a block) holds the row's live values in registers
+//   rows_looped         rows too long for that: each phase reads its operands again (softmax needs
+//                       one pass for (max, Σexp) at once, and one to finish)
+//
+// The body (generated):
+//   static constexpr i64 kRow, kRowsPerSample;  static constexpr int kPhases;
+//   static constexpr bool kNeedsIndex;                  some reduction is an ArgMax
+//   using Value = float;  static Together<...> monoid(Index<P>);   declared only
+//   struct Operands, Row;                              Row: values that are one a row
+//   template <int V> struct Element;                   values that live across reductions
+//   static void row(const Operands&, i64 b, i64 e, Row&);        before any reduction
+//   template <int P, int V> static void phase(const Operands&, const Row&, i64 b, i64 e,
+//                                             Element<V>&, Value (&x)[kCount][V]);
+//   template <int P> static void resolve(const Operands&, const State&, i64 b, i64 e,
+//                                        Row&);
+//   template <int V> static void finish(const Operands&, const Row&, i64 b, i64 e, Element<V>&);
+//   static void finish_row(const Operands&, const Row&, i64 b, i64 e);   stores of one a row
+#pragma once
+
+#include "common/dependent_launch.cuh"
+#include "sweeps/fold.cuh"
+
+namespace ingot {
+
+template <class Body, int P>
+using PhaseMonoid = decltype(Body::monoid(Index<P>{}));
+
+// The row held by a team: vector k of a thread is elements (k·Team + rank)·V ... + V of the row.
+template <class Body, int V, int Team>
+struct RegisterRow {
+  static constexpr int kVectors = static_cast<int>((Body::kRow / V + Team - 1) / Team);
+  static constexpr bool kFull = Body::kRow % (static_cast<i64>(V) * Team) == 0;
+  typename Body::template Element<V> element[kVectors];
+
+  INGOT_D static i64 offset(int k, int rank) { return (static_cast<i64>(k) * Team + rank) * V; }
+  INGOT_D static bool inside(int k, int rank) { return kFull || offset(k, rank) < Body::kRow; }
+
+  template <int P>
+  INGOT_D typename PhaseMonoid<Body, P>::State lift(const typename Body::Operands& operands,
+                                                    const typename Body::Row& row, i64 b, i64 e,
+                                                    int rank) {
+    using Monoid = PhaseMonoid<Body, P>;
+    using Value = typename Body::Value;
+    constexpr int kCount = Monoid::kCount;
+    // ArgMax wants consecutive positions; everything else folds all values of the thread at once.
+    if constexpr (kFull && !Body::kNeedsIndex) {
+      Value x[kCount][kVectors * V];
+      INGOT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        Value part[kCount][V];
+        Body::template phase<P, V>(operands, row, b, e + offset(k, rank), element[k], part);
+        INGOT_UNROLL
+        for (int n = 0; n < kCount; ++n) {
+          INGOT_UNROLL
+          for (int i = 0; i < V; ++i) x[n][k * V + i] = part[n][i];
+        }
+      }
+      return Monoid::lift(x, 0, 1);
+    } else {
+      typename Monoid::State state = Monoid::identity();
+      INGOT_UNROLL
+      for (int k = 0; k < kVectors; ++k) {
+        if (inside(k, rank)) {
+          Value x[kCount][V];
+          Body::template phase<P, V>(operands, row, b, e + offset(k, rank), element[k], x);
+          state = Monoid::merge(state, Monoid::lift(x, offset(k, rank), 1));
+        }
+      }
+      return state;
+    }
+  }
+};
+
+// Grid: ceil(rows / Teams) blocks of Team·Teams threads; Teams is 1 where a team is a whole block.
+template <class Body, int V, int Team, int Teams>
+struct RowsInRegisters {
+  using Operands = typename Body::Operands;
+  using Row = typename Body::Row;
+
+  template <int P>
+  INGOT_D static void resolve_phases(const Operands& operands, RegisterRow<Body, V, Team>& held,
+                                     Row& row, i64 b, i64 e, int rank) {
+    if constexpr (P < Body::kPhases) {
+      using Monoid = PhaseMonoid<Body, P>;
+      __shared__ TeamStorage<Monoid, Team> storage;
+      const auto lifted = held.template lift<P>(operands, row, b, e, rank);
+      const auto state = merge_team<Monoid, Team>(lifted, storage);
+      Body::template resolve<P>(operands, state, b, e, row);
+      resolve_phases<P + 1>(operands, held, row, b, e, rank);
+    }
+  }
+
+  INGOT_D static void run(const Operands& operands, i64 rows) {
+    const int rank = static_cast<int>(threadIdx.x % Team);
+    const i64 index = static_cast<i64>(blockIdx.x) * Teams + threadIdx.x / Team;
+    const bool active = index < rows;
+    // Idle teams of the last block follow the last row, since shuffles need whole warps.
+    const i64 mine = active ? index : rows - 1;
+    const i64 b = mine / Body::kRowsPerSample;
+    const i64 e = mine % Body::kRowsPerSample * Body::kRow;
+
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+
+    Row row;
+    RegisterRow<Body, V, Team> held;
+    Body::row(operands, b, e, row);
+    resolve_phases<0>(operands, held, row, b, e, rank);
+    if (!active) return;
+    INGOT_UNROLL
+    for (int k = 0; k < held.kVectors; ++k) {
+      if (held.inside(k, rank)) {
+        Body::template finish<V>(operands, row, b, e + held.offset(k, rank), held.element[k]);
+      }
+    }
+    if (rank == 0) Body::finish_row(operands, row, b, e);
+  }
+};
+template <class Body, int V, int Team, int Teams>
+INGOT_D void rows_in_registers(const typename Body::Operands& operands, i64 rows) {
+  RowsInRegisters<Body, V, Team, Teams>::run(operands, rows);
+}
+
+// Grid: one block of Threads threads a row.
+template <class Body, int V, int Threads>
+struct RowsLooped {
+  using Operands = typename Body::Operands;
+  using Row = typename Body::Row;
+  template <int P>
+  using Monoid = PhaseMonoid<Body, P>;
+
+  // Evaluates phases 0 ... P for one vector; the last one's values are returned in x.
+  template <int P>
+  INGOT_D static void replay(const Operands& operands, const Row& row, i64 b, i64 e,
+                             typename Body::template Element<V>& element,
+                             typename Body::Value (&x)[Monoid<P>::kCount][V]) {
+    if constexpr (P > 0) {
+      typename Body::Value ignored[Monoid<P - 1>::kCount][V];
+      replay<P - 1>(operands, row, b, e, element, ignored);
+    }
+    Body::template phase<P, V>(operands, row, b, e, element, x);
+  }
+
+  template <int P>
+  INGOT_D static void resolve_phases(const Operands& operands, Row& row, i64 b, i64 e) {
+    if constexpr (P < Body::kPhases) {
+      __shared__ TeamStorage<Monoid<P>, Threads> storage;
+      auto state = Monoid<P>::identity();
+      for (i64 i = static_cast<i64>(threadIdx.x) * V; i < Body::kRow; i += Threads * V) {
+        typename Body::template Element<V> element;
+        typename Body::Value x[Monoid<P>::kCount][V];
+        replay<P>(operands, row, b, e + i, element, x);
+        state = Monoid<P>::merge(state, Monoid<P>::lift(x, i, 1));
+      }
+      state = merge_team<Monoid<P>, Threads>(state, storage);
+      Body::template resolve<P>(operands, state, b, e, row);
+      resolve_phases<P + 1>(operands, row, b, e);
+    }
+  }
+
+  INGOT_D static void run(const Operands& operands) {
+    const i64 b = blockIdx.x / Body::kRowsPerSample;
+    const i64 e = blockIdx.x % Body::kRowsPerSample * Body::kRow;
+
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+
+    Row row;
+    Body::row(operands, b, e, row);
+    resolve_phases<0>(operands, row, b, e);
+    for (i64 i = static_cast<i64>(threadIdx.x) * V; i < Body::kRow; i += Threads * V) {
+      typename Body::template Element<V> element;
+      if constexpr (Body::kPhases > 0) {
+        typename Body::Value ignored[Monoid<Body::kPhases - 1>::kCount][V];
+        replay<Body::kPhases - 1>(operands, row, b, e + i, element, ignored);
+      }
+      Body::template finish<V>(operands, row, b, e + i, element);
+    }
+    if (threadIdx.x == 0) Body::finish_row(operands, row, b, e);
+  }
+};
+template <class Body, int V, int Threads>
+INGOT_D void rows_looped(const typename Body::Operands& operands, i64) {
+  RowsLooped<Body, V, Threads>::run(operands);
+}
+
+}  // namespace ingot

@@ -1,0 +1,46 @@
+// Operands of the sweeps: a base pointer and strides, in elements, over the axes
+// [batch, rows, groups, features]; a stride of 0 broadcasts.
+//
+// Vector accesses move V consecutive features. The host launches a kernel of width V > 1 only where
+// every such operand has feature stride 1 and 16-byte (or V·sizeof(T), if smaller) alignment.
+#pragma once
+
+#include "common/scalar.cuh"
+#include "common/types.cuh"
+
+#define INGOT_UNROLL _Pragma("unroll")
+
+namespace ingot {
+
+struct Tensor {
+  void* data;
+  i64 strides[4];
+
+  template <class T>
+  INGOT_D T* at(i64 b, i64 r, i64 g, i64 f) const {
+    return static_cast<T*>(data) +
+           (b * strides[0] + r * strides[1] + g * strides[2] + f * strides[3]);
+  }
+};
+
+template <class T, int V>
+struct alignas(sizeof(T) * V > 16 ? 16 : sizeof(T) * V) Pack {
+  T lanes[V];
+};
+
+template <class T, int V, class C>
+INGOT_D void load(const T* address, C (&values)[V]) {
+  const Pack<T, V> pack = *reinterpret_cast<const Pack<T, V>*>(address);
+  INGOT_UNROLL
+  for (int i = 0; i < V; ++i) values[i] = widen(pack.lanes[i]);
+}
+
+template <class T, int V, class C>
+INGOT_D void store(T* address, const C (&values)[V]) {
+  Pack<T, V> pack;
+  INGOT_UNROLL
+  for (int i = 0; i < V; ++i) pack.lanes[i] = narrow<T>(values[i]);
+  *reinterpret_cast<Pack<T, V>*>(address) = pack;
+}
+
+}  // namespace ingot
