@@ -1,0 +1,449 @@
+#include "codegen/body_writer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+
+#include "support/error.h"
+
+namespace ingot {
+
+std::string compute_type(DType dtype) {
+  if (dtype == DType::f64) return "double";
+  if (dtype == DType::i64) return "i64";
+  return "float";
+}
+
+std::string storage_type(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return "f32";
+    case DType::f64:
+      return "f64";
+    case DType::f16:
+      return "f16";
+    case DType::bf16:
+      return "bf16";
+    case DType::i64:
+      return "i64";
+    case DType::boolean:
+      return "boolean";
+  }
+  return "f32";
+}
+
+std::string identifier(std::string_view text) {
+  std::string result;
+  for (const char c : text) {
+    const bool allowed = std::isalnum(static_cast<unsigned char>(c)) != 0;
+    if (allowed)
+      result.push_back(c);
+    else if (!result.empty() && result.back() != '_')
+      result.push_back('_');
+  }
+  while (!result.empty() && result.back() == '_') result.pop_back();
+  return result;
+}
+
+std::string monoid_type(MonoidKind monoid, const std::string& value_type) {
+  const char* name = "";
+  switch (monoid) {
+    case MonoidKind::sum:
+      name = "Sum";
+      break;
+    case MonoidKind::max:
+      name = "Max";
+      break;
+    case MonoidKind::min:
+      name = "Min";
+      break;
+    case MonoidKind::argmax:
+      name = "ArgMax";
+      break;
+    case MonoidKind::moments:
+      name = "Moments";
+      break;
+    case MonoidKind::log_sum_exp:
+      name = "LogSumExp";
+      break;
+  }
+  return fmt::format("{}<{}>", name, value_type);
+}
+
+std::string finish_expression(Finish finish, const std::string& value_type,
+                              const std::string& state) {
+  const char* reader = "value";
+  switch (finish) {
+    case Finish::sum:
+    case Finish::max:
+    case Finish::min:
+    case Finish::log_sum_exp:
+      break;
+    case Finish::argmax:
+      reader = "index";
+      break;
+    case Finish::mean:
+      reader = "mean";
+      break;
+    case Finish::variance:
+      reader = "variance";
+      break;
+    case Finish::variance_unbiased:
+      reader = "variance_unbiased";
+      break;
+    case Finish::max_exponent:
+      reader = "maximum";
+      break;
+    case Finish::sum_exp:
+      reader = "sum_exp";
+      break;
+  }
+  return fmt::format("{}::{}({})", monoid_type(monoid_of(finish), value_type), reader, state);
+}
+
+std::string together_member(size_t index) {
+  std::string member;
+  for (size_t i = 0; i < index; ++i) member += ".others";
+  return member + ".first";
+}
+
+int64_t state_bytes(MonoidKind monoid, const std::string& value_type) {
+  const int64_t value = value_type == "float" ? 4 : 8;
+  const int64_t words = monoid == MonoidKind::moments                                       ? 3
+                        : monoid == MonoidKind::log_sum_exp || monoid == MonoidKind::argmax ? 2
+                                                                                            : 1;
+  const bool wide = monoid == MonoidKind::argmax || value == 8;
+  return words * (wide ? 8 : value);
+}
+
+namespace {
+
+std::string literal(double value, const std::string& type) {
+  if (type == "i64") return fmt::format("{}ll", static_cast<int64_t>(value));
+  if (std::isinf(value)) {
+    return fmt::format("{}math::infinity<{}>()", value < 0 ? "-" : "", type);
+  }
+  if (std::isnan(value)) {
+    return fmt::format("(math::infinity<{0}>() - math::infinity<{0}>())", type);
+  }
+  // Shortest text that reads back as the same number of the type.
+  std::string text =
+      type == "float" ? fmt::format("{}", static_cast<float>(value)) : fmt::format("{}", value);
+  if (text.find_first_of(".e") == std::string::npos) text += ".0";
+  if (type == "float") text += "f";
+  return value < 0 || std::signbit(value) ? "(" + text + ")" : text;
+}
+
+// The wider of two compute types.
+std::string promoted(const std::string& a, const std::string& b) {
+  if (a == "double" || b == "double") return "double";
+  if (a == "float" || b == "float") return "float";
+  return "i64";
+}
+
+std::string pointwise_expression(PointwiseOp op, const std::vector<std::string>& args) {
+  switch (op) {
+    case PointwiseOp::add_:
+      return fmt::format("{} + {}", args[0], args[1]);
+    case PointwiseOp::sub_:
+      return fmt::format("{} - {}", args[0], args[1]);
+    case PointwiseOp::mul_:
+      return fmt::format("{} * {}", args[0], args[1]);
+    case PointwiseOp::div_:
+      return fmt::format("{} / {}", args[0], args[1]);
+    default:
+      return fmt::format("pointwise::{}({})", name_of(op), fmt::join(args, ", "));
+  }
+}
+
+// An explicit cast rounds to the dtype even where the value stays in a register.
+std::string cast_expression(const Reference& from, DType to) {
+  if (to == DType::f16 || to == DType::bf16) {
+    return fmt::format("widen(narrow<{}>({}))", storage_type(to), from.text);
+  }
+  if (to == DType::boolean) return fmt::format("{} != 0 ? 1.0f : 0.0f", from.text);
+  return fmt::format("static_cast<{}>({})", compute_type(to), from.text);
+}
+
+int bytes_of(DType dtype) {
+  switch (dtype) {
+    case DType::f16:
+    case DType::bf16:
+      return 2;
+    case DType::f64:
+    case DType::i64:
+      return 8;
+    case DType::boolean:
+      return 1;
+    case DType::f32:
+      return 4;
+  }
+  return 4;
+}
+
+}  // namespace
+
+SweepContext::SweepContext(const Plan& plan, int sweep)
+    : plan_(plan), sweep_(plan.sweeps[static_cast<size_t>(sweep)]) {
+  for (const auto* part : {&sweep_.body, &sweep_.statistics, &sweep_.tail}) {
+    computed_.insert(part->begin(), part->end());
+  }
+}
+
+ValueId SweepContext::resolve(ValueId value) const {
+  while (node(value).kind == NodeKind::view && computes(value)) value = node(value).args[0];
+  return value;
+}
+
+const Shape& SweepContext::seen(ValueId value) const {
+  static const Shape scalar;
+  if (is_constant(value)) return scalar;
+  const auto found = sweep_.shapes.find(value);
+  if (found == sweep_.shapes.end()) {
+    throw std::logic_error(
+        fmt::format("sweep {}: value {} has no shape in it", sweep_.name, value));
+  }
+  return found->second;
+}
+
+DType SweepContext::dtype_in_memory(ValueId value) const {
+  const Placement& placement = plan_.placements[static_cast<size_t>(value)];
+  if (placement.kind == Placement::Kind::workspace) {
+    return plan_.buffers[static_cast<size_t>(placement.index)].dtype;
+  }
+  return node(value).dtype;
+}
+
+std::string SweepContext::name_of(ValueId value) const {
+  const Node& n = node(value);
+  std::string what;
+  switch (n.kind) {
+    case NodeKind::leaf:
+      what = identifier(n.name);
+      break;
+    case NodeKind::pointwise:
+      what = std::string(ingot::name_of(n.op));
+      break;
+    case NodeKind::reduce:
+      what = std::string(ingot::name_of(n.finish));
+      break;
+    case NodeKind::matmul:
+      what = "product";
+      break;
+    case NodeKind::view:
+      what = "view";
+      break;
+    case NodeKind::constant:
+      what = "constant";
+      break;
+  }
+  return fmt::format("v{}_{}", value, what);
+}
+
+std::string SweepContext::operand(ValueId value, bool written, bool vector) {
+  const auto [found, inserted] = index_.try_emplace({value, written}, operands_.size());
+  if (inserted) operands_.push_back({value, written, false, seen(value)});
+  KernelOperand& operand = operands_[found->second];
+  operand.vector = operand.vector || vector;
+  return name_of(value) + (written ? "_out" : "");
+}
+
+std::string SweepContext::operands_struct() const {
+  std::string text = "  struct Operands {\n";
+  for (const KernelOperand& operand : operands_) {
+    text += fmt::format("    Tensor {}{};  // {} {}\n", name_of(operand.value),
+                        operand.written ? "_out" : "", storage_type(dtype_in_memory(operand.value)),
+                        to_string(operand.seen));
+  }
+  // An empty struct would be a kernel parameter of no size.
+  if (operands_.empty()) text += "    Tensor none;\n";
+  return text + "  };\n";
+}
+
+int SweepContext::width() const {
+  int width = 4;
+  for (const auto* part : {&sweep_.loads, &sweep_.stores}) {
+    for (const ValueId value : *part) {
+      const auto found = sweep_.shapes.find(value);
+      if (found == sweep_.shapes.end() || found->second.features == 1) continue;
+      if (found->second.batched && bytes_of(dtype_in_memory(value)) == 2) width = 8;
+    }
+  }
+  while (width > 1 && space().features % width != 0) width /= 2;
+  return width;
+}
+
+FunctionWriter::FunctionWriter(SweepContext& context, Delegate delegate, Lanes lanes, AxisMask mask)
+    : context_(context), delegate_(std::move(delegate)), lanes_kind_(lanes), mask_(mask) {}
+
+bool FunctionWriter::has_lanes(ValueId value) const {
+  return lanes_kind_ == Lanes::vector && context_.seen(value).features > 1;
+}
+
+// Each coordinate is declared before its first use; e runs over the axes of the mask, in order.
+std::string FunctionWriter::coordinate(Axis axis) {
+  if (axis == kBatch) return "b";
+  const Shape& space = context_.space();
+  int64_t inner = 1, outer = 1;
+  for (const Axis other : {kRows, kGroups, kFeatures}) {
+    if (!(mask_ & axis_bit(other))) continue;
+    if (other > axis) inner *= space.extent(other, 1);
+    if (other < axis) outer *= space.extent(other, 1);
+  }
+  std::string text = "e";
+  if (inner > 1) text += fmt::format(" / {}", inner);
+  if (outer > 1) text += fmt::format(" % {}", space.extent(axis, 1));
+  return text;
+}
+
+std::string FunctionWriter::index_arguments(const Shape& seen) {
+  std::vector<std::string> parts;
+  parts.push_back(seen.batched && (mask_ & axis_bit(kBatch)) ? "b" : "0");
+  for (const Axis axis : {kRows, kGroups, kFeatures}) {
+    const bool varies = seen.extent(axis, 1) > 1 && (mask_ & axis_bit(axis));
+    parts.push_back(varies ? coordinate(axis) : "0");
+  }
+  return fmt::format("{}", fmt::join(parts, ", "));
+}
+
+std::string FunctionWriter::flat_index(const Shape& extents) {
+  std::string text;
+  int64_t stride = 1;
+  for (const Axis axis : {kFeatures, kGroups, kRows}) {
+    const int64_t extent = extents.extent(axis, 1);
+    if (extent == 1 || !(mask_ & axis_bit(axis))) continue;
+    const std::string term =
+        stride == 1 ? coordinate(axis) : fmt::format("({}) * {}", coordinate(axis), stride);
+    text = text.empty() ? term : term + " + " + text;
+    stride *= extent;
+  }
+  return text.empty() ? "0" : text;
+}
+
+Reference FunctionWriter::load(ValueId value) {
+  const std::string name = context_.name_of(value);
+  const std::string type = context_.type_of(value);
+  const bool lanes = has_lanes(value);
+  const std::string field = context_.operand(value, false, lanes);
+  const std::string address =
+      fmt::format("operands.{}.at<{}>({})", field, storage_type(context_.dtype_in_memory(value)),
+                  index_arguments(context_.seen(value)));
+  if (lanes) {
+    head_.push_back(fmt::format("{} {}[V];", type, name));
+    head_.push_back(fmt::format("ingot::load({}, {});", address, name));
+    return {name + "[i]", type};
+  }
+  head_.push_back(fmt::format("const {} {} = widen(*{});", type, name, address));
+  return {name, type};
+}
+
+Reference FunctionWriter::converted(ValueId id, const std::string& type) {
+  if (context_.is_constant(context_.resolve(id))) {
+    return {literal(context_.node(context_.resolve(id)).constant, type), type};
+  }
+  const Reference reference = value(id);
+  if (reference.type == type) return reference;
+  return {fmt::format("static_cast<{}>({})", type, reference.text), type};
+}
+
+Reference FunctionWriter::compute(ValueId id) {
+  const Node& node = context_.node(id);
+  if (node.kind != NodeKind::pointwise) {
+    fail(INGOT_UNSUPPORTED, "{}: the CUDA backend cannot compute {} within sweep {}", node.source,
+         context_.name_of(id), context_.sweep().name);
+  }
+  const std::string own = compute_type(node.dtype);
+  std::string expression, type = own;
+  if (node.op == PointwiseOp::cast_) {
+    expression = cast_expression(value(node.args[0]), node.dtype);
+  } else {
+    type = "i64";
+    for (const ValueId arg : node.args) {
+      const ValueId real = context_.resolve(arg);
+      if (!context_.is_constant(real)) type = promoted(type, value(arg).type);
+    }
+    // All arguments constant, or a constant of a wider type than an integer can hold.
+    if (own != "i64") type = promoted(type, own);
+    std::vector<std::string> args;
+    for (const ValueId arg : node.args) args.push_back(converted(arg, type).text);
+    expression = pointwise_expression(node.op, args);
+    if (type != own) expression = fmt::format("static_cast<{}>({})", own, expression);
+  }
+  const std::string name = context_.name_of(id);
+  const std::string where = node.name.empty() ? "" : "  // " + node.name;
+  const std::string line = fmt::format("const {} {} = {};{}", own, name, expression, where);
+  (has_lanes(id) ? lanes_ : head_).push_back(line);
+  return {name, own};
+}
+
+Reference FunctionWriter::value(ValueId id) {
+  const ValueId real = context_.resolve(id);
+  if (const auto found = known_.find(real); found != known_.end()) return found->second;
+  const Node& node = context_.node(real);
+  Reference reference;
+  if (node.kind == NodeKind::constant) {
+    reference = {literal(node.constant, compute_type(node.dtype)), compute_type(node.dtype)};
+  } else if (auto delegated = delegate_ ? delegate_(real) : std::nullopt) {
+    reference = *delegated;
+  } else {
+    reference = context_.computes(real) ? compute(real) : load(real);
+  }
+  known_[real] = reference;
+  return reference;
+}
+
+void FunctionWriter::assign(const std::string& target, ValueId id) {
+  const Reference reference = value(id);
+  if (has_lanes(id))
+    lane_statement(fmt::format("{}[i] = {};", target, reference.text));
+  else
+    statement(fmt::format("{} = {};", target, reference.text));
+}
+
+void FunctionWriter::store(ValueId id) {
+  const Shape& seen = context_.seen(id);
+  const Reference reference = value(id);
+  const bool lanes = has_lanes(id);
+  const std::string field = context_.operand(id, true, lanes);
+  const std::string type = storage_type(context_.dtype_in_memory(id));
+  const std::string address =
+      fmt::format("operands.{}.at<{}>({})", field, type, index_arguments(seen));
+  // Where the value does not vary along an axis, its first element writes.
+  std::vector<std::string> conditions;
+  if (!seen.batched && context_.space().batched && (mask_ & axis_bit(kBatch))) {
+    conditions.push_back("b == 0");
+  }
+  for (const Axis axis : {kRows, kGroups, kFeatures}) {
+    if ((mask_ & axis_bit(axis)) && seen.extent(axis, 1) == 1 &&
+        context_.space().extent(axis, 1) > 1) {
+      conditions.push_back(coordinate(axis) + " == 0");
+    }
+  }
+  const std::string when =
+      conditions.empty() ? "" : fmt::format("if ({}) ", fmt::join(conditions, " && "));
+  if (lanes) {
+    const std::string out = context_.name_of(id) + "_stored";
+    head_.push_back(fmt::format("{} {}[V];", reference.type, out));
+    lanes_.push_back(fmt::format("{}[i] = {};", out, reference.text));
+    end_.push_back(fmt::format("{}ingot::store({}, {});", when, address, out));
+  } else {
+    end_.push_back(fmt::format("{}*{} = narrow<{}>({});", when, address, type, reference.text));
+  }
+}
+
+std::string FunctionWriter::text(int indent) const {
+  const std::string pad(static_cast<size_t>(indent), ' ');
+  std::string result;
+  for (const std::string& line : head_) result += pad + line + "\n";
+  if (!lanes_.empty()) {
+    result += pad + "INGOT_UNROLL\n" + pad + "for (int i = 0; i < V; ++i) {\n";
+    for (const std::string& line : lanes_) result += pad + "  " + line + "\n";
+    result += pad + "}\n";
+  }
+  for (const std::string& line : end_) result += pad + line + "\n";
+  return result;
+}
+
+}  // namespace ingot

@@ -1,0 +1,122 @@
+// Writes the expressions of a functor: the values of a sweep at one element, in readable C++.
+//
+// An element is (b, e): the sample and the flat index within it. Every value of a sweep is seen in
+// the sweep's own factoring, so its index is the element's coordinates with those axes left out
+// along which its extent is 1. A value that varies along features has V lanes in a vector kernel:
+// an array in loops over i; everything else is a scalar.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "codegen/kernel_source.h"
+
+namespace ingot {
+
+// The C++ type that values of a dtype are computed in: "float", "double" or "i64".
+std::string compute_type(DType dtype);
+// The storage type in kernels/common/scalar.cuh: "f32", "bf16", "boolean", ...
+std::string storage_type(DType dtype);
+std::string identifier(std::string_view text);
+// "Moments<float>"; the type of a reduction's argument is the monoid's.
+std::string monoid_type(MonoidKind monoid, const std::string& value_type);
+// What a reduction reads off `state`, an expression of the monoid's state.
+std::string finish_expression(Finish finish, const std::string& value_type,
+                              const std::string& state);
+// ".first", ".others.first", ...: the i-th of `count` states of Together<...>.
+std::string together_member(size_t index);
+// Upper bound of the bytes of a state.
+int64_t state_bytes(MonoidKind monoid, const std::string& value_type);
+
+// The sweep as its writers see it, and the operands that they have asked for so far.
+class SweepContext {
+ public:
+  SweepContext(const Plan& plan, int sweep);
+
+  const Plan& plan() const { return plan_; }
+  const Graph& graph() const { return plan_.graph; }
+  const Sweep& sweep() const { return sweep_; }
+  const Shape& space() const { return sweep_.space; }
+  const Node& node(ValueId value) const { return plan_.graph[value]; }
+  const Shape& seen(ValueId value) const;
+
+  // Whether the sweep computes the value itself (body, statistics or tail), rather than loading it.
+  bool computes(ValueId value) const { return computed_.contains(value); }
+  bool is_constant(ValueId value) const { return node(value).kind == NodeKind::constant; }
+  // The value behind views that the sweep computes: they are other names of their argument.
+  ValueId resolve(ValueId value) const;
+  DType dtype_in_memory(ValueId value) const;
+  std::string type_of(ValueId value) const { return compute_type(node(value).dtype); }
+  // v7_sub, v3_gemm_weight
+  std::string name_of(ValueId value) const;
+
+  // The field of Operands for a value that is read or written.
+  std::string operand(ValueId value, bool written, bool vector);
+  const std::vector<KernelOperand>& operands() const { return operands_; }
+  std::string operands_struct() const;
+
+  // Largest vector width that the sweep's feature extent and dtypes suit (1, 2, 4 or 8).
+  int width() const;
+
+ private:
+  const Plan& plan_;
+  const Sweep& sweep_;
+  std::set<ValueId> computed_;
+  std::vector<KernelOperand> operands_;
+  std::map<std::pair<ValueId, bool>, size_t> index_;
+};
+
+// An expression of a value at the current element.
+struct Reference {
+  std::string text;
+  std::string type;  // compute type
+};
+
+// One device function's text, growing as values are asked for.
+class FunctionWriter {
+ public:
+  // Answers for values that the function does not compute (held, shared, reduced); nullopt:
+  // compute.
+  using Delegate = std::function<std::optional<Reference>(ValueId)>;
+
+  enum class Lanes { vector, scalar };  // scalar: the function handles one element
+  // mask: the axes along which `e` runs (the others are 0 in every index).
+  FunctionWriter(SweepContext& context, Delegate delegate, Lanes lanes = Lanes::vector,
+                 AxisMask mask = 0xf);
+
+  // The value at this element; in a lane loop if it has lanes.
+  Reference value(ValueId value);
+  // A statement inside the loop over lanes, or before it.
+  void lane_statement(const std::string& text) { lanes_.push_back(text); }
+  void statement(const std::string& text) { head_.push_back(text); }
+  // target[i] = value, or target = value where the value has no lanes.
+  void assign(const std::string& target, ValueId value);
+  // Writes the value to its tensor, once per element of its own.
+  void store(ValueId value);
+  bool has_lanes(ValueId value) const;
+  // The current element's position in a dense array of these static extents.
+  std::string flat_index(const Shape& extents);
+
+  // The function's body, indented.
+  std::string text(int indent) const;
+
+ private:
+  std::string index_arguments(const Shape& seen);
+  std::string coordinate(Axis axis);
+  Reference load(ValueId value);
+  Reference compute(ValueId value);
+  Reference converted(ValueId value, const std::string& type);
+
+  SweepContext& context_;
+  Delegate delegate_;
+  Lanes lanes_kind_;
+  AxisMask mask_;
+  std::map<ValueId, Reference> known_;
+  std::vector<std::string> head_, lanes_, end_;
+};
+
+}  // namespace ingot

@@ -1,0 +1,225 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "codegen/sweep_writers.h"
+#include "support/error.h"
+
+namespace ingot {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kChunk = 8;          // samples that a thread folds at once
+constexpr int kMergeLanes = 32;    // columns of a merging block
+constexpr int kMergeSegments = 8;  // ranges of splits that it merges side by side
+
+AxisMask static_axes(const Shape& space) {
+  AxisMask mask = 0;
+  for (const Axis axis : {kRows, kGroups, kFeatures}) {
+    if (space.extent(axis, 1) > 1) mask = static_cast<AxisMask>(mask | axis_bit(axis));
+  }
+  return mask;
+}
+
+int64_t extent_over(const Shape& space, AxisMask mask) {
+  int64_t product = 1;
+  for (const Axis axis : {kRows, kGroups, kFeatures}) {
+    if (mask & axis_bit(axis)) product *= space.extent(axis, 1);
+  }
+  return product;
+}
+
+// e = Σ coordinate·stride, each coordinate taken from `column` (kept axes) or `inner` (reduced).
+std::string flat_expression(const Shape& space, AxisMask reduced) {
+  std::string text;
+  int64_t stride = 1, kept_inner = 1, reduced_inner = 1;
+  for (const Axis axis : {kFeatures, kGroups, kRows}) {
+    const int64_t extent = space.extent(axis, 1);
+    if (extent == 1) continue;
+    const bool is_reduced = (reduced & axis_bit(axis)) != 0;
+    int64_t& before = is_reduced ? reduced_inner : kept_inner;
+    if (!text.empty()) text = " + " + text;
+    text =
+        fmt::format("{} / {} % {} * {}", is_reduced ? "inner" : "column", before, extent, stride) +
+        text;
+    before *= extent;
+    stride *= extent;
+  }
+  return text.empty() ? "0" : text;
+}
+
+class ColumnsWriter {
+ public:
+  ColumnsWriter(const Plan& plan, int sweep) : context_(plan, sweep) {
+    const Sweep& s = context_.sweep();
+    states_ = shared_states(plan.graph, s, s.statistics);
+    axes_ = reduced_axes(plan.graph, s, s.statistics.at(0));
+    reduced_ = static_cast<AxisMask>(static_axes(s.space) & axes_);
+    kept_ = static_cast<AxisMask>(static_axes(s.space) & ~axes_);
+    value_type_ = reduction_type(context_, s.statistics);
+    source_.name = kernel_name(plan, sweep);
+    source_.sweep = sweep;
+    source_.batched = s.space.batched;
+    source_.columns = extent_over(s.space, kept_);
+    // Masks compare as numbers since a later axis has a higher bit.
+    leading_ = reduced_ < (kept_ & (~kept_ + 1)) || reduced_ == 0;
+    source_.leading = leading_ ? extent_over(s.space, reduced_) : 1;
+    functor_ = functor_name(source_.name);
+  }
+
+  KernelSource write() {
+    SampleBody body(context_);
+    FunctionWriter values = body.writer();
+    write_values(values);
+    const std::string values_text = values.text(4);
+    const std::string declarations = body.declarations();
+    const std::string tail = tail_text();
+
+    UnitParts parts;
+    parts.comment = sweep_comment(context_, source_.name);
+    parts.includes = {"common/pointwise.cuh", "sweeps/columns.cuh"};
+    parts.functor = functor_;
+    parts.members = constants() + context_.operands_struct() + flat_function() + declarations +
+                    fmt::format(
+                        "  template <int V>\n"
+                        "  INGOT_D static void values(const Operands& operands, const "
+                        "Feature<V>& shared,\n                             Element<V>& "
+                        "held, i64 b, i64 e, Value (&x)[{}][V]) {{\n",
+                        states_.size()) +
+                    values_text + "  }\n" +
+                    "  INGOT_D static void tail(const Operands& operands, const "
+                    "Statistics::State& state, i64 e) {\n" +
+                    tail + "  }\n";
+    write_kernels(parts);
+    source_.operands = context_.operands();
+    source_.text = translation_unit(parts);
+    return std::move(source_);
+  }
+
+ private:
+  void write_values(FunctionWriter& values) {
+    for (size_t n = 0; n < states_.size(); ++n) {
+      const bool lanes = values.has_lanes(states_[n].arg);
+      const Reference reference = values.value(states_[n].arg);
+      const std::string text =
+          fmt::format("x[{}][{}] = static_cast<Value>({});", n, lanes ? "i" : "0", reference.text);
+      lanes ? values.lane_statement(text) : values.statement(text);
+    }
+    for (const ValueId value : context_.sweep().stores) {
+      if (!in_tail(value)) values.store(value);
+    }
+  }
+
+  bool in_tail(ValueId value) const {
+    const Sweep& s = context_.sweep();
+    return std::find(s.tail.begin(), s.tail.end(), value) != s.tail.end() ||
+           std::find(s.statistics.begin(), s.statistics.end(), value) != s.statistics.end();
+  }
+
+  std::string tail_text() {
+    FunctionWriter tail(
+        context_,
+        [this](ValueId value) -> std::optional<Reference> {
+          for (size_t n = 0; n < states_.size(); ++n) {
+            const auto& finishes = states_[n].finishes;
+            if (std::find(finishes.begin(), finishes.end(), value) == finishes.end()) continue;
+            const std::string text = finish_expression(context_.node(value).finish, value_type_,
+                                                       "state" + together_member(n));
+            return Reference{fmt::format("static_cast<{}>({})", context_.type_of(value), text),
+                             context_.type_of(value)};
+          }
+          return std::nullopt;
+        },
+        FunctionWriter::Lanes::scalar, kept_);
+    for (const ValueId value : context_.sweep().stores) {
+      if (in_tail(value)) tail.store(value);
+    }
+    return tail.text(4);
+  }
+
+  std::string constants() {
+    std::vector<std::string> monoids;
+    for (const SharedState& state : states_) {
+      monoids.push_back(monoid_type(state.monoid, value_type_));
+      source_.state_bytes += (state_bytes(state.monoid, value_type_) + 7) / 8 * 8;
+    }
+    return fmt::format(
+        "  static constexpr i64 kColumns = {}, kLeading = {}, kInner = {};\n"
+        "  using Value = {};\n  using Statistics = Together<{}>;\n",
+        source_.columns, source_.leading, leading_ ? 1 : extent_over(context_.space(), reduced_),
+        value_type_, fmt::join(monoids, ", "));
+  }
+
+  std::string flat_function() const {
+    if (leading_) return "";
+    return fmt::format(
+        "  INGOT_D static i64 flat(i64 column, i64 inner) {{\n    return {};\n  }}\n",
+        flat_expression(context_.space(), reduced_));
+  }
+
+  void write_kernels(UnitParts& parts) {
+    int width = context_.width();
+    // Lanes must lie along what the threads lie along.
+    const AxisMask along = leading_ ? kept_ : reduced_;
+    if (!(along & axis_bit(kFeatures))) width = 1;
+    std::vector<int> widths = {width};
+    if (width > 1) widths.push_back(1);
+    for (const int w : widths) {
+      KernelEntry entry;
+      entry.name = source_.name + (w == 1 && widths.size() > 1 ? "_unaligned" : "");
+      entry.width = w;
+      entry.threads = kThreads;
+      const std::string parameters =
+          "ingot::i64 samples, ingot::i64 split_samples,\n    void* partials";
+      const std::string arguments = "(operands, samples, split_samples, partials)";
+      if (leading_) {
+        const int64_t vectors = source_.columns / w;
+        int64_t lanes = 1;
+        while (lanes < vectors && lanes < 32) lanes *= 2;
+        const int64_t rows = kThreads / lanes;
+        entry.role = KernelRole::columns;
+        entry.tiles = (vectors + lanes - 1) / lanes;
+        entry.per_block = rows * kChunk;
+        parts.kernels.push_back(kernel_text(entry.name, functor_, kThreads, parameters,
+                                            fmt::format("columns_sweep<ingot::{}, {}, {}, {}, {}>",
+                                                        functor_, w, lanes, rows, kChunk) +
+                                                arguments));
+      } else {
+        entry.role = KernelRole::columns_inner;
+        entry.tiles = source_.columns;
+        const int64_t vectors = extent_over(context_.space(), reduced_) / w;
+        entry.per_block = std::max<int64_t>(1, 4 * kThreads / vectors);
+        parts.kernels.push_back(kernel_text(
+            entry.name, functor_, kThreads, parameters,
+            fmt::format("columns_inner_sweep<ingot::{}, {}, {}>", functor_, w, kThreads) +
+                arguments));
+      }
+      source_.entries.push_back(entry);
+    }
+    KernelEntry merge;
+    merge.name = source_.name + "_merge";
+    merge.role = KernelRole::merge;
+    merge.threads = kMergeLanes * kMergeSegments;
+    merge.tiles = (source_.columns + kMergeLanes - 1) / kMergeLanes;
+    parts.kernels.push_back(
+        kernel_text(merge.name, functor_, merge.threads, "const void* partials, ingot::i64 splits",
+                    fmt::format("merge_sweep<ingot::{}, {}, {}>(operands, partials, splits)",
+                                functor_, kMergeLanes, kMergeSegments)));
+    source_.entries.push_back(merge);
+  }
+
+  SweepContext context_;
+  KernelSource source_;
+  std::vector<SharedState> states_;
+  AxisMask axes_ = 0, reduced_ = 0, kept_ = 0;
+  bool leading_ = true;
+  std::string value_type_, functor_;
+};
+
+}  // namespace
+
+KernelSource write_columns(const Plan& plan, int sweep) {
+  return ColumnsWriter(plan, sweep).write();
+}
+
+}  // namespace ingot

@@ -1,0 +1,92 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "codegen/embedded_kernels.h"
+#include "codegen/kernel_source.h"
+#include "codegen/sweep_writers.h"
+#include "support/error.h"
+
+namespace ingot {
+namespace {
+
+// Enough blocks for every SM of a large GPU, whatever the GPU, so that bits do not depend on it.
+constexpr int64_t kColumnBlocks = 1024;
+
+bool has_reductions(const Graph& graph, const Sweep& sweep) {
+  return std::any_of(sweep.body.begin(), sweep.body.end(),
+                     [&](ValueId value) { return graph[value].kind == NodeKind::reduce; });
+}
+
+}  // namespace
+
+SampleSplits splits_of(const KernelSource& source, const KernelEntry& entry, int64_t batch) {
+  SampleSplits result;
+  const int64_t samples = (source.batched ? batch : 1) * source.leading;
+  const int64_t steps = (samples + entry.per_block - 1) / entry.per_block;
+  const int64_t wanted = std::max<int64_t>(1, (kColumnBlocks + entry.tiles - 1) / entry.tiles);
+  const int64_t steps_per_split = std::max<int64_t>(1, (steps + wanted - 1) / wanted);
+  result.samples = samples;
+  result.per_split = steps_per_split * entry.per_block;
+  result.splits = std::max<int64_t>(1, (samples + result.per_split - 1) / result.per_split);
+  return result;
+}
+
+int64_t blocks_of(const KernelSource& source, const KernelEntry& entry, int64_t batch) {
+  const int64_t samples = source.batched ? batch : 1;
+  const auto up = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  switch (entry.role) {
+    case KernelRole::map:
+      return entry.tiles * up(samples, entry.per_block);
+    case KernelRole::columns:
+    case KernelRole::columns_inner:
+      return entry.tiles * splits_of(source, entry, batch).splits;
+    case KernelRole::merge:
+      return entry.tiles;
+    case KernelRole::rows:
+      return up(samples * source.rows_per_sample, entry.per_block);
+    case KernelRole::groups:
+      return samples;
+  }
+  return 0;
+}
+
+std::vector<KernelSource> generate_sweep(const Plan& plan, int index) {
+  const Sweep& sweep = plan.sweeps[static_cast<size_t>(index)];
+  switch (sweep.kind) {
+    case SweepKind::map:
+      return {write_map(plan, index)};
+    case SweepKind::columns:
+      return {write_columns(plan, index)};
+    case SweepKind::rows:
+      if (!has_reductions(plan.graph, sweep)) return {write_map(plan, index)};
+      if (reduces_whole_rows(plan, index)) return {write_rows(plan, index)};
+      return {write_groups(plan, index)};
+    case SweepKind::product:
+      break;
+  }
+  if (!sweep.body.empty() || !sweep.statistics.empty()) {
+    fail(INGOT_UNSUPPORTED, "sweep {}: this product has no fused epilogue", sweep.name);
+  }
+  return {};
+}
+
+std::vector<KernelSource> generate(const Plan& plan) {
+  std::vector<KernelSource> sources;
+  for (size_t i = 0; i < plan.sweeps.size(); ++i) {
+    for (KernelSource& source : generate_sweep(plan, static_cast<int>(i))) {
+      sources.push_back(std::move(source));
+    }
+  }
+  return sources;
+}
+
+std::vector<std::pair<std::string, std::string>> kernel_headers() {
+  std::vector<std::pair<std::string, std::string>> headers;
+  for (const EmbeddedKernel& kernel : embedded_kernels()) {
+    headers.emplace_back(std::string(kernel.path), std::string(kernel.text));
+  }
+  return headers;
+}
+
+}  // namespace ingot

@@ -1,0 +1,74 @@
+// Code generation: each sweep of a plan becomes one translation unit: a functor written from the
+// graph, instantiations of a template of kernels/sweeps/, and their extern "C" names.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace ingot {
+
+// A field of the functor's Operands, in order: what the host binds to it, with the strides of the
+// value as the sweep sees it.
+struct KernelOperand {
+  ValueId value = kNoValue;
+  bool written = false;
+  bool vector = false;  // accessed V features at a time: width > 1 asks for alignment
+  Shape seen;           // extents in the sweep's factoring
+};
+
+enum class KernelRole : uint8_t {
+  map,            // (operands, samples)
+  columns,        // (operands, samples, samples of a split, partials)
+  columns_inner,  // the same
+  merge,          // (operands, partials, splits)
+  rows,           // (operands, rows)
+  groups,         // (operands, samples)
+};
+
+// One extern "C" kernel. Blocks for a batch: see blocks_of().
+struct KernelEntry {
+  std::string name;
+  KernelRole role = KernelRole::map;
+  int width = 1;  // vector width V
+  int threads = 0;
+  int64_t tiles = 1;      // blocks along a sample's elements or columns
+  int64_t per_block = 1;  // samples (map), samples of one step (columns) or rows (rows)
+};
+
+struct KernelSource {
+  std::string name;  // of the main kernel, and of the file that explain() writes
+  std::string text;
+  int sweep = 0;  // index into Plan::sweeps
+  std::vector<KernelOperand> operands;
+  // In launch order. Where two of one role follow each other, the first that the operands'
+  // alignment admits is launched; the last one is of width 1 and always does.
+  std::vector<KernelEntry> entries;
+
+  bool batched = true;          // whether the sweep's space has the batch
+  int64_t rows_per_sample = 1;  // rows
+  int64_t leading = 1;          // columns: reduced extent besides the batch, in leading axes
+  int64_t columns = 0;          // columns: kept elements
+  int64_t state_bytes = 0;      // columns: upper bound of one partial state
+};
+
+// Splits of the samples of a columns sweep and the samples of each; a function of sizes alone.
+struct SampleSplits {
+  int64_t splits = 1, samples = 0, per_split = 0;
+};
+SampleSplits splits_of(const KernelSource& source, const KernelEntry& entry, int64_t batch);
+// Blocks of the grid (one-dimensional).
+int64_t blocks_of(const KernelSource& source, const KernelEntry& entry, int64_t batch);
+
+// The sources of every sweep of the plan, in launch order; a product without a fused epilogue has
+// none. Throws Error (INGOT_UNSUPPORTED) where a sweep has no template.
+std::vector<KernelSource> generate(const Plan& plan);
+// The same for one sweep.
+std::vector<KernelSource> generate_sweep(const Plan& plan, int sweep);
+
+// All of kernels/ that a source includes, as (path, text), for explain() to write beside it.
+std::vector<std::pair<std::string, std::string>> kernel_headers();
+
+}  // namespace ingot

@@ -1,0 +1,323 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "codegen/sweep_writers.h"
+#include "support/error.h"
+
+namespace ingot {
+namespace {
+
+constexpr int kLoopedThreads = 512;
+constexpr int kBlockThreads = 256;   // of a block of several teams
+constexpr int64_t kHeldTarget = 16;  // values held by a thread, as teams grow up to 512 threads
+constexpr int64_t kHeldLimit = 32;   // with 1024 threads, of 64 registers each
+
+AxisMask static_axes(const Shape& space) {
+  AxisMask mask = 0;
+  for (const Axis axis : {kRows, kGroups, kFeatures}) {
+    if (space.extent(axis, 1) > 1) mask = static_cast<AxisMask>(mask | axis_bit(axis));
+  }
+  return mask;
+}
+
+std::vector<ValueId> reductions_of(const Graph& graph, const Sweep& sweep) {
+  std::vector<ValueId> result;
+  for (const ValueId value : sweep.body) {
+    if (graph[value].kind == NodeKind::reduce) result.push_back(value);
+  }
+  return result;
+}
+
+// Writes the functor of kernels/sweeps/rows.cuh. The functions are written repeatedly: which values
+// must be held across reductions, and which are one a row, is learnt from what later phases ask
+// for, until nothing new is asked.
+class RowsWriter {
+ public:
+  RowsWriter(const Plan& plan, int sweep) : context_(plan, sweep) {
+    const Sweep& s = context_.sweep();
+    const std::vector<ValueId> reductions = reductions_of(plan.graph, s);
+    states_ = shared_states(plan.graph, s, reductions);
+    value_type_ = reduction_type(context_, reductions);
+    inside_ =
+        static_cast<AxisMask>(static_axes(s.space) & reduced_axes(plan.graph, s, reductions.at(0)));
+    for (const Axis axis : {kRows, kGroups, kFeatures}) {
+      const int64_t extent = s.space.extent(axis, 1);
+      (inside_ & axis_bit(axis) ? row_elements_ : rows_per_sample_) *= extent;
+    }
+    for (const SharedState& state : states_) {
+      needs_index_ = needs_index_ || state.monoid == MonoidKind::argmax;
+      phase_of_state_.push_back(phase(state.arg));
+      phases_ = std::max(phases_, phase_of_state_.back() + 1);
+    }
+    source_.name = kernel_name(plan, sweep);
+    source_.sweep = sweep;
+    source_.batched = s.space.batched;
+    source_.rows_per_sample = rows_per_sample_;
+    functor_ = functor_name(source_.name);
+  }
+
+  KernelSource write() {
+    size_t known = 0;
+    std::string functions;
+    do {
+      known = held_.size() + row_fields_.size();
+      functions = write_functions();
+    } while (held_.size() + row_fields_.size() != known);
+
+    UnitParts parts;
+    parts.comment = sweep_comment(context_, source_.name);
+    parts.includes = {"common/pointwise.cuh", "sweeps/rows.cuh"};
+    parts.functor = functor_;
+    parts.members = constants() + context_.operands_struct() + structs() + functions;
+    write_kernels(parts);
+    source_.operands = context_.operands();
+    source_.text = translation_unit(parts);
+    return std::move(source_);
+  }
+
+ private:
+  // The reductions that must have been merged before a value is known.
+  int phase(ValueId value) {
+    value = context_.resolve(value);
+    if (!context_.computes(value)) return 0;
+    if (const auto found = phase_.find(value); found != phase_.end()) return found->second;
+    const Node& node = context_.node(value);
+    int result = 0;
+    for (const ValueId arg : node.args) result = std::max(result, phase(arg));
+    if (node.kind == NodeKind::reduce) ++result;
+    phase_[value] = result;
+    return result;
+  }
+
+  bool is_one_a_row(ValueId value) const {
+    for (const Axis axis : {kRows, kGroups, kFeatures}) {
+      if ((inside_ & axis_bit(axis)) && context_.seen(value).extent(axis, 1) > 1) return false;
+    }
+    return true;
+  }
+
+  Reference row_field(ValueId value) {
+    row_fields_.insert(value);
+    return {"row." + context_.name_of(value), context_.type_of(value)};
+  }
+
+  std::optional<Reference> finished(ValueId value, int phase) const {
+    size_t index = 0;
+    for (size_t n = 0; n < states_.size(); ++n) {
+      if (phase_of_state_[n] != phase) continue;
+      const auto& finishes = states_[n].finishes;
+      if (std::find(finishes.begin(), finishes.end(), value) != finishes.end()) {
+        const std::string text = finish_expression(context_.node(value).finish, value_type_,
+                                                   "state" + together_member(index));
+        return Reference{fmt::format("static_cast<{}>({})", context_.type_of(value), text),
+                         context_.type_of(value)};
+      }
+      ++index;
+    }
+    return std::nullopt;
+  }
+
+  // Values per element, in the function of `at` (a phase, or phases_ for finish).
+  FunctionWriter element_writer(int at) {
+    return FunctionWriter(context_, [this, at](ValueId value) -> std::optional<Reference> {
+      if (context_.is_constant(value)) return std::nullopt;
+      if (is_one_a_row(value)) return row_field(value);
+      if (!context_.seen(value).batched && context_.space().batched) return std::nullopt;
+      const auto [found, first] = evaluated_.try_emplace(value, at);
+      if (first) return std::nullopt;
+      held_.insert(value);
+      const bool lanes = context_.seen(value).features > 1;
+      return Reference{fmt::format("held.{}{}", context_.name_of(value), lanes ? "[i]" : ""),
+                       context_.type_of(value)};
+    });
+  }
+
+  void hold(FunctionWriter& writer, int at) {
+    for (const ValueId value : held_) {
+      if (const auto found = evaluated_.find(value);
+          found != evaluated_.end() && found->second == at) {
+        writer.assign("held." + context_.name_of(value), value);
+      }
+    }
+  }
+
+  std::string write_functions() {
+    evaluated_.clear();
+    std::string phase_branches, resolve_branches;
+    for (int p = 0; p < phases_; ++p) {
+      const char* branch = p == 0 ? "    if constexpr" : " else if constexpr";
+      FunctionWriter values = element_writer(p);
+      write_values(values, p);
+      hold(values, p);
+      phase_branches += fmt::format("{} (P == {}) {{\n{}    }}", branch, p, values.text(6));
+      resolve_branches += fmt::format("{} (P == {}) {{\n{}    }}", branch, p, resolve_text(p));
+    }
+    FunctionWriter finish = element_writer(phases_);
+    FunctionWriter finish_row(
+        context_,
+        [this](ValueId value) -> std::optional<Reference> {
+          if (context_.is_constant(value)) return std::nullopt;
+          return row_field(value);
+        },
+        FunctionWriter::Lanes::scalar);
+    for (const ValueId value : context_.sweep().stores) {
+      (is_one_a_row(value) ? finish_row : finish).store(value);
+    }
+    return fmt::format(
+        "  INGOT_D static void row(const Operands& operands, i64 b, i64 e, Row& row) {{\n{}  }}\n"
+        "  template <int P, int V, int N>\n"
+        "  INGOT_D static void phase(const Operands& operands, const Row& row, i64 b, i64 e,\n"
+        "                            Element<V>& held, Value (&x)[N][V]) {{\n{}\n  }}\n"
+        "  template <int P, class State>\n"
+        "  INGOT_D static void resolve(const Operands& operands, const State& state, i64 b, i64 "
+        "e,\n"
+        "                              Row& row) {{\n{}\n  }}\n"
+        "  template <int V>\n"
+        "  INGOT_D static void finish(const Operands& operands, const Row& row, i64 b, i64 e,\n"
+        "                             Element<V>& held) {{\n{}  }}\n"
+        "  INGOT_D static void finish_row(const Operands& operands, const Row& row, i64 b, i64 e) "
+        "{{\n{}  }}\n",
+        resolve_text(-1), phase_branches, resolve_branches, finish.text(4), finish_row.text(4));
+  }
+
+  void write_values(FunctionWriter& writer, int p) {
+    size_t index = 0;
+    for (size_t n = 0; n < states_.size(); ++n) {
+      if (phase_of_state_[n] != p) continue;
+      const bool lanes = writer.has_lanes(states_[n].arg);
+      const Reference reference = writer.value(states_[n].arg);
+      const std::string text = fmt::format("x[{}][{}] = static_cast<Value>({});", index++,
+                                           lanes ? "i" : "0", reference.text);
+      lanes ? writer.lane_statement(text) : writer.statement(text);
+    }
+  }
+
+  // The row's values that are known once phase p is merged; p = -1: before any.
+  std::string resolve_text(int p) {
+    FunctionWriter writer(
+        context_,
+        [this, p](ValueId value) -> std::optional<Reference> {
+          if (context_.is_constant(value)) return std::nullopt;
+          const int known_after = phase(value) - 1;
+          if (known_after < p) return row_field(value);
+          if (context_.node(value).kind == NodeKind::reduce && context_.computes(value)) {
+            return finished(value, p);
+          }
+          return std::nullopt;
+        },
+        FunctionWriter::Lanes::scalar);
+    const std::set<ValueId> fields = row_fields_;
+    for (const ValueId value : fields) {
+      if (phase(value) - 1 == p) writer.assign("row." + context_.name_of(value), value);
+    }
+    return writer.text(p < 0 ? 4 : 6);
+  }
+
+  std::string constants() const {
+    std::string text = fmt::format(
+        "  static constexpr i64 kRow = {}, kRowsPerSample = {};\n"
+        "  static constexpr int kPhases = {};\n"
+        "  static constexpr bool kNeedsIndex = {};\n  using Value = {};\n",
+        row_elements_, rows_per_sample_, phases_, needs_index_, value_type_);
+    for (int p = 0; p < phases_; ++p) {
+      std::vector<std::string> monoids;
+      for (size_t n = 0; n < states_.size(); ++n) {
+        if (phase_of_state_[n] == p) monoids.push_back(monoid_type(states_[n].monoid, value_type_));
+      }
+      text += fmt::format("  INGOT_D static Together<{}> monoid(Index<{}>);\n",
+                          fmt::join(monoids, ", "), p);
+    }
+    return text;
+  }
+
+  std::string structs() const {
+    std::string text = "  struct Row {\n";
+    for (const ValueId value : row_fields_) text += field_declaration(context_, value, false);
+    text += "  };\n  template <int V>\n  struct Element {\n";
+    for (const ValueId value : held_) {
+      text += field_declaration(context_, value, context_.seen(value).features > 1);
+    }
+    return text + "  };\n\n";
+  }
+
+  int64_t held_per_element() const {
+    int64_t words = 0;
+    for (const ValueId value : held_) {
+      words += (context_.seen(value).features > 1 ? 1 : 0) *
+               (context_.type_of(value) == "float" ? 1 : 2);
+    }
+    return std::max<int64_t>(words, 1);
+  }
+
+  void write_kernels(UnitParts& parts) {
+    int width = context_.width();
+    if (!(inside_ & axis_bit(kFeatures))) width = 1;
+    std::vector<int> widths = {width};
+    if (width > 1) widths.push_back(1);
+    for (const int w : widths) {
+      KernelEntry entry;
+      entry.name = source_.name + (w == 1 && widths.size() > 1 ? "_unaligned" : "");
+      entry.role = KernelRole::rows;
+      entry.width = w;
+      const int64_t vectors = row_elements_ / w;
+      const auto held = [&](int64_t team) {
+        return (vectors + team - 1) / team * w * held_per_element();
+      };
+      int64_t team = 1;
+      while (team < 512 && held(team) > kHeldTarget) team *= 2;
+      if (held(team) > kHeldLimit) team = 1024;
+      std::string call;
+      if (held(team) <= kHeldLimit) {
+        const int64_t teams = std::max<int64_t>(1, kBlockThreads / team);
+        entry.threads = static_cast<int>(team * teams);
+        entry.per_block = teams;
+        call = fmt::format("rows_in_registers<ingot::{}, {}, {}, {}>(operands, rows)", functor_, w,
+                           team, teams);
+      } else {
+        entry.threads = kLoopedThreads;
+        call = fmt::format("rows_looped<ingot::{}, {}, {}>(operands, rows)", functor_, w,
+                           kLoopedThreads);
+      }
+      parts.kernels.push_back(
+          kernel_text(entry.name, functor_, entry.threads, "ingot::i64 rows", call));
+      source_.entries.push_back(entry);
+    }
+  }
+
+  SweepContext context_;
+  KernelSource source_;
+  std::string functor_, value_type_;
+  std::vector<SharedState> states_;
+  std::vector<int> phase_of_state_;
+  std::map<ValueId, int> phase_;
+  AxisMask inside_ = 0;
+  int64_t row_elements_ = 1, rows_per_sample_ = 1;
+  int phases_ = 0;
+  bool needs_index_ = false;
+  std::map<ValueId, int> evaluated_;  // element values, and the phase that computes them
+  std::set<ValueId> held_, row_fields_;
+};
+
+}  // namespace
+
+bool reduces_whole_rows(const Plan& plan, int sweep) {
+  const Sweep& s = plan.sweeps[static_cast<size_t>(sweep)];
+  const AxisMask present = static_axes(s.space);
+  std::optional<AxisMask> common;
+  for (const ValueId reduction : reductions_of(plan.graph, s)) {
+    const auto inside = static_cast<AxisMask>(present & reduced_axes(plan.graph, s, reduction));
+    if (common && *common != inside) return false;
+    common = inside;
+  }
+  if (!common || *common == 0) return false;
+  // Trailing: no axis outside the row lies within it.
+  const auto outside = static_cast<AxisMask>(present & ~*common);
+  return outside < (*common & (~*common + 1));
+}
+
+KernelSource write_rows(const Plan& plan, int sweep) {
+  return RowsWriter(plan, sweep).write();
+}
+
+}  // namespace ingot

@@ -1,0 +1,64 @@
+// One writer for each template of kernels/sweeps/: each fills a KernelSource from a sweep.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "codegen/body_writer.h"
+#include "codegen/kernel_source.h"
+
+namespace ingot {
+
+KernelSource write_map(const Plan& plan, int sweep);
+KernelSource write_columns(const Plan& plan, int sweep);
+KernelSource write_rows(const Plan& plan, int sweep);
+KernelSource write_groups(const Plan& plan, int sweep);
+
+// Whether all reductions of a rows sweep run over one and the same trailing part of the sample.
+bool reduces_whole_rows(const Plan& plan, int sweep);
+
+// Names of a sweep's kernel and functor: "fused_normalise", "FusedNormalise".
+std::string kernel_name(const Plan& plan, int sweep);
+std::string functor_name(const std::string& kernel);
+
+// A field "    float v5_add[V];" of a functor's struct, at the current element.
+std::string field_declaration(const SweepContext& context, ValueId value, bool lanes);
+
+// The widest of the types that a sweep's reductions take; i64 is reduced in double.
+std::string reduction_type(const SweepContext& context, const std::vector<ValueId>& reductions);
+
+// The values that a map's or a columns' body hoists out of the loop over samples (`shared`) and
+// loads per element (`held`), and the three functions that the templates call for them.
+class SampleBody {
+ public:
+  explicit SampleBody(SweepContext& context) : context_(context) {}
+
+  // A writer whose values come from the structs Feature and Element.
+  FunctionWriter writer();
+  // struct Feature, struct Element, feature(), load(): to be asked for after the writer was used.
+  std::string declarations();
+
+ private:
+  Reference shared(ValueId value);
+  Reference held(ValueId value);
+
+  SweepContext& context_;
+  std::vector<ValueId> shared_, held_;
+};
+
+// Assembles a translation unit.
+struct UnitParts {
+  std::string comment;
+  std::vector<std::string> includes;
+  std::string functor;  // name
+  std::string members;  // of the functor, indented by two
+  std::vector<std::string> kernels;
+};
+std::string translation_unit(const UnitParts& parts);
+// An extern "C" kernel: `parameters` after the operands, and the call.
+std::string kernel_text(const std::string& name, const std::string& functor, int threads,
+                        const std::string& parameters, const std::string& call);
+// What the sweep does, one line a value, for the comment at the top.
+std::string sweep_comment(const SweepContext& context, const std::string& kernel);
+
+}  // namespace ingot
