@@ -1,0 +1,187 @@
+// Every function of include/ingot/ingot.h.
+#include "ingot/ingot.h"
+
+#include <cstdlib>
+#include <cstring>
+
+#include "api/explain.h"
+#include "api/guard.h"
+#include "api/program.h"
+#include "backend/host.h"
+#include "graph/evaluate.h"
+#include "graph/importer.h"
+#include "verify/measures.h"
+
+namespace api = ingot::api;
+
+struct ingot_program {
+  std::unique_ptr<api::Program> state;
+};
+
+namespace ingot::api {
+
+std::string& last_error() {
+  static thread_local std::string message;
+  return message;
+}
+
+char* new_text(const std::string& text) {
+  auto* copy = static_cast<char*>(std::malloc(text.size() + 1));
+  if (copy == nullptr) throw std::bad_alloc();
+  std::memcpy(copy, text.c_str(), text.size() + 1);
+  return copy;
+}
+
+namespace {
+
+// Names may hold any bytes; what is not UTF-8 must not make a message impossible.
+std::string dump(const nlohmann::json& json) {
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+nlohmann::json describe_machine() {
+  return {{"version", INGOT_VERSION},
+          {"cpu", describe_cpu_machine()},
+          {"cuda", describe_cuda_machine()}};
+}
+
+Program& program_of(ingot_program* handle) {
+  require(handle != nullptr, "the program is NULL");
+  return *handle->state;
+}
+
+void check_batch(int64_t batch) {
+  if (batch < 0) fail(INGOT_INVALID_ARGUMENT, "the batch size is {}", batch);
+}
+
+void check_workspace(size_t needed, const void* workspace, size_t bytes) {
+  if (bytes < needed || (needed != 0 && workspace == nullptr)) {
+    fail(INGOT_INVALID_ARGUMENT,
+         "this call needs a workspace of {} bytes (ingot_program_workspace_size), got {}", needed,
+         workspace == nullptr ? 0 : bytes);
+  }
+  if (needed != 0 && reinterpret_cast<uintptr_t>(workspace) % 256 != 0) {
+    fail(INGOT_INVALID_ARGUMENT, "the workspace must be aligned to 256 bytes");
+  }
+}
+
+std::span<const ingot_tensor> tensors_of(const ingot_tensor* tensors, int count) {
+  require(count >= 0 && (tensors != nullptr || count == 0), "the tensors are NULL");
+  return {tensors, static_cast<size_t>(count)};
+}
+
+}  // namespace
+}  // namespace ingot::api
+
+extern "C" {
+
+int ingot_abi_version(void) {
+  return INGOT_ABI_VERSION;
+}
+const char* ingot_version(void) {
+  return INGOT_VERSION;
+}
+const char* ingot_last_error(void) {
+  return api::last_error().c_str();
+}
+void ingot_free(char* text) {
+  std::free(text);
+}
+
+ingot_status ingot_program_create(const char* graph_json, const char* options_json,
+                                  ingot_program** program) {
+  return api::guarded([&] {
+    api::require(program != nullptr, "the place for the program is NULL");
+    *program = nullptr;
+    api::require(graph_json != nullptr, "the graph is NULL");
+    auto state = api::make_program(graph_json, options_json == nullptr ? "" : options_json);
+    *program = new ingot_program{std::move(state)};
+  });
+}
+
+void ingot_program_destroy(ingot_program* program) {
+  delete program;
+}
+
+ingot_status ingot_program_prepare(ingot_program* program, int64_t batch, int device) {
+  return api::guarded([&] {
+    api::Program& state = api::program_of(program);
+    api::check_batch(batch);
+    const bool cuda = state.options.device == ingot::Target::Device::cuda;
+    if (cuda != (device >= 0)) {
+      ingot::fail(INGOT_INVALID_ARGUMENT, "this program was made for \"{}\", not for device {}",
+                  cuda ? "cuda" : "cpu", device);
+    }
+    state.executable->prepare(batch, device);
+  });
+}
+
+ingot_status ingot_program_workspace_size(ingot_program* program, int64_t batch, size_t* bytes) {
+  return api::guarded([&] {
+    api::Program& state = api::program_of(program);
+    api::check_batch(batch);
+    api::require(bytes != nullptr, "the place for the size is NULL");
+    *bytes = state.executable->workspace_size(batch);
+  });
+}
+
+ingot_status ingot_program_run(ingot_program* program, int64_t batch, const ingot_tensor* tensors,
+                               int count, void* workspace, size_t workspace_bytes, void* stream) {
+  return api::guarded([&] {
+    api::Program& state = api::program_of(program);
+    const auto span = api::tensors_of(tensors, count);
+    api::check_tensors(state, batch, span);
+    api::check_workspace(state.executable->workspace_size(batch), workspace, workspace_bytes);
+    state.executable->run(batch, span, workspace, workspace_bytes, stream);
+  });
+}
+
+ingot_status ingot_program_explain(ingot_program* program, int64_t batch, char** json) {
+  return api::guarded([&] {
+    api::Program& state = api::program_of(program);
+    api::check_batch(batch);
+    api::require(json != nullptr, "the place for the text is NULL");
+    *json = api::new_text(api::dump(api::explain(state, batch)));
+  });
+}
+
+ingot_status ingot_evaluate_fp64(const char* graph_json, int64_t batch, const ingot_tensor* tensors,
+                                 int count) {
+  return api::guarded([&] {
+    api::require(graph_json != nullptr, "the graph is NULL");
+    ingot::evaluate(ingot::import_graph(graph_json), batch, api::tensors_of(tensors, count));
+  });
+}
+
+ingot_status ingot_doctor(char** json) {
+  return api::guarded([&] {
+    api::require(json != nullptr, "the place for the text is NULL");
+    *json = api::new_text(api::dump(api::describe_machine()));
+  });
+}
+
+ingot_status ingot_set_host_product(const char* name, ingot_product_fn fn, void* context) {
+  return api::guarded([&] {
+    api::require(fn == nullptr || name != nullptr, "the product's name is NULL");
+    ingot::cpu::set_host_product(name == nullptr ? "" : name, fn, context);
+  });
+}
+
+ingot_status ingot_set_host_threads(void* openmp_handle, int threads) {
+  return api::guarded([&] { ingot::set_host_threads(openmp_handle, threads); });
+}
+
+ingot_status ingot_measure_error(const double* truth, const void* candidate, int32_t dtype,
+                                 int64_t rows, int64_t columns, double measures[5]) {
+  return api::guarded([&] {
+    api::require(measures != nullptr, "the place for the measures is NULL");
+    const ingot::ErrorMeasures found = ingot::measure_error(truth, candidate, dtype, rows, columns);
+    measures[0] = found.frobenius;
+    measures[1] = found.worst_row;
+    measures[2] = found.largest;
+    measures[3] = static_cast<double>(found.mismatches);
+    measures[4] = static_cast<double>(found.non_finite_differs);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,12 @@
+// What was done and why (docs/explain-format.md).
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include "api/program.h"
+
+namespace ingot::api {
+
+nlohmann::json explain(Program& program, int64_t batch);
+
+}  // namespace ingot::api

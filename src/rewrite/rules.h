@@ -1,0 +1,10 @@
+// The rules, one file each.
+#pragma once
+
+#include "rewrite/rewrite.h"
+
+namespace ingot {
+
+const Rule& common_subexpressions();
+
+}  // namespace ingot
