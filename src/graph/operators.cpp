@@ -25,8 +25,10 @@ const Registry& registry() {
 
 void check_call(const Operator& row, const OperatorCall& call) {
   if (call.args.size() < row.min_args || call.args.size() > row.max_args) {
-    fail(INGOT_INVALID_ARGUMENT, "takes {} to {} arguments, got {}", row.min_args, row.max_args,
-         call.args.size());
+    const std::string expected = row.min_args == row.max_args
+                                     ? fmt::format("{}", row.min_args)
+                                     : fmt::format("{} to {}", row.min_args, row.max_args);
+    fail(INGOT_INVALID_ARGUMENT, "takes {} arguments, got {}", expected, call.args.size());
   }
   for (const auto& [name, value] : call.attributes) {
     if (std::find(row.attributes.begin(), row.attributes.end(), name) == row.attributes.end()) {

@@ -1,0 +1,132 @@
+// The C++ API's graphs, as the importer reads them. Both sides define ingot::Graph: the API's lives
+// in the inline namespace `api`, and the internal headers come first.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <string>
+
+#include "graph/importer.h"
+// clang-format off
+#include "ingot/ingot.hpp"
+// clang-format on
+
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+namespace api = ingot::api;
+
+template <class Function>
+std::string error_of(Function function) {
+  try {
+    function();
+  } catch (const api::Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(CppApi, BuildsTheSeedModel) {
+  api::Graph graph("gemm_scale_bn");
+  const auto by_feature = api::Shape::vector(4);
+  const auto x = graph.input("x", api::Shape::batch(6));
+  const auto weight = graph.parameter("gemm.weight", api::Shape::matrix(4, 6));
+  const auto scale = graph.parameter("scale", by_feature);
+  api::BatchNorm bn;
+  bn.running_mean = graph.buffer("bn.running_mean", by_feature);
+  bn.running_var = graph.buffer("bn.running_var", by_feature);
+  bn.num_batches_tracked =
+      graph.buffer("bn.num_batches_tracked", api::Shape::scalar(), api::DataType::i64);
+  bn.training = true;
+  bn.momentum.reset();
+  graph.set_origin("bn", "model.cpp:7");
+  graph.result(softmax(batch_norm(linear(x, weight) * scale, bn)), "y");
+
+  const auto read = ingot::import_graph(graph.json());
+  EXPECT_EQ(read.name, "gemm_scale_bn");
+  EXPECT_EQ(read.leaves().size(), graph.leaf_names().size());
+  EXPECT_EQ(read.updates.size(), 3u);
+  const auto& y = read[read.results.at(0).value];
+  EXPECT_TRUE(y.shape.batched);
+  EXPECT_EQ(y.shape.features, 4);
+  EXPECT_EQ(y.source, "model.cpp:7");
+}
+
+TEST(CppApi, EveryWrapperIsAnOperatorOfTheFormat) {
+  api::Graph graph("all");
+  const auto x = graph.input("x", api::Shape::batch(4));
+  const auto square_matrix = graph.parameter("w", api::Shape::matrix(4, 4));
+  auto y = matmul_transposed(matmul(x, square_matrix), square_matrix);
+  for (const auto unary : {api::exp, api::log, api::sqrt, api::rsqrt, api::square, api::tanh,
+                           api::sigmoid, api::relu, api::silu, api::mish, api::gelu}) {
+    y = unary(y);
+  }
+  y = -(1.0 - y * 2.0 / y + y);
+  y = layer_norm(y, {}, {}, 1e-3, {api::Axis::rows, api::Axis::features});
+  for (const auto over_axes :
+       {api::softmax, api::log_softmax, api::logsumexp, api::sum, api::mean, api::max, api::min}) {
+    y = over_axes(y, {api::Axis::features});
+  }
+  y = api::apply("gelu", {y}, {{"approximate", "tanh"}});
+  y = api::apply("view", {y}, {{"shape", api::Shape{true, 1, 1, 1}}});
+  y = api::apply("max_pool", {y}, {{"kernel", 1}});
+  graph.result(y, "y");
+  EXPECT_NO_THROW(ingot::import_graph(graph.json()));
+}
+
+TEST(CppApi, NamesAndNumbersSurviveTheJson) {
+  api::Graph graph("quo\"te\\ \n\x01 \xc3\xa9");
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const auto x = graph.input("x\t\"", api::Shape::vector(1));
+  graph.result(x * 0.1 + kInfinity + 5e-324, "y");
+  const auto read = ingot::import_graph(graph.json());
+  EXPECT_EQ(read.name, graph.name());
+  EXPECT_EQ(read[0].name, "x\t\"");
+  std::vector<double> constants;
+  for (const auto& node : read.nodes) {
+    if (node.kind == ingot::NodeKind::constant) constants.push_back(node.constant);
+  }
+  EXPECT_THAT(constants, ElementsAre(0.1, kInfinity, 5e-324));
+}
+
+TEST(CppApi, RefusesAmbiguousNamesAndForeignValues) {
+  api::Graph a("a"), b("b");
+  const auto x = a.input("x", api::Shape::vector(1));
+  const auto other = b.input("x", api::Shape::vector(1));
+  EXPECT_THAT(error_of([&] { a.parameter("x", api::Shape::vector(1)); }), HasSubstr("named 'x'"));
+  EXPECT_THAT(error_of([&] { a.result(x, "x"); }), HasSubstr("named 'x'"));
+  EXPECT_THAT(error_of([&] { x + other; }), HasSubstr("another graph"));
+}
+
+TEST(CppApi, BindingsAreByNameAndShareOneBatch) {
+  api::Graph graph("g");
+  const auto a = graph.input("a", api::Shape::batch(2));
+  const auto b = graph.input("b", api::Shape::batch(2));
+  graph.result(a + b, "y");
+  const api::detail::Signature signature(graph);
+  std::vector<float> data(6), short_data(4);
+  const auto tensor = api::host(data, api::Shape::batch(2), 3);
+  api::Bindings bindings = {{"a", tensor}, {"b", tensor}};
+  EXPECT_THAT(error_of([&] { signature.arrange(bindings); }), HasSubstr("nothing is bound to 'y'"));
+  bindings["y"] = tensor;
+  EXPECT_EQ(signature.batch(signature.arrange(bindings)), 3);
+  bindings["b"] = api::host(short_data, api::Shape::batch(2), 2);
+  EXPECT_THAT(error_of([&] { signature.batch(signature.arrange(bindings)); }),
+              HasSubstr("'b' has batch size 2"));
+  bindings["z"] = tensor;
+  EXPECT_THAT(error_of([&] { signature.arrange(bindings); }), HasSubstr("no leaf or result 'z'"));
+  EXPECT_THAT(error_of([&] { api::host(data, api::Shape::batch(4), 3); }),
+              HasSubstr("12 elements"));
+}
+
+TEST(CppApi, TensorsAreRowMajor) {
+  std::vector<int64_t> data(2 * 3 * 4 * 5);
+  const auto tensor = api::host(data, api::Shape{true, 3, 4, 5}, 2);
+  EXPECT_THAT(tensor.sizes, ElementsAre(2, 3, 4, 5));
+  EXPECT_THAT(tensor.strides, ElementsAre(60, 20, 5, 1));
+  EXPECT_EQ(tensor.dtype, INGOT_I64);
+  EXPECT_EQ(tensor.device, -1);
+}
+
+}  // namespace
