@@ -1,0 +1,31 @@
+#include "cpu/product/provider.h"
+
+#include "cpu/product/blas.h"
+#include "cpu/product/host.h"
+#include "cpu/product/own.h"
+#include "support/error.h"
+
+namespace ingot::cpu {
+
+std::vector<std::shared_ptr<const ProductProvider>> product_providers(const Isa& isa) {
+  std::vector<std::shared_ptr<const ProductProvider>> found;
+  const auto add = [&](std::shared_ptr<const ProductProvider> provider) {
+    if (provider != nullptr) found.push_back(std::move(provider));
+  };
+  // MKL runs at half of the AVX-512 peak on processors that are not Intel's (docs: cpu backend).
+  if (!isa.intel && isa.level == Level::avx512) add(own_product(isa, false));
+  add(host_product());
+  if (found.empty() || host_product() == nullptr) add(library_product());
+  add(own_product(isa, true));
+  return found;
+}
+
+std::string run_product(const Isa& isa, const ProductCall& call) {
+  for (const auto& provider : product_providers(isa)) {
+    if (provider->takes(call) && provider->run(call)) return provider->name();
+  }
+  fail(INGOT_UNSUPPORTED, "matrix product of dtype {}: no provider takes it",
+       static_cast<int>(call.dtype));
+}
+
+}  // namespace ingot::cpu

@@ -1,0 +1,51 @@
+// Who computes a host matrix product. A provider is asked in order of preference whether it takes a
+// call; the last one (our own portable product) takes everything.
+//
+// To add one (AMX, for instance): a file beside library.cpp that implements ProductProvider, and a
+// line in providers() in provider.cpp.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cpu/isa.h"
+#include "ingot/ingot.h"
+
+namespace ingot::cpu {
+
+// c[m,n] = Σ_k a[m,k]·b[n,k] (transpose_b) or a[m,k]·b[k,n]: row-major, leading dimensions in
+// elements. All three have `dtype` (f32, f64, f16, bf16); sums run in f32, or f64 for f64.
+struct ProductCall {
+  int64_t m = 0, n = 0, k = 0;
+  const void* a = nullptr;
+  int64_t lda = 0;
+  const void* b = nullptr;
+  int64_t ldb = 0;
+  bool transpose_b = false;
+  void* c = nullptr;
+  int64_t ldc = 0;
+  ingot_dtype dtype = INGOT_F32;
+};
+
+class ProductProvider {
+ public:
+  virtual ~ProductProvider() = default;
+  virtual std::string name() const = 0;
+  // False where it cannot, or where another is known to be faster.
+  virtual bool takes(const ProductCall& call) const = 0;
+  // False if it found that it cannot after all; the next provider is then asked.
+  virtual bool run(const ProductCall& call) const = 0;
+};
+
+// In order of preference on a machine with these features. Cheap; holds what it returns alive.
+std::vector<std::shared_ptr<const ProductProvider>> product_providers(const Isa& isa);
+
+// Runs the first provider that takes the call and returns its name.
+std::string run_product(const Isa& isa, const ProductCall& call);
+
+// The host process's own product (ingot_set_host_product); fn == nullptr removes it.
+void set_host_product(const std::string& name, ingot_product_fn fn, void* context);
+
+}  // namespace ingot::cpu
