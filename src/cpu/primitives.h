@@ -29,8 +29,8 @@ struct MapBlock {
 };
 
 // What is still to be merged into the states (first, second: as the monoid has them; see
-// state_of). `count` elements have been merged into each so far; the block's index along the reduced
-// axis starts at `index` (argmax).
+// state_of). `count` elements have been merged into each so far; the block's index along the
+// reduced axis starts at `index` (argmax).
 struct StateBlock {
   double* first;
   double* second;

@@ -243,13 +243,15 @@ bool in_forked_child() {
 
 namespace detail {
 
-void parallel_for(int64_t tasks, TaskFunction function, void* body) {
+void parallel_for(int64_t tasks, TaskFunction function, void* body, int threads) {
   if (tasks <= 0) return;
   Loop loop;
   loop.tasks = tasks;
   loop.function = function;
   loop.body = body;
-  const int workers = static_cast<int>(std::min<int64_t>(tasks, thread_count()));
+  const int limit = threads == 1 ? 1 : thread_count();
+  const int allowed = threads > 0 ? std::min(threads, limit) : limit;
+  const int workers = static_cast<int>(std::min<int64_t>(tasks, allowed));
   if (workers > 1) {
     state().pool_used.store(true, std::memory_order_relaxed);
     if (use_openmp()) {

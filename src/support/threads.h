@@ -29,19 +29,20 @@ bool in_forked_child();
 
 namespace detail {
 using TaskFunction = void (*)(void* body, int64_t task, int worker);
-void parallel_for(int64_t tasks, TaskFunction function, void* body);
+void parallel_for(int64_t tasks, TaskFunction function, void* body, int threads);
 }  // namespace detail
 
 // Calls body(task, worker) once for each task in [0, tasks), on several threads, in no fixed order;
 // 0 ≤ worker < thread_count(). Returns when all are done. An exception of a body stops the tasks
 // that have not begun and is thrown here. Inside another parallel region it runs serially.
+// threads: use at most so many (≤ 0: thread_count()).
 template <class Body>
-void parallel_for(int64_t tasks, Body&& body) {
+void parallel_for(int64_t tasks, Body&& body, int threads = 0) {
   using Plain = std::remove_reference_t<Body>;
   detail::parallel_for(
       tasks,
       [](void* self, int64_t task, int worker) { (*static_cast<Plain*>(self))(task, worker); },
-      const_cast<void*>(static_cast<const void*>(&body)));
+      const_cast<void*>(static_cast<const void*>(&body)), threads);
 }
 
 }  // namespace ingot

@@ -1,0 +1,155 @@
+// The CPU backend: a plan's sweeps one after another on the host's threads.
+#include "backend/executable.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "cpu/loops.h"
+#include "cpu/product/provider.h"
+#include "cpu/sweep.h"
+#include "support/error.h"
+#include "support/threads.h"
+
+namespace ingot {
+namespace cpu {
+namespace {
+
+constexpr size_t kAlignment = 256;
+
+size_t align(size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// Copies whole tensors that no sweep writes: a result that is a leaf or a second name, and updates,
+// which reach their buffers only when everything has been read.
+void copy_tensor(const Memory& from, const Memory& to, const Extents& sizes, Level level) {
+  const auto load = static_cast<size_t>(from.dtype), store = static_cast<size_t>(to.dtype);
+  const auto width = [](DType dtype) {
+    return dtype == DType::f64 || dtype == DType::i64 ? 8
+           : dtype == DType::f32                      ? 4
+           : dtype == DType::boolean                  ? 1
+                                                      : 2;
+  };
+  if (product_of(sizes) == 0) return;
+  Loops<2> loops;
+  loops.build(sizes, {to.strides, from.strides});
+  constexpr int64_t kBlock = 512;
+  double block[kBlock];
+  loops.for_each_row([&](const std::array<int64_t, 2>& offset) {
+    for (int64_t j = 0; j < loops.size[0]; j += kBlock) {
+      const int64_t n = std::min(kBlock, loops.size[0] - j);
+      primitives<double>(level).load[load](
+          block, from.data + (offset[1] + j * loops.stride[0][1]) * width(from.dtype),
+          loops.stride[0][1], n);
+      primitives<double>(level).store[store](
+          to.data + (offset[0] + j * loops.stride[0][0]) * width(to.dtype), loops.stride[0][0],
+          block, n);
+    }
+  });
+}
+
+class CpuExecutable final : public Executable {
+ public:
+  CpuExecutable(Plan plan, const ProgramOptions& options)
+      : plan_(std::move(plan)), isa_(detect_isa(options.capabilities)) {
+    for (const Sweep& sweep : plan_.sweeps) sweeps_.emplace_back(plan_, sweep, isa_);
+  }
+
+  void prepare(int64_t, int) override {}
+
+  size_t workspace_size(int64_t batch) override { return layout(batch).total; }
+
+  void run(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
+           size_t workspace_bytes, void*) override {
+    const Layout l = layout(batch);
+    if (workspace_bytes < l.total) {
+      fail(INGOT_INVALID_ARGUMENT, "'{}' needs {} bytes of workspace for batch {}, got {}",
+           plan_.graph.name, l.total, batch, workspace_bytes);
+    }
+    auto* base = static_cast<std::byte*>(workspace);
+    const Addresses addresses(plan_, batch, tensors, base, l.buffers, l.updates);
+    for (const SweepRunner& sweep : sweeps_) sweep.run(addresses, base + l.sweeps);
+    copy_remaining(addresses);
+  }
+
+  nlohmann::json describe(int64_t batch) override {
+    nlohmann::json sweeps = nlohmann::json::array();
+    for (const SweepRunner& sweep : sweeps_) sweeps.push_back(sweep.describe(batch));
+    return {{"backend", "cpu"},
+            {"instructions", name_of(isa_.level)},
+            {"threads", thread_count()},
+            {"thread_runtime", thread_runtime_name()},
+            {"sweeps", sweeps}};
+  }
+
+ private:
+  struct Layout {
+    std::vector<size_t> buffers, updates;
+    size_t sweeps = 0, total = 0;
+  };
+
+  // The plan's buffers, then values on their way to buffers, then one sweep's own memory.
+  Layout layout(int64_t batch) const {
+    Layout l;
+    l.buffers = plan_.workspace_layout(batch, &l.total);
+    l.total = align(l.total);
+    for (const Update& update : plan_.graph.updates) {
+      l.updates.push_back(l.total);
+      const auto elements = plan_.graph[update.value].shape.elements(batch);
+      l.total += align(static_cast<size_t>(elements) * sizeof(double));
+    }
+    l.sweeps = l.total;
+    size_t largest = 0;
+    for (const SweepRunner& sweep : sweeps_) {
+      largest = std::max(largest, sweep.workspace_size(batch));
+    }
+    l.total += largest;
+    return l;
+  }
+
+  void copy_remaining(const Addresses& addresses) const {
+    const Graph& graph = plan_.graph;
+    const auto source = [&](ValueId value) -> Memory {
+      const Shape& shape = graph[value].shape;
+      if (addresses.is_placed(value)) return addresses.locate(value, shape);
+      const ValueId real = behind_views(graph, value);
+      if (graph[real].kind == NodeKind::constant) {
+        return {reinterpret_cast<std::byte*>(const_cast<double*>(&graph[real].constant)),
+                {},
+                DType::f64};
+      }
+      return addresses.locate(real, shape);
+    };
+    for (size_t i = 0; i < graph.results.size(); ++i) {
+      const ValueId value = graph.results[i].value;
+      const Placement& placement = plan_.placements[static_cast<size_t>(value)];
+      if (placement.kind == Placement::Kind::result && placement.index == static_cast<int>(i)) {
+        continue;
+      }
+      const Shape& shape = graph[value].shape;
+      copy_tensor(source(value), addresses.result(i, shape), extents_of(shape, addresses.batch()),
+                  isa_.level);
+    }
+    for (const Update& update : graph.updates) {
+      const Shape& shape = graph[update.value].shape;
+      copy_tensor(source(update.value), addresses.leaf(update.buffer, shape),
+                  extents_of(shape, addresses.batch()), isa_.level);
+    }
+  }
+
+  Plan plan_;
+  Isa isa_;
+  std::deque<SweepRunner> sweeps_;
+};
+
+}  // namespace
+}  // namespace cpu
+
+std::unique_ptr<Executable> make_cpu_executable(Plan plan, const ProgramOptions& options) {
+  return std::make_unique<cpu::CpuExecutable>(std::move(plan), options);
+}
+
+}  // namespace ingot

@@ -1,0 +1,181 @@
+// The product part of a sweep: operands from strides to leading dimensions, and the call.
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "cpu/loops.h"
+#include "cpu/sweep.h"
+#include "support/error.h"
+#include "support/threads.h"
+
+namespace ingot::cpu {
+namespace {
+
+struct Free {
+  void operator()(std::byte* p) const { std::free(p); }
+};
+using Bytes = std::unique_ptr<std::byte[], Free>;
+
+int64_t width_of(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return 8;
+    case DType::f32:
+      return 4;
+    default:
+      return 2;
+  }
+}
+
+// A matrix of `batch` × `rows` × `columns` with strides in elements.
+struct Matrix {
+  std::byte* data;
+  int64_t batch_stride, row_stride, column_stride;
+  DType dtype;
+  Bytes owned;  // where it had to be copied
+};
+
+template <class From, class To>
+void copy_elements(const std::byte* from, int64_t from_stride, std::byte* to, int64_t to_stride,
+                   int64_t n) {
+  const auto* in = reinterpret_cast<const From*>(from);
+  auto* out = reinterpret_cast<To*>(to);
+  for (int64_t i = 0; i < n; ++i) out[i * to_stride] = static_cast<To>(in[i * from_stride]);
+}
+
+void copy_row(const std::byte* from, int64_t from_stride, DType from_dtype, std::byte* to,
+              int64_t to_stride, DType to_dtype, int64_t n, Level level) {
+  if (from_dtype == to_dtype && width_of(from_dtype) == 2) {
+    return copy_elements<uint16_t, uint16_t>(from, from_stride, to, to_stride, n);
+  }
+  // Through float, or double where either side is.
+  constexpr int64_t kBlock = 512;
+  for (int64_t j = 0; j < n; j += kBlock) {
+    const int64_t count = std::min(kBlock, n - j);
+    const std::byte* source = from + j * from_stride * width_of(from_dtype);
+    std::byte* target = to + j * to_stride * width_of(to_dtype);
+    const auto in = static_cast<size_t>(from_dtype), out = static_cast<size_t>(to_dtype);
+    if (from_dtype == DType::f64 || to_dtype == DType::f64) {
+      double block[kBlock];
+      primitives<double>(level).load[in](block, source, from_stride, count);
+      primitives<double>(level).store[out](target, to_stride, block, count);
+    } else {
+      float block[kBlock];
+      primitives<float>(level).load[in](block, source, from_stride, count);
+      primitives<float>(level).store[out](target, to_stride, block, count);
+    }
+  }
+}
+
+Bytes allocate(int64_t elements, DType dtype) {
+  const auto bytes = static_cast<size_t>(std::max<int64_t>(1, elements) * width_of(dtype));
+  auto* p = static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
+  if (p == nullptr)
+    fail(INGOT_FAILED, "CPU: no memory for a copy of {} bytes of an operand", bytes);
+  return Bytes(p);
+}
+
+// A dense copy in another dtype or order.
+Matrix densify(const Matrix& m, int64_t batch, int64_t rows, int64_t columns, DType dtype,
+               Level level) {
+  Matrix out{nullptr, rows * columns, columns, 1, dtype, allocate(batch * rows * columns, dtype)};
+  out.data = out.owned.get();
+  parallel_for(batch * rows, [&](int64_t row, int) {
+    const int64_t from = row / rows * m.batch_stride + row % rows * m.row_stride;
+    copy_row(m.data + from * width_of(m.dtype), m.column_stride, m.dtype,
+             out.data + row * columns * width_of(dtype), 1, dtype, columns, level);
+  });
+  return out;
+}
+
+bool aligned(const Matrix& m) {
+  return reinterpret_cast<uintptr_t>(m.data) % static_cast<uintptr_t>(width_of(m.dtype)) == 0;
+}
+
+Matrix matrix_of(const Memory& memory) {
+  return {memory.data,           memory.strides[kBatch],
+          memory.strides[kRows], memory.strides[kFeatures],
+          memory.dtype,          nullptr};
+}
+
+}  // namespace
+
+void SweepRunner::run_product(const Addresses& addresses, std::byte* workspace) const {
+  const Graph& graph = plan_.graph;
+  const Node& node = graph[sweep_.matmul];
+  const auto operand = [&](size_t i) {
+    const ValueId value = node.args[i];
+    const Shape& seen = graph[value].shape;
+    return matrix_of(addresses.locate(behind_views(graph, value), seen));
+  };
+  const Shape &a_shape = graph[node.args[0]].shape, &b_shape = graph[node.args[1]].shape;
+  const int64_t entries = addresses.batch();
+  const int64_t a_batch = a_shape.batched ? entries : 1, b_batch = b_shape.batched ? entries : 1;
+  const int64_t c_batch = node.shape.batched ? entries : 1;
+  const int64_t rows = node.shape.rows, n = node.shape.features, k = a_shape.features;
+  if (c_batch * rows * n == 0) return;
+  const bool transpose = node.transpose_b;
+  const int64_t b_rows = transpose ? n : k, b_columns = transpose ? k : n;
+
+  Matrix a = operand(0), b = operand(1), c = matrix_of(product_memory(addresses, workspace));
+  if (a.dtype != node.dtype || (a.column_stride != 1 && k > 1) || !aligned(a)) {
+    a = densify(a, a_batch, rows, k, node.dtype, isa_.level);
+  }
+  // Bᵀ lying as B is the other layout; anything else is copied.
+  bool b_transposed = transpose;
+  int64_t ldb = b.row_stride;
+  if (b.dtype == node.dtype && aligned(b) && (b.column_stride == 1 || b_columns == 1)) {
+  } else if (b.dtype == node.dtype && aligned(b) && (b.row_stride == 1 || b_rows == 1)) {
+    b_transposed = !transpose;
+    ldb = b.column_stride;
+  } else {
+    b = densify(b, b_batch, b_rows, b_columns, node.dtype, isa_.level);
+    ldb = b.row_stride;
+  }
+  Matrix target{c.data, c.batch_stride, c.row_stride, c.column_stride, c.dtype, nullptr};
+  const bool direct = c.dtype == node.dtype && (c.column_stride == 1 || n == 1) && aligned(c);
+  if (!direct) {
+    target = {nullptr, rows * n, n, 1, node.dtype, allocate(c_batch * rows * n, node.dtype)};
+    target.data = target.owned.get();
+  }
+
+  ProductCall call;
+  call.m = rows;
+  call.n = n;
+  call.k = k;
+  call.lda = a.row_stride;
+  call.ldb = ldb;
+  call.ldc = target.row_stride;
+  call.transpose_b = b_transposed;
+  call.dtype = static_cast<ingot_dtype>(node.dtype);
+  int64_t calls = c_batch;
+  const auto one_matrix = [&](const Matrix& m) {
+    return rows == 1 || m.batch_stride == rows * m.row_stride;
+  };
+  if (!b_shape.batched && (a_shape.batched || c_batch == 1) && one_matrix(a) &&
+      one_matrix(target)) {
+    call.m = c_batch * rows;
+    calls = 1;
+    if (rows == 1) {
+      call.lda = a.batch_stride;
+      call.ldc = target.batch_stride;
+    }
+  }
+  const int64_t width = width_of(node.dtype);
+  for (int64_t i = 0; i < calls; ++i) {
+    call.a = a.data + (a_shape.batched ? i * a.batch_stride * width : 0);
+    call.b = b.data + (b_shape.batched ? i * b.batch_stride * width : 0);
+    call.c = target.data + i * target.batch_stride * width;
+    cpu::run_product(isa_, call);
+  }
+  if (direct) return;
+  parallel_for(c_batch * rows, [&](int64_t row, int) {
+    const int64_t to = row / rows * c.batch_stride + row % rows * c.row_stride;
+    copy_row(target.data + row * n * width, 1, node.dtype, c.data + to * width_of(c.dtype),
+             c.column_stride, c.dtype, n, isa_.level);
+  });
+}
+
+}  // namespace ingot::cpu
