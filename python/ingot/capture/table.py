@@ -203,6 +203,22 @@ for _name, _op in (
 ):
     TABLE[f"aten::{_name}"] = _binary(_op)
 TABLE["aten::logical_not"] = lambda call: pointwise(call, "logical_not", [call["self"]])
+
+
+def _bitwise(op: str) -> Row:
+    """On flags, the bitwise operators are the logical ones."""
+
+    def take(call: Call) -> Value:
+        if call.dtype != torch.bool:
+            raise UnfitError(f"{call.dtype} arithmetic")
+        operands = [call[name] for name in ("self", "other") if name in call.arguments]
+        return pointwise(call, op, operands)
+
+    return take
+
+
+for _name, _op in (("and", "logical_and"), ("or", "logical_or"), ("not", "logical_not")):
+    TABLE[f"aten::bitwise_{_name}"] = TABLE[f"aten::__{_name}__"] = _bitwise(_op)
 TABLE["aten::hardtanh"] = _unary("hardtanh", min=("min_val", -1), max=("max_val", 1))
 TABLE["aten::leaky_relu"] = _unary("leaky_relu", negative_slope=("negative_slope", 0.01))
 TABLE["aten::celu"] = _unary("celu", alpha=("alpha", 1))

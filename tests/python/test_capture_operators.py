@@ -1,0 +1,339 @@
+"""Every row of the importer's table against PyTorch in double precision."""
+
+import math
+
+import pytest
+import torch
+from capture_support import check_capture, whole
+from torch import nn
+from torch.nn import functional as F
+
+FEATURES = 24
+
+
+class Chain(nn.Module):
+    """A linear layer and a function behind it; `rows`: inputs [B, rows, K]."""
+
+    def __init__(self, function, features=FEATURES):
+        super().__init__()
+        self.linear = nn.Linear(8, features)
+        self.vector = nn.Parameter(torch.rand(features) + 0.5)
+        self.other = nn.Parameter(torch.randn(features))
+        self.function = function
+
+    def forward(self, x):
+        return self.function(self.linear(x), self)
+
+
+POINTWISE = {
+    "abs": lambda x, m: x.abs(),
+    "add": lambda x, m: x + m.vector,
+    "add_alpha": lambda x, m: torch.add(x, m.vector, alpha=0.5),
+    "add_scalar": lambda x, m: x + 2,
+    "addcdiv": lambda x, m: torch.addcdiv(x, x, m.vector, value=0.5),
+    "addcmul": lambda x, m: torch.addcmul(x, x, m.vector, value=-2.0),
+    "celu": lambda x, m: F.celu(x, 0.7),
+    "ceil": lambda x, m: x.ceil(),
+    "clamp": lambda x, m: x.clamp(-0.5, 0.5),
+    "clamp_max": lambda x, m: torch.clamp_max(x, 0.1),
+    "clamp_min": lambda x, m: torch.clamp_min(x, 0.1),
+    "clamp_one_side": lambda x, m: x.clamp(max=0.25),
+    "clamp_tensors": lambda x, m: torch.clamp(x, m.other, m.vector + 3),
+    "clip": lambda x, m: torch.clip(x, -1, 1),
+    "cos": lambda x, m: x.cos(),
+    "div": lambda x, m: x / m.vector,
+    "div_floor": lambda x, m: torch.div(x, m.vector, rounding_mode="floor"),
+    "div_scalar": lambda x, m: x / 3.0,
+    "div_trunc": lambda x, m: torch.div(x, m.vector, rounding_mode="trunc"),
+    "dropout_eval": lambda x, m: F.dropout(x, 0.5, training=False) * 2,
+    "elu": lambda x, m: F.elu(x, 0.5),
+    "eq_where": lambda x, m: torch.where(x == x, x, m.vector),
+    "erf": lambda x, m: x.erf(),
+    "exp": lambda x, m: x.exp(),
+    "exp2": lambda x, m: torch.exp2(x),
+    "expm1": lambda x, m: x.expm1(),
+    "floor": lambda x, m: x.floor(),
+    "full_like": lambda x, m: torch.maximum(x, torch.full_like(x, 0.25)),
+    "gelu": lambda x, m: F.gelu(x),
+    "gelu_tanh": lambda x, m: F.gelu(x, approximate="tanh"),
+    "ge": lambda x, m: torch.where(x >= 0.1, x, -x),
+    "hardshrink": lambda x, m: F.hardshrink(x, 0.3),
+    "hardsigmoid": lambda x, m: F.hardsigmoid(x),
+    "hardswish": lambda x, m: F.hardswish(x),
+    "hardtanh": lambda x, m: F.hardtanh(x, -0.3, 0.7),
+    "le": lambda x, m: torch.where(x <= m.other, x, m.vector),
+    "leaky_relu": lambda x, m: F.leaky_relu(x, 0.2),
+    "lerp": lambda x, m: torch.lerp(x, m.vector.expand_as(x), 0.25),
+    "log": lambda x, m: (x.abs() + 1).log(),
+    "log10": lambda x, m: (x.abs() + 1).log10(),
+    "log1p": lambda x, m: x.abs().log1p(),
+    "log2": lambda x, m: (x.abs() + 1).log2(),
+    "log_sigmoid": lambda x, m: F.logsigmoid(x),
+    "logical": lambda x, m: torch.where((x > 0) & ~(x > 1) | (x < -1), x, m.other),
+    "masked_fill": lambda x, m: x.masked_fill(x > 0.5, -1.0),
+    "mask_times": lambda x, m: (x > 0) * x,
+    "maximum": lambda x, m: torch.maximum(x, m.other),
+    "max_other": lambda x, m: torch.max(x, m.other),
+    "minimum": lambda x, m: torch.minimum(x, m.other),
+    "mish": lambda x, m: F.mish(x),
+    "mul": lambda x, m: x * m.vector,
+    "ne": lambda x, m: torch.where(x != 0, x, m.vector),
+    "neg": lambda x, m: -x,
+    "ones_like": lambda x, m: torch.ones_like(x) - x,
+    "pow": lambda x, m: (x.abs() + 1) ** 1.7,
+    "pow_cube": lambda x, m: x**3,
+    "pow_half": lambda x, m: x.abs() ** 0.5,
+    "pow_of": lambda x, m: 2.0**x,
+    "pow_square": lambda x, m: x**2,
+    "pow_tensor": lambda x, m: (x.abs() + 1) ** m.other,
+    "prelu": lambda x, m: F.prelu(x, m.vector),
+    "prelu_single": lambda x, m: F.prelu(x, m.vector[:1]),
+    "reciprocal": lambda x, m: (x.abs() + 1).reciprocal(),
+    "relu": lambda x, m: F.relu(x),
+    "relu6": lambda x, m: F.relu6(x * 10),
+    "relu_inplace": lambda x, m: F.relu(x, inplace=True) + 1,
+    "round": lambda x, m: (x * 3).round(),
+    "rsqrt": lambda x, m: (x.abs() + 1).rsqrt(),
+    "rsub": lambda x, m: 1.0 - x,
+    "selu": lambda x, m: F.selu(x),
+    "sigmoid": lambda x, m: x.sigmoid(),
+    "sign": lambda x, m: x.sign(),
+    "silu": lambda x, m: F.silu(x),
+    "sin": lambda x, m: x.sin(),
+    "softplus": lambda x, m: F.softplus(x * 9, 2.0, 5.0),
+    "softshrink": lambda x, m: F.softshrink(x, 0.2),
+    "softsign": lambda x, m: F.softsign(x),
+    "sqrt": lambda x, m: x.abs().sqrt(),
+    "square": lambda x, m: x.square(),
+    "sub": lambda x, m: x - m.vector,
+    "sub_alpha": lambda x, m: torch.sub(x, m.vector, alpha=2),
+    "tan": lambda x, m: x.tan(),
+    "tanh": lambda x, m: x.tanh(),
+    "tanhshrink": lambda x, m: F.tanhshrink(x),
+    "threshold": lambda x, m: F.threshold(x, 0.1, -7.0),
+    "trunc": lambda x, m: (x * 3).trunc(),
+    "where_scalar": lambda x, m: torch.where(x > 0, x, 0.0),
+    "where_scalars": lambda x, m: torch.where(x > 0, 1.0, 0.0) * x,
+    "zeros_like": lambda x, m: torch.zeros_like(x) + x,
+}
+
+# Parts of these are PyTorch's by design (slices of parameters, scalars without a tensor operand).
+PARTLY = {"prelu_single", "lerp", "where_scalars"}
+
+
+@pytest.mark.parametrize("name", sorted(POINTWISE))
+def test_pointwise(name):
+    captured = check_capture(Chain(POINTWISE[name]), torch.randn(4, 8))
+    if name not in PARTLY:
+        assert whole(captured), captured.unsupported
+
+
+FEATURE_OPERATORS = {
+    "amax": lambda x, m: x.amax(dim=1),
+    "amin": lambda x, m: x.amin(dim=-1, keepdim=True),
+    "argmax": lambda x, m: x.argmax(dim=1),
+    "avg_pool1d": lambda x, m: F.avg_pool1d(x.unsqueeze(1), 4).squeeze(1),
+    "adaptive_avg_pool1d": lambda x, m: F.adaptive_avg_pool1d(x.unsqueeze(1), 6).squeeze(1),
+    "group_norm": lambda x, m: F.group_norm(x, 4, m.vector, m.other),
+    "group_norm_plain": lambda x, m: F.group_norm(x, 3, eps=1e-3),
+    "instance_norm": lambda x, m: F.instance_norm(x.unsqueeze(1)).squeeze(1),
+    "layer_norm": lambda x, m: F.layer_norm(x, (FEATURES,), m.vector, m.other),
+    "layer_norm_plain": lambda x, m: F.layer_norm(x, (FEATURES,), eps=1e-3),
+    "log_softmax": lambda x, m: F.log_softmax(x, dim=1),
+    "logsumexp": lambda x, m: torch.logsumexp(x, dim=1, keepdim=True),
+    "max_dim": lambda x, m: x.max(dim=1).values,
+    "max_dim_both": lambda x, m: tuple(x.max(dim=1, keepdim=True)),
+    "max_all": lambda x, m: x.max(),
+    "max_pool1d": lambda x, m: F.max_pool1d(x.unsqueeze(1), 4).squeeze(1),
+    "mean": lambda x, m: x.mean(dim=1),
+    "mean_all": lambda x, m: x.mean(),
+    "mean_batch": lambda x, m: x - x.mean(dim=0),
+    "min_dim": lambda x, m: x.min(dim=1)[0],
+    "norm": lambda x, m: x / torch.linalg.vector_norm(x, dim=1, keepdim=True),
+    "norm_1": lambda x, m: torch.norm(x, p=1, dim=1),
+    "norm_inf": lambda x, m: torch.linalg.vector_norm(x, ord=math.inf, dim=1),
+    "normalize": lambda x, m: F.normalize(x, dim=1),
+    "rms_norm": lambda x, m: F.rms_norm(x, (FEATURES,), m.vector, 1e-6),
+    "rms_norm_eps": lambda x, m: F.rms_norm(x, (FEATURES,)),
+    "softmax": lambda x, m: torch.softmax(x, dim=-1),
+    "softmax_batch": lambda x, m: torch.softmax(x, dim=0),
+    "std": lambda x, m: x.std(dim=1),
+    "sum": lambda x, m: x.sum(dim=1, keepdim=True),
+    "sum_all": lambda x, m: x.sum(),
+    "sum_twice": lambda x, m: x.sum(dim=1, keepdim=True).mean(dim=1),
+    "var": lambda x, m: x.var(dim=1, unbiased=False),
+    "var_correction": lambda x, m: torch.var(x, dim=1, correction=1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", sorted(FEATURE_OPERATORS))
+def test_over_features(name):
+    captured = check_capture(Chain(FEATURE_OPERATORS[name]), torch.randn(4, 8))
+    assert whole(captured) or name in ("normalize",), captured.unsupported
+
+
+SHAPED = {
+    "rows": (lambda x, m: F.relu(x) + m.vector, (4, 6, 8)),
+    "rows_softmax": (lambda x, m: torch.softmax(x, dim=1), (4, 6, 8)),
+    "rows_mean": (lambda x, m: x.mean(dim=1), (4, 6, 8)),
+    "rows_two_axes": (lambda x, m: x.sum(dim=(1, 2)), (4, 6, 8)),
+    "rows_layer_norm": (lambda x, m: F.layer_norm(x, (6, FEATURES)), (4, 6, 8)),
+    "rows_transpose": (lambda x, m: x.transpose(1, 2) * 2, (4, 6, 8)),
+    "rows_transpose_norm": (
+        lambda x, m: F.batch_norm(x.transpose(1, 2), None, None, m.vector, m.other, True),
+        (4, 6, 8),
+    ),
+    "rows_flatten": (lambda x, m: torch.softmax(x.flatten(1), dim=1), (4, 6, 8)),
+    "rows_merge_batch": (lambda x, m: torch.softmax(x.reshape(-1, FEATURES), 1), (4, 6, 8)),
+    "rows_row_operand": (lambda x, m: x * x.mean(dim=2, keepdim=True), (4, 6, 8)),
+    "rows_group_norm": (lambda x, m: F.group_norm(x, 3), (4, 6, 8)),
+    "rows_instance_norm": (lambda x, m: F.instance_norm(x), (4, 6, 8)),
+    "four": (lambda x, m: F.gelu(x) + m.vector, (2, 3, 5, 8)),
+    "four_last": (lambda x, m: torch.softmax(x, dim=2), (2, 3, 5, 8)),
+    "split": (lambda x, m: x.view(x.shape[0], 4, 6).mean(dim=2), (4, 8)),
+    "split_norm": (lambda x, m: F.normalize(x.view(x.shape[0], 4, 6), dim=2).flatten(1), (4, 8)),
+    "split_transpose": (lambda x, m: x.view(-1, 4, 6).transpose(1, 2) + 1, (4, 8)),
+    "unflatten": (lambda x, m: x.unflatten(1, (4, 6)).amax(dim=1), (4, 8)),
+    "unsqueeze_twice": (lambda x, m: x.unsqueeze(1).unsqueeze(1).tanh().squeeze(), (4, 8)),
+    "permute": (lambda x, m: x.permute(0, 2, 1).sum(dim=1), (4, 6, 8)),
+    "outer_row": (lambda x, m: x.sum(dim=1, keepdim=True) * m.vector, (4, 8)),
+    "expand": (lambda x, m: x.mean(dim=1, keepdim=True).expand_as(x) + x, (4, 8)),
+    "no_batch": (lambda x, m: F.relu(x) * 2, (8,)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(SHAPED))
+def test_shapes(name):
+    function, shape = SHAPED[name]
+    check_capture(Chain(function), torch.randn(shape))
+
+
+class Products(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 5))
+        self.second = nn.Parameter(torch.randn(5, 7))
+        self.bias = nn.Parameter(torch.randn(5))
+        self.column = nn.Parameter(torch.randn(8))
+        self.function = function
+
+    def forward(self, *tensors):
+        return self.function(self, *tensors)
+
+
+PRODUCTS = {
+    "mm": (lambda m, x: x @ m.weight, [(4, 8)]),
+    "mm_method": (lambda m, x: torch.mm(x, m.weight) + m.bias, [(4, 8)]),
+    "matmul_rows": (lambda m, x: torch.matmul(x, m.weight), [(4, 3, 8)]),
+    "matmul_t": (lambda m, x: x @ m.second.T.T @ m.second.t(), [(4, 5)]),
+    "addmm": (lambda m, x: torch.addmm(m.bias, x, m.weight, beta=0.5, alpha=2.0), [(4, 8)]),
+    "chain": (lambda m, x: torch.relu(x @ m.weight) @ m.second, [(4, 8)]),
+    "bmm": (lambda m, x, y: torch.bmm(x, y).relu(), [(4, 3, 8), (4, 8, 6)]),
+    "bmm_t": (lambda m, x, y: torch.softmax(x @ y.transpose(1, 2), -1), [(4, 3, 8), (4, 6, 8)]),
+    "attention": (
+        lambda m, x, y: torch.softmax(x @ y.transpose(1, 2), -1) @ y,
+        [(4, 3, 8), (4, 6, 8)],
+    ),
+    "vector": (lambda m, x: x @ m.column + 1, [(4, 8)]),
+    "folded_weight": (lambda m, x: F.linear(x, m.weight.t() * m.bias[:, None]), [(4, 8)]),
+    "no_bias": (lambda m, x: F.linear(x, m.weight.t()).relu(), [(4, 8)]),
+    "four_axes": (lambda m, x: F.relu(x @ m.weight), [(2, 3, 4, 8)]),
+    "input_weight": (lambda m, x, w: torch.relu(x @ w), [(4, 8), (8, 9)]),
+    "scores_of_batch": (lambda m, x: (x @ x.t()).relu(), [(4, 8)]),
+}
+
+
+@pytest.mark.parametrize("name", sorted(PRODUCTS))
+def test_products(name):
+    function, shapes = PRODUCTS[name]
+    check_capture(Products(function), *(torch.randn(shape) for shape in shapes))
+
+
+def test_only_torch_operators_are_named_with_their_line():
+    captured = check_capture(
+        Chain(lambda x, m: torch.cumsum(F.relu(x) * m.vector, dim=1) + 1), torch.randn(4, 8)
+    )
+    assert [(item.what, item.where.split(":")[0]) for item in captured.unsupported] == [
+        ("cumsum", "test_capture_operators.py")
+    ]
+    assert len(captured.regions) == 1
+
+
+def test_both_sides_of_an_unsupported_operator_are_taken():
+    def forward(x, m):
+        x = torch.cumsum(F.relu(x) * m.vector, dim=1)
+        return F.softmax(F.layer_norm(x, (FEATURES,)), dim=1)
+
+    captured = check_capture(Chain(forward), torch.randn(4, 8))
+    assert len(captured.regions) == 2
+
+
+def test_random_numbers_stay_pytorchs():
+    module = Chain(lambda x, m: F.dropout(x * 2, 0.5, training=True) + x)
+    captured = check_capture_shape_only(module, torch.randn(4, 8))
+    assert [item.what for item in captured.unsupported] == ["dropout"]
+
+
+def check_capture_shape_only(module, *inputs):
+    from ingot.capture import capture
+
+    return capture(module, inputs)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("momentum", [0.1, 0.0, 1.0, None])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("tracking", [True, False])
+@pytest.mark.parametrize("length", [0, 5])
+def test_batch_norm_options(training, momentum, affine, tracking, length):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, length or 6)
+            self.bn = nn.BatchNorm1d(
+                6, eps=1e-3, momentum=momentum, affine=affine, track_running_stats=tracking
+            )
+
+        def forward(self, x):
+            return self.bn(self.linear(x)) * 2
+
+    model = Model().train(training)
+    if tracking:
+        model.bn.running_mean.normal_()
+        model.bn.running_var.uniform_(0.5, 2)
+    shape = (4, 6, 8) if length else (4, 8)
+    captured = check_capture(model, torch.randn(shape), batches=(3, 5, 2))
+    assert whole(captured), captured.unsupported
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_instance_norm_with_running_statistics(training):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 9)
+            self.norm = nn.InstanceNorm1d(6, affine=True, track_running_stats=True)
+
+        def forward(self, x):
+            return self.norm(self.linear(x)) * 2
+
+    check_capture(Model().train(training), torch.randn(4, 6, 8))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["gemm_scale_bn", "gemm_bn_scale_softmax", "linear_residual_rmsnorm", "linear_gelu"]
+    + ["linear_groupnorm_hardtanh", "linear_layernorm", "linear_logsumexp_mish"]
+    + ["linear_relu_linear", "gemm_scale_bn_large"],
+)
+def test_bundled_models_are_taken_whole(name):
+    from pathlib import Path
+
+    from ingot.model_file import constants_of, load_model_file
+
+    path = Path(__file__).resolve().parents[2] / "examples" / f"{name}.py"
+    small = {"batch_size": 6, "in_features": 32, "out_features": 48, "hidden_features": 24}
+    known = constants_of(path.read_text())
+    file = load_model_file(path, {k: v for k, v in small.items() if k in known})
+    captured = check_capture(file.make_module(), *file.make_inputs())
+    assert whole(captured), captured.unsupported
