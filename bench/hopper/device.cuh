@@ -109,8 +109,9 @@ inline void add_split_kernels() {
 #define ADD_LANES(l, v) ADD(l, 1, v) ADD(l, 2, v) ADD(l, 4, v) ADD(l, 8, v)
   ADD_LANES(32, true)
   ADD_LANES(256, true)
-  ADD_LANES(1024, true) ADD(1024, 0, true) ADD_LANES(32, false) ADD_LANES(256, false)
-      ADD_LANES(1024, false) ADD(1024, 0, false)
+  ADD_LANES(1024, true)
+  ADD(1024, 0, true) ADD_LANES(32, false) ADD_LANES(256, false) ADD_LANES(1024, false)
+      ADD(1024, 0, false)
 #undef ADD_LANES
 #undef ADD
           add("split_columns<16>", (const void*)split_columns_kernel);

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
-from torch.utils import _pytree as pytree
-
 from ingot.capture import Captured, Region, capture
 from ingot.capture.captured import Slot
 from ingot.execution import _lookup, _resolve
 from ingot.runtime.program import evaluate_fp64
+from torch import nn
+from torch.utils import _pytree as pytree
 
 
 def run_fp64(captured: Captured, module: nn.Module, inputs) -> object:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-
 _SCHEMA = (
     "(Tensor x, Tensor? weight, Tensor? bias, Tensor? running_mean, Tensor? running_var, "
     "Tensor? num_batches_tracked, bool training, float? momentum, float eps) -> Tensor"
