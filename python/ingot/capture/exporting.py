@@ -82,6 +82,13 @@ def shallow_copy(module: nn.Module, forward: Callable | None = None) -> nn.Modul
     return root
 
 
+class _Outputs:
+    """Filled while the module is traced. Not attributes of the module: export restores those."""
+
+    spec: Any = None
+    constants: dict[int, Any]
+
+
 class _Flat(nn.Module):
     """Takes the tensors among a call's arguments and gives the tensors among its outputs."""
 
@@ -89,26 +96,25 @@ class _Flat(nn.Module):
         super().__init__()
         self.model = model
         self._leaves, self._spec = leaves, spec
-        self.out_spec = None
-        self.constant_outputs: dict[int, Any] = {}
+        self._outputs = _Outputs()
 
     def forward(self, *tensors):
         feed = iter(tensors)
         leaves = [next(feed) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
-        outputs, self.out_spec = pytree.tree_flatten(self.model(*args, **kwargs))
-        results = []
-        self.constant_outputs = {}
+        outputs, self._outputs.spec = pytree.tree_flatten(self.model(*args, **kwargs))
+        results, constants = [], {}
         for index, output in enumerate(outputs):
             if isinstance(output, torch.Tensor):
                 results.append(output)
             elif output is None or type(output) in (bool, int, float, str):
-                self.constant_outputs[index] = output
+                constants[index] = output
             else:
                 raise CaptureError(
                     f"its output holds a {type(output).__name__}, which is neither a tensor nor a "
                     "plain number"
                 )
+        self._outputs.constants = constants
         return tuple(results)
 
 
@@ -157,23 +163,23 @@ def export_module(
         dimension = torch.export.Dim("batch", min=2)
         shapes = tuple({0: dimension} if b else None for b in batched)
         try:
-            flat, program = _export(module, leaves, spec, forward, examples, (shapes,))
+            outputs, program = _export(module, leaves, spec, forward, examples, (shapes,))
         except CaptureError:
             raise
         except Exception as error:  # export raises many kinds
             problem = error
         else:
             symbol = _batch_symbol(program, batched)
-            return Exported(program, symbol, None, batched, flat.out_spec, flat.constant_outputs)
+            return Exported(program, symbol, None, batched, outputs.spec, outputs.constants)
     examples = [_example(t, None) for t in tensors]
     try:
-        flat, program = _export(module, leaves, spec, forward, examples, None)
+        outputs, program = _export(module, leaves, spec, forward, examples, None)
     except CaptureError:
         raise
     except Exception as error:
         first = _first_line(problem or error)
         raise CaptureError(f"torch.export refuses it: {first}") from error
-    return Exported(program, None, size, batched, flat.out_spec, flat.constant_outputs)
+    return Exported(program, None, size, batched, outputs.spec, outputs.constants)
 
 
 def _export(module, leaves, spec, forward, examples, dynamic_shapes):
@@ -189,7 +195,7 @@ def _export(module, leaves, spec, forward, examples, dynamic_shapes):
                 f"its forward changes attributes of {name or 'the module itself'}, which a "
                 "captured graph would not repeat"
             )
-    return flat, program
+    return flat._outputs, program
 
 
 def _trace(flat, examples, dynamic_shapes):

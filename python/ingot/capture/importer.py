@@ -34,26 +34,28 @@ def capture(
     example_kwargs: dict | None = None,
     *,
     forward: Callable | None = None,
-    refused: frozenset = frozenset(),
+    refused: dict[str, str] | None = None,
+    autocast: bool = False,
 ) -> Captured:
     """Captures a module's forward with its training flags as they are.
 
     example_inputs: tensors on the module's device; only their shapes, dtypes and strides matter,
     and of the batch size only whether it is there. forward: stands for the class's own. refused:
-    names of graph nodes that PyTorch must run (`TorchStep.what` of a failed program's region).
-    Raises CaptureError with the reason where PyTorch must run the whole module.
+    graph nodes that PyTorch must run (`node` among a region's operators), with the reason.
+    autocast: whether it is on around the call. Raises CaptureError with the reason where PyTorch
+    must run the whole module.
     """
     exported = export_module(module, example_inputs, example_kwargs, forward)
     program = exported.program
     if any(_mutates(node) for node in program.graph.nodes):
         program = exported.program = program.run_decompositions({})
     _check_signature(program)
-    refused = set(refused)
+    refused = dict(refused or {})
     while True:
-        captured, weak = _Import(exported, frozenset(refused)).run()
-        if not weak:
+        captured, weak = _Import(exported, refused, autocast).run()
+        if captured is not None:
             return captured
-        refused |= weak
+        refused.update(dict.fromkeys(weak, ""))
 
 
 def _mutates(node: torch.fx.Node) -> bool:
@@ -85,8 +87,8 @@ class _Entry:
 
 
 class _Import:
-    def __init__(self, exported: Exported, refused: frozenset):
-        self.exported, self.refused = exported, refused
+    def __init__(self, exported: Exported, refused: dict[str, str], autocast: bool):
+        self.exported, self.refused, self.autocast = exported, refused, autocast
         self.program = exported.program
         self.entries: dict[torch.fx.Node, _Entry] = {}
         self.regions: dict[int, RegionBuilder] = {}
@@ -180,7 +182,7 @@ class _Import:
         name = _schema_name(node.target)
         reason = None
         if node.name in self.refused:
-            reason = ""
+            reason = self.refused[node.name]
         elif name not in TABLE:
             reason = "Ingot has no such operator"
         else:
@@ -234,7 +236,7 @@ class _Import:
             user.args[1] for user in node.users if user.target is operator.getitem and user.users
         )
         region.set_origin(_origin(node), _where(node))
-        call = Call(region, arguments, dtype, sizes, torch.is_autocast_enabled(), used)
+        call = Call(region, arguments, dtype, sizes, self.autocast, used)
         value = TABLE[name](call)
         self._check(value, sizes)
         if name == "ingot::batch_norm" or name == "aten::batch_norm":
@@ -440,15 +442,24 @@ class _Import:
         )
         if not results and not updates:
             return None
-        operators = [
-            {"what": _operator_name(node), "where": _where(node), "module": _origin(node)}
+        computing = [
+            node
             for node in nodes
             if node.target is not operator.getitem
             and _schema_name(node.target) not in SHAPE_OPERATORS
         ]
+        operators = [
+            {
+                "what": _operator_name(node),
+                "where": _where(node),
+                "module": _origin(node),
+                "node": node.name,
+            }
+            for node in computing
+        ]
         graph = {
             "ingot_graph": 1,
-            "name": _region_name(operators),
+            "name": _region_name(computing),
             "values": region.values,
             "results": [{"value": v, "name": n} for v, n in zip(results, names)],
             "updates": [],
@@ -554,7 +565,20 @@ def _where(node: torch.fx.Node) -> str:
     return found
 
 
-def _region_name(operators: list[dict]) -> str:
-    """ "fused_linear_mul_batch_norm"."""
-    names = [entry["what"] for entry in operators][:6]
-    return "fused_" + "_".join(names) if names else "fused"
+def _label(node: torch.fx.Node) -> str:
+    """What a reader would call an operator: its module's name, or that of the parameter it
+    applies, or its own."""
+    name = _origin(node).rpartition(".")[2]
+    if name and not name.isdigit():
+        return name
+    for argument in node.all_input_nodes:
+        if argument.op == "placeholder" and argument.name.startswith("p_model_"):
+            return argument.name[len("p_model_") :]
+    return _operator_name(node)
+
+
+def _region_name(nodes: list[torch.fx.Node]) -> str:
+    """ "gemm_scale_bn"."""
+    labels = [_label(node) for node in nodes]
+    short = [label for at, label in enumerate(labels) if at == 0 or label != labels[at - 1]]
+    return "_".join(short[:6]) or "region"

@@ -137,12 +137,13 @@ class Binding:
     )
 
     def matches(self, tensors: Sequence[torch.Tensor]) -> bool:
-        for tensor, (shape, strides, dtype, device) in zip(tensors, self.expected):
+        for tensor, (shape, strides, dtype, device, kind) in zip(tensors, self.expected):
             if (
                 tensor.shape != shape
                 or tensor.stride() != strides
                 or tensor.dtype is not dtype
                 or tensor.get_device() != device
+                or type(tensor) is not kind
             ):
                 return False
         return True
@@ -193,7 +194,7 @@ class Program:
         )
         self._run = self._library.ingot_program_run
         self._bindings: dict[Any, Binding] = {}
-        self._last: Binding | None = None
+        self.last_binding: Binding | None = None
         self._lock = threading.Lock()
 
     def prepare(self, batch: int, device_index: int = -1) -> None:
@@ -216,9 +217,13 @@ class Program:
         )
         return self._library.take_json(text)
 
+    @property
+    def last_batch(self) -> int | None:
+        return None if self.last_binding is None else self.last_binding.batch
+
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Runs on the graph's leaves, in order, on the current stream; returns new tensors."""
-        binding = self._last
+        binding = self.last_binding
         if binding is None or not binding.matches(tensors):
             binding = self._bind(tensors)
         try:
@@ -266,7 +271,7 @@ class Program:
         return results
 
     def _bind(self, tensors: Sequence[torch.Tensor]) -> Binding:
-        key = tuple((t.shape, t.stride(), t.dtype, t.get_device()) for t in tensors)
+        key = tuple((t.shape, t.stride(), t.dtype, t.get_device(), type(t)) for t in tensors)
         binding = self._bindings.get(key)
         if binding is None:
             with self._lock:
@@ -274,7 +279,7 @@ class Program:
                 if len(self._bindings) >= _MAX_BINDINGS:
                     self._bindings.pop(next(iter(self._bindings)), None)
                 self._bindings[key] = binding
-        self._last = binding
+        self.last_binding = binding
         return binding
 
     def _make_binding(self, tensors: Sequence[torch.Tensor], key: tuple) -> Binding:

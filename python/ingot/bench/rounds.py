@@ -1,0 +1,154 @@
+"""Interleaved rounds: in each, every subject is timed once, in an order that rotates.
+
+What drifts (clocks, temperature, other processes) then falls on all alike, and a ratio of two
+subjects is taken within rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from .statistics import Ratio, Summary, median_ratio, never_slower, summarize
+from .timers import run_for, sleep, timer_for
+
+_clock = perf_counter
+
+
+@dataclass
+class RoundOptions:
+    """rounds: wanted; budget_s bounds them, at least `fewest` are made whatever it says. warmups
+    and calls: of one subject in one round (a round's figure is the median of its calls).
+    rest_s: idle time before a subject's burst on a GPU. sustained_load_s: load before the sustained
+    figure. prepare(i): run before call i, outside the timed region (changes weights, say)."""
+
+    rounds: int = 20
+    fewest: int = 7
+    budget_s: float = 60.0
+    warmups: int = 5
+    calls: int = 20
+    rest_s: float = 0.1
+    sustained_load_s: float = 0.35
+    sustained: bool = True
+    warm: bool = True
+    prepare: Callable[[int], None] | None = None
+    progress: Callable[[str], None] = lambda message: None
+
+
+@dataclass
+class Comparison:
+    """Seconds by subject, one figure per round: burst with cold L2 (the figure that counts; on a
+    CPU there is only this one), burst with warm L2, sustained with cold L2."""
+
+    device: str
+    cold: dict = field(default_factory=dict)
+    warm: dict = field(default_factory=dict)
+    sustained: dict = field(default_factory=dict)
+    rounds: int = 0
+    note: str = ""
+
+    def summary(self, subject: str) -> Summary:
+        return summarize(self.cold[subject])
+
+    def ratio(self, subject: str, baseline: str) -> Ratio:
+        """Median of subject/baseline within rounds: below 1 the subject is faster."""
+        return median_ratio(self.cold[subject], self.cold[baseline])
+
+    def never_slower(self, subject: str, baseline: str) -> bool | None:
+        return never_slower(self.cold[subject], self.cold[baseline])
+
+    def to_dict(self) -> dict:
+        return {
+            "device": self.device,
+            "rounds": self.rounds,
+            "cold_s": self.cold,
+            "warm_s": self.warm,
+            "sustained_s": self.sustained,
+            "note": self.note,
+        }
+
+
+def compare(
+    subjects: dict[str, Callable[[int], object]],
+    device: torch.device,
+    options: RoundOptions | None = None,
+) -> Comparison:
+    """Times the subjects. Each is called as subject(i) with a running number, so that it can rotate
+    its inputs. The first calls (compilation) are made before anything is timed."""
+    options = options or RoundOptions()
+    timer = timer_for(device)
+    result = Comparison(str(device))
+    first_call: dict[str, float] = {}
+    for name, subject in subjects.items():
+        options.progress(f"first call of {name}")
+        start = _clock()
+        subject(0)
+        timer.synchronize()
+        first_call[name] = _clock() - start
+    settled = {name: _one(timer, subject, device, options, 1) for name, subject in subjects.items()}
+    plan = _RoundPlan.fit(settled, device, options)
+    names = list(subjects)
+    started = _clock()
+    while result.rounds < options.rounds:
+        over = _clock() - started > options.budget_s
+        if over and result.rounds >= options.fewest:
+            break
+        options.progress(f"round {result.rounds + 1} of {options.rounds}")
+        turn = result.rounds % len(names)
+        for name in names[turn:] + names[:turn]:
+            _time_subject(timer, name, subjects[name], device, options, plan, result)
+        result.rounds += 1
+    result.note = (
+        f"{result.rounds} rounds, {plan.calls} calls after {plan.warmups} warm-ups each"
+        + ("" if result.rounds >= options.rounds else " (as many as the time allowed)")
+    )
+    return result
+
+
+@dataclass(frozen=True)
+class _RoundPlan:
+    warmups: int
+    calls: int
+
+    @classmethod
+    def fit(cls, settled: dict[str, float], device: torch.device, options: RoundOptions):
+        """On a GPU as asked. On a CPU, where calls take from microseconds to seconds: as many as
+        the budget allows, a slow call being its own warm-up."""
+        if device.type == "cuda":
+            return cls(options.warmups, options.calls)
+        one_round = sum(settled.values())
+        affordable = options.budget_s / (options.rounds * max(one_round, 1e-7))
+        calls = max(1, min(options.calls, int(affordable * 0.8)))
+        warmups = 1 if calls > 2 else 0
+        return cls(warmups, max(1, calls - warmups))
+
+
+def _one(timer, subject, device: torch.device, options: RoundOptions, number: int) -> float:
+    if options.prepare:
+        options.prepare(number)
+    start = _clock()
+    subject(number)
+    timer.synchronize()
+    return _clock() - start
+
+
+def _time_subject(timer, name, subject, device, options, plan, result) -> None:
+    gpu = device.type == "cuda"
+
+    def figure(cold: bool, warmups: int) -> float:
+        for i in range(warmups):
+            _one(timer, subject, device, options, i)
+        return median(timer.time_calls(subject, plan.calls, cold, options.prepare))
+
+    if gpu:
+        sleep(options.rest_s)
+    result.cold.setdefault(name, []).append(figure(True, plan.warmups))
+    if gpu and options.warm:
+        result.warm.setdefault(name, []).append(figure(False, 1))
+    if gpu and options.sustained:
+        run_for(subject, options.sustained_load_s, timer.synchronize)
+        result.sustained.setdefault(name, []).append(figure(True, 0))

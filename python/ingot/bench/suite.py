@@ -1,0 +1,186 @@
+"""Measuring a bundled case whole: times of all subjects, limit, errors; one record of results."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..verify import loading
+from ..verify.execution import construct, set_state
+from ..verify.measures import Measures, measure
+from ..verify.reference import Reference, rows_of
+from . import limits, subjects
+from .cases import DTYPES, Case
+from .clocks import describe, read_clocks
+from .records import source_hash
+from .rounds import Comparison, RoundOptions, compare
+
+INGOT = "Ingot"
+_INPUT_SETS = 3
+_SEED = 20
+
+
+@dataclass
+class CaseResult:
+    """record: as bench/results keeps it. comparison: all samples. limit_s: see limits.py."""
+
+    case: Case
+    record: dict
+    comparison: Comparison
+    limit_s: float
+    clocks: str
+
+
+@dataclass
+class _Loaded:
+    """A case's model, built; as little as possible is held twice, for the models are large."""
+
+    module: torch.nn.Module
+    input_sets: list
+    reference: Reference
+
+
+def measure_case(
+    case: Case,
+    examples: Path,
+    device: torch.device,
+    optimize: Callable,
+    options: RoundOptions,
+    compiled: bool = True,
+) -> CaseResult:
+    """optimize(module, inputs, precision) gives the candidate, which shares the module's
+    parameters. The errors are measured on the module whose times are taken."""
+    loaded = _load(case, examples, device)
+    inputs = loaded.input_sets[0]
+    options.progress(f"optimising {case.model}")
+    candidate = optimize(loaded.module, inputs, case.precision)
+    options.progress("measuring the errors against fp64")
+    found, eager = _errors(loaded, candidate, case)
+    loaded.reference.release()
+    options.progress("measuring the rates of products and copies")
+    rates = limits.Rates(
+        limits.measure_product_rate(case.rows, case.inner, case.columns, device),
+        limits.measure_copy_rate(device),
+    )
+    with torch.no_grad():
+        outputs = [candidate(*inputs)]
+    limit = limits.limit_seconds(
+        limits.product_flops(loaded.module, inputs),
+        limits.fewest_bytes(inputs, loaded.module, outputs),
+        rates,
+        case.precision,
+    )
+    del outputs
+    named = subjects.baselines(loaded.module, loaded.input_sets, device, compiled, True)
+    named[INGOT] = subjects.calls(candidate, loaded.input_sets)
+    options.prepare = subjects.WeightChanger(loaded.module)
+    comparison = compare(named, device, options)
+    clocks = describe(read_clocks(device.index or 0)) if device.type == "cuda" else ""
+    record = _record(case, comparison, limit, found, eager)
+    return CaseResult(case, record, comparison, limit, clocks)
+
+
+def check_case(case: Case, examples: Path, device: torch.device, optimize: Callable) -> tuple:
+    """(errors of the candidate, of eager) in the case's mode, with no timing."""
+    loaded = _load(case, examples, device)
+    candidate = optimize(loaded.module, loaded.input_sets[0], case.precision)
+    return _errors(loaded, candidate, case)
+
+
+def _load(case: Case, examples: Path, device: torch.device) -> _Loaded:
+    path = str(examples / f"{case.model}.py")
+    namespace = loading.load_file(path, case.settings)
+    dtype = getattr(torch, DTYPES[case.dtype])
+    reference = Reference(namespace.Model, namespace.get_init_inputs(), _SEED, device, dtype)
+    module = construct(namespace.Model, namespace.get_init_inputs(), _SEED)
+    module = module.to(device=device, dtype=dtype).train(case.mode == "training")
+    input_sets = [
+        [
+            v.to(device=device, dtype=dtype if v.is_floating_point() else None)
+            if isinstance(v, torch.Tensor)
+            else v
+            for v in namespace.get_inputs()
+        ]
+        for _ in range(_INPUT_SETS if device.type == "cuda" else 2)
+    ]
+    return _Loaded(module, input_sets, reference)
+
+
+def _errors(loaded: _Loaded, candidate: Callable, case: Case) -> tuple[Measures, Measures]:
+    """Of the first output, from the state after construction."""
+    training = case.mode == "training"
+    inputs = loaded.input_sets[0]
+    state = loaded.reference.initial_state
+    eager = loaded.reference.eager(state, inputs, training, "contiguous", _SEED)
+    truth = loaded.reference.truth(state, inputs, training, _SEED)
+    with torch.no_grad():
+        result = candidate(*inputs)
+    output = result if isinstance(result, torch.Tensor) else result[0]
+    exact = truth.outputs[0]
+    found = measure(exact, output, rows_of(exact)), measure(exact, eager.outputs[0], rows_of(exact))
+    set_state(loaded.module, state, through_data=False)
+    return found
+
+
+def _record(
+    case: Case, comparison: Comparison, limit: float, found: Measures, eager: Measures
+) -> dict:
+    def milliseconds(name: str, samples: dict) -> float | None:
+        from .statistics import summarize
+
+        return round(summarize(samples[name]).median * 1e3, 5) if name in samples else None
+
+    return {
+        "model": case.model,
+        "shape": case.shape,
+        "dtype": case.dtype,
+        "precision": case.precision,
+        "mode": case.mode,
+        "eager_ms": milliseconds(subjects.EAGER, comparison.cold),
+        "eager_tf32_ms": milliseconds(subjects.EAGER_TF32, comparison.cold),
+        "compile_ms": milliseconds(subjects.COMPILE, comparison.cold),
+        "ingot_ms": milliseconds(INGOT, comparison.cold),
+        "sustained_ms": milliseconds(INGOT, comparison.sustained),
+        "limit_ms": round(limit * 1e3, 5),
+        "error": found.relative_error,
+        "eager_error": eager.relative_error,
+        "worst_row_error": found.worst_row_error,
+        "eager_worst_row_error": eager.worst_row_error,
+        "source_hash": source_hash(Path(__file__).resolve().parents[3]),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+
+
+def ingot_optimize(device: torch.device) -> Callable:
+    """optimize() of measure_case, through the library."""
+
+    def optimize(module: torch.nn.Module, inputs: list, precision: str) -> torch.nn.Module:
+        import ingot
+
+        return ingot.optimize(module, inputs, precision=precision, device=str(device))
+
+    return optimize
+
+
+def machine_name(device: torch.device) -> str:
+    """What bench/results/<name>.json is called: "nvidia-h200", or "cpu-<model>"."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    else:
+        name = "cpu"
+        try:
+            for line in Path("/proc/cpuinfo").read_text().splitlines():
+                if line.startswith("model name"):
+                    name = "cpu " + line.split(":", 1)[1].split("@")[0]
+                    break
+        except OSError:
+            pass
+    words = "".join(c if c.isalnum() else " " for c in name.lower()).split()
+    return "-".join(w for w in words if w not in ("r", "tm", "processor", "core"))
+
+
+__all__ = ["CaseResult", "check_case", "ingot_optimize", "machine_name", "measure_case"]

@@ -1,0 +1,215 @@
+"""A captured forward, compiled and bound to the live module that it came from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ingot import policy
+from ingot.capture.captured import Captured, Region, Slot, TorchStep
+from ingot.runtime.library import STATUS_UNSUPPORTED, IngotError
+from ingot.runtime.program import Program
+
+_PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer if hasattr(nn, "Buffer") else nn.Parameter)
+
+
+class RefusedError(Exception):
+    """The library cannot take a region; `nodes` maps graph nodes to the reason."""
+
+    def __init__(self, nodes: dict[str, str]):
+        super().__init__("; ".join(nodes.values()))
+        self.nodes = nodes
+
+
+class Compiled:
+    """Runs a `Captured`: `tensors` are the call's tensors in order; returns what the module
+    returns. Parameters and buffers are looked up in the module at every call."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        module: nn.Module,
+        device_type: str,
+        precision: str | None,
+        tf32: bool,
+        options: dict | None = None,
+    ):
+        self.captured = captured
+        self.programs: list[Program] = []
+        for region in captured.regions:
+            self.programs.append(_compile(region, device_type, precision, tf32, options))
+        self._sources = [_lookup(source, module) for source in captured.sources]
+        self._updated = _updated_buffers(captured, self._sources)
+        self._single = captured.out_spec.is_leaf() and isinstance(captured.outputs[0], Slot)
+        self._plan_steps()
+        self.direct = self._direct_program()
+
+    # The common case: one region takes everything, and gives the only output.
+    def _direct_program(self) -> Program | None:
+        steps = self.captured.steps
+        if len(steps) != 1 or not isinstance(steps[0], Region) or not self._single:
+            return None
+        region = steps[0]
+        if region.results != [self.captured.outputs[0].index]:
+            return None
+        self._direct_leaves = [self._sources[slot] for slot in region.leaves]
+        return self.programs[0]
+
+    def leaves(self, tensors) -> list[torch.Tensor]:
+        """The tensors of `direct`, in its order."""
+        return [
+            tensors[name] if members is None else members[name]
+            for members, name in self._direct_leaves
+        ]
+
+    def run_direct(self, leaves: list[torch.Tensor]) -> torch.Tensor:
+        result = self.direct.run(leaves)[0]
+        if self._updated:
+            self._count_updates()
+        return result
+
+    def run(self, tensors) -> Any:
+        if self.direct is not None:
+            return self.run_direct(self.leaves(tensors))
+        values: list[Any] = [None] * self.captured.slots
+        for slot, (members, name) in enumerate(self._sources):
+            values[slot] = tensors[name] if members is None else members[name]
+        for step, program, finished in self._steps:
+            if program is not None:
+                results = program.run([values[slot] for slot in step.leaves])
+                for slot, result in zip(step.results, results):
+                    values[slot] = result
+            else:
+                args, kwargs = _resolve((step.args, step.kwargs), values)
+                values[step.result] = step.target(*args, **kwargs)
+            for slot in finished:
+                values[slot] = None
+        if self._updated:
+            self._count_updates()
+        outputs = [
+            values[output.index] if isinstance(output, Slot) else output
+            for output in self.captured.outputs
+        ]
+        return (
+            outputs[0] if self._single else pytree.tree_unflatten(outputs, self.captured.out_spec)
+        )
+
+    def _plan_steps(self) -> None:
+        """Each step with its program, and the slots that nothing reads after it."""
+        last_use: dict[int, int] = {}
+        for position, step in enumerate(self.captured.steps):
+            for slot in _slots_read(step):
+                last_use[slot] = position
+        kept = {o.index for o in self.captured.outputs if isinstance(o, Slot)}
+        programs = iter(self.programs)
+        self._steps = []
+        for position, step in enumerate(self.captured.steps):
+            finished = [s for s, p in last_use.items() if p == position and s not in kept]
+            program = next(programs) if isinstance(step, Region) else None
+            self._steps.append((step, program, finished))
+
+    def _count_updates(self) -> None:
+        # As after an operator of PyTorch's that writes in place: autograd's check must see it.
+        buffers = [members[name] for members, name in self._updated]
+        torch.autograd.graph.increment_version(buffers)
+
+    def tensors_are_plain(self) -> bool:
+        return all(
+            members is None or type(members[name]) in _PLAIN_TENSORS
+            for members, name in self._sources
+            if members is None or isinstance(members[name], torch.Tensor)
+        )
+
+
+def _compile(region: Region, device_type, precision, tf32, options) -> Program:
+    problem: IngotError | None = None
+    for candidate in policy.candidates(precision, tf32):
+        try:
+            return Program(
+                region.graph,
+                device=device_type,
+                precision=candidate,
+                leaf_layouts=region.leaf_layouts,
+                result_layouts=region.result_layouts,
+                options=options,
+            )
+        except IngotError as error:
+            if error.status != STATUS_UNSUPPORTED:
+                raise
+            problem = error
+    raise RefusedError(_blamed(region, str(problem)))
+
+
+def _blamed(region: Region, message: str) -> dict[str, str]:
+    """The operators whose line the library's message names; all of the region's if none."""
+    named = [
+        operator
+        for operator in region.operators
+        if operator["where"] and operator["where"] in message
+    ]
+    exact = [operator for operator in named if operator["what"] in message]
+    return {operator["node"]: message for operator in exact or named or region.operators}
+
+
+def _lookup(source, module: nn.Module):
+    """(members, key): `members[key]` is the source's tensor, or the call's tensor number `key`
+    where members is None."""
+    if source.kind == "input":
+        return None, source.index
+    if source.kind == "constant":
+        return {"constant": source.tensor}, "constant"
+    path, _, name = source.path.rpartition(".")
+    owner = module.get_submodule(path)
+    members = owner._parameters if source.kind == "parameter" else owner._buffers
+    return members, name
+
+
+def _updated_buffers(captured: Captured, sources) -> list:
+    updated = []
+    for region in captured.regions:
+        leaves = [v for v in region.graph["values"] if v["op"] in ("input", "parameter", "buffer")]
+        position = {id(leaf): index for index, leaf in enumerate(leaves)}
+        for value in region.graph["values"]:
+            moves = value["op"] in ("batch_norm", "instance_norm")
+            if moves and value["attributes"].get("training"):
+                for argument in value["args"][3:]:
+                    if argument >= 0:
+                        leaf = region.graph["values"][argument]
+                        updated.append(sources[region.leaves[position[id(leaf)]]])
+    return updated
+
+
+def _slots_read(step) -> list[int]:
+    if isinstance(step, Region):
+        return step.leaves
+    found: list[int] = []
+
+    def visit(value):
+        if isinstance(value, Slot):
+            found.append(value.index)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                visit(item)
+        elif isinstance(value, dict):
+            for item in value.values():
+                visit(item)
+
+    assert isinstance(step, TorchStep)
+    visit((step.args, step.kwargs))
+    return found
+
+
+def _resolve(value: Any, values: list) -> Any:
+    if isinstance(value, Slot):
+        return values[value.index]
+    if isinstance(value, (list, tuple)):
+        items = [_resolve(item, values) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, dict):
+        return {key: _resolve(item, values) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(_resolve(v, values) for v in (value.start, value.stop, value.step)))
+    return value

@@ -1,0 +1,69 @@
+"""Writes `model_new.py`: the original's file with a `ModelNew` that runs through Ingot."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from typing import Any
+
+import jinja2
+
+from ingot.model_file import ModelFile, write_whole
+
+_WIDTH = 96
+
+
+def _bullet(text: str, indent: int = 4) -> str:
+    """One item of a docstring's list, wrapped; nothing in it can end the docstring."""
+    text = " ".join(str(text).split()).replace("\\", "\\\\").replace('"""', "'''")
+    pad = " " * indent
+    return textwrap.fill(
+        text,
+        width=_WIDTH,
+        initial_indent=f"{pad}- ",
+        subsequent_indent=f"{pad}  ",
+        break_long_words=False,
+    )
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("ingot", "templates"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["bullet"] = _bullet
+    environment.filters["python"] = repr
+    return environment
+
+
+def render_model(original: ModelFile, report: dict[str, Any], precision: str | None) -> str:
+    """The text of model_new.py. report: an optimised module's `ingot_report()`."""
+    from ingot import __version__
+
+    text = (
+        _environment()
+        .get_template("model_new.py.j2")
+        .render(
+            source=original.source.rstrip() + "\n",
+            origin=original.path.name,
+            version=__version__,
+            class_name=original.class_name,
+            precision=precision,
+            report=report,
+        )
+    )
+    compile(text, "model_new.py", "exec")
+    return text
+
+
+def write_model(
+    path: os.PathLike | str,
+    original: ModelFile,
+    report: dict[str, Any],
+    precision: str | None = None,
+) -> None:
+    """Writes model_new.py, whole or not at all. Raises ModelFileError where it cannot."""
+    write_whole(path, render_model(original, report, precision))

@@ -1,0 +1,176 @@
+"""Runs of the fp64 original in which every operator's result is disturbed by stated roundings.
+
+Monte Carlo arithmetic (Parker 1997, "Monte Carlo arithmetic: exploiting randomness in
+floating-point arithmetic"): the spread of the disturbed results shows how far roundings of the
+stated size carry through this very module, on these very inputs. It needs no analysis by operator,
+so it serves whatever chain a model is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import criteria
+from .criteria import ErrorModel
+
+_SMALLEST_NORMAL = 2.0**-126  # results below it may be flushed to zero
+
+
+@dataclass(frozen=True)
+class Roundings:
+    """Sizes of the disturbances: of a product's terms, of a split's floor, of other results."""
+
+    product: float
+    range_floor: float
+    pointwise: float
+    model: ErrorModel
+
+    @classmethod
+    def of(cls, precision: str, dtype: torch.dtype, model: ErrorModel) -> Roundings:
+        pointwise = torch.finfo(dtype).eps
+        return cls(
+            max(criteria.C1 * criteria.PRODUCT_ROUNDOFF[precision], pointwise),
+            criteria.C2 * criteria.RANGE_FLOOR.get(precision, 0.0),
+            pointwise,
+            model,
+        )
+
+
+class Disturbance(TorchDispatchMode):
+    """Within it, floating results carry random errors of the given sizes.
+
+    Products of leaves (inputs and parameters, known by their storage) are computed once and kept,
+    since every run repeats them.
+    """
+
+    def __init__(self, roundings: Roundings, seed: int) -> None:
+        super().__init__()
+        self._roundings = roundings
+        self._seed = seed
+        self._generators: dict = {}
+        self._products: dict = {}
+        self._leaves: frozenset = frozenset()
+
+    def start_run(self, leaves: list) -> None:
+        self._leaves = frozenset(t.untyped_storage().data_ptr() for t in leaves)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in _PRODUCTS:
+            return self._product(func, args, kwargs)
+        result = func(*args, **kwargs)
+        sources = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
+        mutable = func._schema.is_mutable
+        first = result[0] if isinstance(result, (tuple, list)) and result else result
+        if not isinstance(first, torch.Tensor) or not first.is_floating_point():
+            return result
+        if not sources:
+            return result  # a factory: constants are exact
+        if first.untyped_storage().data_ptr() in sources:
+            if mutable and func not in _EXACT:
+                first.add_(self._noise(first) * self._pointwise_size(first))
+            return result
+        if func in _EXACT:
+            return result
+        first.add_(self._noise(first) * self._pointwise_size(first))
+        return result
+
+    def _pointwise_size(self, value: torch.Tensor) -> torch.Tensor:
+        size = value.abs() * self._roundings.pointwise + _SMALLEST_NORMAL
+        return torch.where(torch.isfinite(size), size, 0.0)
+
+    def _noise(self, like: torch.Tensor) -> torch.Tensor:
+        generator = self._generators.get(like.device)
+        if generator is None:
+            generator = torch.Generator(device=like.device)
+            generator.manual_seed(self._seed)
+            self._generators[like.device] = generator
+        return (
+            torch.rand(like.shape, dtype=like.dtype, device=like.device, generator=generator)
+            .mul_(2)
+            .sub_(1)
+        )
+
+    def _product(self, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
+        operands = _PRODUCTS[func](args)
+        kept = all(t.untyped_storage().data_ptr() in self._leaves for t in operands)
+        key = (
+            func,
+            tuple((t.data_ptr(), tuple(t.shape), tuple(t.stride())) for t in _tensors(args)),
+        )
+        if kept and key in self._products:
+            exact, size = self._products[key]
+        else:
+            exact = func(*args, **kwargs)
+            size = self._product_size(exact, *operands)
+            if kept:
+                self._products[key] = (exact, size)
+        return exact + self._noise(exact) * size
+
+    def _product_size(self, exact: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """a: [..., M, K], b: [..., K, N]."""
+        rounding = self._roundings
+        if rounding.model is ErrorModel.INDEPENDENT:
+            size = rounding.product * _scaled_root_of_squares(a, b)
+        else:
+            a_size, b_size = a.abs(), b.abs()
+            size = rounding.product * (a_size @ b_size)
+            if rounding.range_floor:
+                reach = a_size.amax(-1, keepdim=True) * b_size.sum(-2, keepdim=True)
+                reach = reach + a_size.sum(-1, keepdim=True) * b_size.amax(-2, keepdim=True)
+                size = size + rounding.range_floor * reach
+        size = size + self._pointwise_size(exact)
+        return torch.where(torch.isfinite(size), size, 0.0)
+
+
+def _scaled_root_of_squares(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.sqrt((a * a) @ (b * b))
+
+
+def _tensors(tree: Any) -> list:
+    return [t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
+
+
+_aten = torch.ops.aten
+_PRODUCTS: dict = {
+    _aten.mm.default: lambda args: (args[0], args[1]),
+    _aten.bmm.default: lambda args: (args[0], args[1]),
+    _aten.addmm.default: lambda args: (args[1], args[2]),
+    _aten.baddbmm.default: lambda args: (args[1], args[2]),
+}
+# Results that are a rearrangement of their arguments carry no rounding of their own.
+_EXACT = frozenset(
+    {
+        _aten.clone.default,
+        _aten.copy_.default,
+        _aten._to_copy.default,
+        _aten.cat.default,
+        _aten.detach.default,
+        _aten.relu.default,
+        _aten.relu_.default,
+        _aten.max_pool2d_with_indices.default,
+        _aten.constant_pad_nd.default,
+        _aten.neg.default,
+        _aten.abs.default,
+        _aten.fill_.Scalar,
+        _aten.zero_.default,
+    }
+)
+
+
+def disturbed_runs(
+    run: Callable[[], Any], leaves: list, roundings: Roundings, seed: int, count: int
+):
+    """Yields the results of `count` disturbed runs. run(): a fresh run of the fp64 module from
+    the same state; leaves: the tensors whose storage stays the same from run to run."""
+    mode = Disturbance(roundings, seed)
+    for _ in range(count):
+        mode.start_run(leaves)
+        with mode:
+            result = run()
+        yield result

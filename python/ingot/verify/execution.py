@@ -1,0 +1,161 @@
+"""What parent and worker do alike: build a model, set its state, call it, look at its outputs."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .families import lay_out
+
+
+def seed_everything(seed: int) -> None:
+    random.seed(seed)
+    torch.manual_seed(seed)
+    try:
+        import numpy
+
+        numpy.random.seed(seed % (1 << 32))
+    except ImportError:
+        pass
+
+
+def construct(model_class: type, init_inputs: Any, seed: int) -> torch.nn.Module:
+    """The model as its file's `get_init_inputs()` asks for it: a list of arguments, or a dict of
+    keyword arguments, or a list that ends in such a dict under neither name."""
+    seed_everything(seed)
+    if isinstance(init_inputs, dict):
+        module = model_class(**init_inputs)
+    elif (
+        isinstance(init_inputs, (list, tuple))
+        and len(init_inputs) == 2
+        and isinstance(init_inputs[0], (list, tuple))
+        and isinstance(init_inputs[1], dict)
+    ):
+        module = model_class(*init_inputs[0], **init_inputs[1])
+    else:
+        module = model_class(*init_inputs)
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"{model_class.__name__} is no torch.nn.Module")
+    return module
+
+
+def named_state(module: torch.nn.Module) -> dict:
+    """All parameters ("p:name") and buffers ("b:name"), those outside the state_dict included."""
+    state = {f"p:{n}": p.detach() for n, p in module.named_parameters(remove_duplicate=False)}
+    state.update({f"b:{n}": b for n, b in module.named_buffers(remove_duplicate=False)})
+    return state
+
+
+def set_state(module: torch.nn.Module, values: dict, through_data: bool) -> None:
+    """Writes parameters and buffers in place; `through_data` leaves no trace in their versions."""
+    targets = dict(module.named_parameters(remove_duplicate=False))
+    buffers = dict(module.named_buffers(remove_duplicate=False))
+    with torch.no_grad():
+        for key, value in values.items():
+            kind, name = key.split(":", 1)
+            target = targets[name] if kind == "p" else buffers[name]
+            (target.data if through_data else target).copy_(value)
+
+
+def place_inputs(values: list, device: torch.device, layout: str, earlier: list | None) -> list:
+    """The inputs on the device; written over `earlier` ones (the same tensors) where given."""
+    placed = []
+    for i, value in enumerate(values):
+        if not isinstance(value, torch.Tensor):
+            placed.append(value)
+            continue
+        old = earlier[i] if earlier is not None and i < len(earlier) else None
+        if (
+            isinstance(old, torch.Tensor)
+            and old.shape == value.shape
+            and old.dtype == value.dtype
+            and layout == "contiguous"
+        ):
+            with torch.no_grad():
+                old.copy_(value)
+            placed.append(old)
+        else:
+            placed.append(lay_out(value.to(device), layout))
+    return placed
+
+
+def poison_free_memory(sizes: list, device: torch.device) -> None:
+    """Fills and frees blocks of these sizes (bytes), so that memory which the next call allocates
+    and does not write holds NaN rather than an earlier result."""
+    blocks = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes for _ in "ab"]
+    for block in blocks:
+        block.fill_(255)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def outputs_of(result: Any) -> tuple:
+    """(tensor leaves, description of the structure and of leaves that are no tensors, complaints
+    about the leaves' types)."""
+    leaves, spec = pytree.tree_flatten(result)
+    tensors, others, complaints = [], [], []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor):
+            if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+                complaints.append(f"an output is a {type(leaf).__name__}, not a plain tensor")
+            tensors.append(leaf)
+            others.append("tensor")
+        else:
+            others.append(repr(leaf)[:200])
+    return tensors, f"{spec} {others}", complaints
+
+
+def storage_of(tensor: torch.Tensor) -> int | None:
+    try:
+        pointer = tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return None
+    return pointer or None
+
+
+def aliases_of(tensors: list, inputs: list, module: torch.nn.Module) -> list:
+    """Which outputs share memory with an input or with the module's state: e.g. ["0=input 1"]."""
+    owners = {}
+    for key, value in named_state(module).items():
+        owners[storage_of(value)] = key[2:]
+    for i, value in enumerate(inputs):
+        if isinstance(value, torch.Tensor):
+            owners[storage_of(value)] = f"input {i}"
+    owners.pop(None, None)
+    found = []
+    for i, tensor in enumerate(tensors):
+        owner = owners.get(storage_of(tensor))
+        if owner is not None:
+            found.append(f"{i}={owner}")
+    return found
+
+
+def process_settings() -> dict:
+    """PyTorch's process-wide switches that change what other code computes."""
+    readers = {
+        "default dtype": lambda: str(torch.get_default_dtype()),
+        "default device": lambda: str(torch.get_default_device()),
+        "float32 matmul precision": lambda: torch.get_float32_matmul_precision(),
+        "cuda.matmul.allow_tf32": lambda: torch.backends.cuda.matmul.allow_tf32,
+        "cudnn.allow_tf32": lambda: torch.backends.cudnn.allow_tf32,
+        "fp16 reduced-precision reduction": (
+            lambda: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
+        ),
+        "deterministic algorithms": lambda: torch.are_deterministic_algorithms_enabled(),
+        "autocast": lambda: [torch.is_autocast_enabled(), torch.is_autocast_cpu_enabled()],
+        "threads": lambda: torch.get_num_threads(),
+        "flush denormals": lambda: bool((torch.tensor([1e-310]).double() * 1.0 == 0).item()),
+    }
+    settings = {}
+    for name, read in readers.items():
+        try:
+            settings[name] = read()
+        except Exception as error:
+            settings[name] = type(error).__name__
+    return settings

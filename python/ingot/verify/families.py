@@ -1,0 +1,184 @@
+"""The families of inputs on which a pair is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .criteria import ErrorModel
+
+# Batch sizes of hostile families: large enough for statistics, small enough for a CPU.
+HOSTILE_BATCH = 96
+ODD_BATCHES = (3, 37)
+
+
+@dataclass(frozen=True)
+class Family:
+    """make(values, generator) changes the model's own inputs, given as a list of values of which
+    some are tensors. batch: the extent that replaces the inputs' own first one (None: unchanged).
+    layout: how the tensors lie in memory ("contiguous", "strided", "misaligned")."""
+
+    name: str
+    why: str
+    make: Callable[[list, torch.Generator], list]
+    model: ErrorModel = ErrorModel.INDEPENDENT
+    batch: int | None = None
+    layout: str = "contiguous"
+
+
+def _each_float(change: Callable[[torch.Tensor, torch.Generator], torch.Tensor]) -> Callable:
+    def make(values: list, generator: torch.Generator) -> list:
+        return [
+            change(v, generator).to(v.dtype)
+            if isinstance(v, torch.Tensor) and v.is_floating_point()
+            else v
+            for v in values
+        ]
+
+    return make
+
+
+def _own(values: list, generator: torch.Generator) -> list:
+    return values
+
+
+def _normal(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(value.shape, generator=generator)
+
+
+def _exponents(shape: Any, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
+    # fp16 ends at 2^15: it gets the range that it has.
+    reach = 60 if torch.finfo(dtype).max > 2.0**100 else 6
+    return torch.exp2(torch.randint(-reach, reach + 1, shape, generator=generator).float())
+
+
+def _large_mean(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return 1000.0 + 0.01 * _normal(value, generator)
+
+
+def _across_rows(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    shape = [value.shape[0] if value.dim() else 1] + [1] * max(0, value.dim() - 1)
+    return _normal(value, generator) * _exponents(shape, generator, value.dtype)
+
+
+def _within_rows(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return _normal(value, generator) * _exponents(value.shape, generator, value.dtype)
+
+
+def _denormals(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return _normal(value, generator) * (torch.finfo(value.dtype).tiny * 0.125)
+
+
+def _one_special(special: float) -> Callable:
+    def change(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        changed = value.clone().reshape(-1)
+        if changed.numel():
+            at = torch.randint(0, changed.numel(), (1,), generator=generator)
+            changed[at] = special
+        return changed.reshape(value.shape)
+
+    return change
+
+
+def _all_specials(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    changed = value.clone().reshape(-1)
+    if changed.numel():
+        at = torch.randint(0, changed.numel(), (6,), generator=generator)
+        changed[at] = torch.tensor([float("nan"), float("inf"), float("-inf")] * 2).to(value.dtype)
+    return changed.reshape(value.shape)
+
+
+OWN = Family("own inputs", "what the model's file gives", _own)
+
+
+def hostile_families(own_batch: int) -> list:
+    """The families beyond the model's own inputs, for a model whose own batch is `own_batch`."""
+    batch = min(own_batch, HOSTILE_BATCH)
+    bound = ErrorModel.STATED_BOUND
+    families = [
+        Family("normal", "values of both signs", _each_float(_normal), batch=batch),
+        Family(
+            "large mean",
+            "a mean 100000 times the deviation breaks E[x²]−E[x]²",
+            _each_float(_large_mean),
+            batch=batch,
+        ),
+        Family(
+            "2^±60 across rows",
+            "rows of unlike magnitude",
+            _each_float(_across_rows),
+            bound,
+            batch,
+        ),
+        Family(
+            "2^±60 within rows",
+            "elements of unlike magnitude meet in one product",
+            _each_float(_within_rows),
+            bound,
+            batch,
+        ),
+        Family("denormals", "values below the normal range", _each_float(_denormals), bound, batch),
+        Family(
+            "zeros",
+            "no magnitude to scale by",
+            _each_float(lambda v, g: torch.zeros_like(v)),
+            batch=batch,
+        ),
+        Family(
+            "one NaN",
+            "NaN must go where eager sends it",
+            _each_float(_one_special(float("nan"))),
+            batch=batch,
+        ),
+        Family("one Inf", "Inf likewise", _each_float(_one_special(float("inf"))), batch=batch),
+        Family("NaN and ±Inf", "several at once", _each_float(_all_specials), batch=batch),
+        Family("batch of 1", "the smallest batch", _own, batch=1),
+    ]
+    families += [Family(f"batch of {n}", "an odd batch", _own, batch=n) for n in ODD_BATCHES]
+    families += [
+        Family("strided", "non-contiguous views", _own, batch=batch, layout="strided"),
+        Family("misaligned", "data one element off", _own, batch=batch, layout="misaligned"),
+    ]
+    return families
+
+
+def with_batch(values: list, batch: int | None) -> list:
+    """The values with their batch extent (the first tensor's first extent, wherever another
+    tensor's first extent equals it) replaced by repeating or cutting rows."""
+    own = own_batch(values)
+    if batch is None or own is None or own == batch:
+        return values
+
+    def cut(value: Any) -> Any:
+        if not (isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == own):
+            return value
+        if own == 0:
+            return value.new_zeros((batch, *tuple(value.shape[1:])))
+        return value[torch.arange(batch) % own].clone()
+
+    return [cut(v) for v in values]
+
+
+def own_batch(values: list) -> int | None:
+    for value in values:
+        if isinstance(value, torch.Tensor) and value.dim():
+            return int(value.shape[0])
+    return None
+
+
+def lay_out(value: torch.Tensor, layout: str) -> torch.Tensor:
+    """The same values, lying in memory as `layout` says."""
+    if layout == "strided" and value.dim():
+        wide = value.new_empty((*tuple(value.shape[:-1]), 2 * value.shape[-1]))
+        view = wide[..., ::2]
+        view.copy_(value)
+        return view
+    if layout == "misaligned":
+        flat = value.new_empty(value.numel() + 1)
+        view = flat[1:].view(value.shape)
+        view.copy_(value)
+        return view
+    return value

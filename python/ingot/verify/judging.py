@@ -1,0 +1,229 @@
+"""Holding one call of the candidate against eager and the fp64 truth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import tricks
+from .criteria import ErrorModel, judge
+from .measures import measure
+from .reference import Reference, Results, roundings_for, rows_of
+from .result import AccuracyRow, VerifyResult
+
+MODES = {True: "training", False: "eval"}
+# An original whose own fp32 result is further than this from its fp64 result is random (dropout)
+# or hopelessly conditioned: fp64 is then no truth, and the candidate must equal eager.
+TRUTH_LIMIT = 1e-2
+
+
+@dataclass
+class Trial:
+    """One call of the candidate, and what it is compared under."""
+
+    name: str
+    training: bool
+    values: list
+    model: ErrorModel = ErrorModel.INDEPENDENT
+    new_state: dict | None = None  # what to write before the call; else the state is as it was
+    through_data: bool = False
+    layout: str = "contiguous"
+    reuse: bool = False
+    own: bool = False
+    return_parameters: bool = False
+
+
+class OriginalNotInFp64Error(Exception):
+    """The original runs in its own type and not in fp64: there is no truth to compare with."""
+
+
+class Judge:
+    """error_in_fresh_process(trial, before, seed, index, truth): the error of a candidate that has
+    made no call yet; tells what is kept from call to call."""
+
+    def __init__(
+        self,
+        reference: Reference,
+        result: VerifyResult,
+        error_in_fresh_process: Callable[..., float],
+    ) -> None:
+        self.reference = reference
+        self.result = result
+        self.device = reference.device
+        self._history = tricks.History(result, error_in_fresh_process)
+        self._spreads: dict = {}
+
+    def judge_call(
+        self,
+        trial: Trial,
+        before: dict,
+        eager: Results,
+        reply: dict,
+        received: dict,
+        seed: int,
+    ) -> tuple:
+        """("", "") or (message, trick)."""
+        outputs = [received.get(f"o{i}") for i in range(int(reply.get("outputs", 0)))]
+        if any(o is None for o in outputs):
+            return "an output was announced and not sent", ""
+        problem = self._judge_conduct(trial, before, eager, reply, received, outputs)
+        if problem[0]:
+            return problem
+        truth = self.reference.truth(before, trial.values, trial.training, seed)
+        if truth.error is not None:
+            raise OriginalNotInFp64Error(
+                f"{self.result.original}: the original runs in its own type, but in fp64 raises "
+                f"{type(truth.error).__name__}: {truth.error}"
+            )
+        problem = self._judge_values(trial, before, eager, truth, outputs, received, seed)
+        self._history.remember(trial, before, outputs)
+        return problem
+
+    def _judge_conduct(
+        self,
+        trial: Trial,
+        before: dict,
+        eager: Results,
+        reply: dict,
+        received: dict,
+        outputs: list,
+    ) -> tuple:
+        """Everything but the values: structure, types, tampering, memory."""
+        for complaint in reply.get("complaints", []):
+            return complaint, "lazy output"
+        for setting in reply.get("settings_changed", []):
+            return f"the call changes {setting}", "patched settings"
+        if reply.get("structure") != eager.structure or len(outputs) != len(eager.outputs):
+            return f"it returns {reply.get('structure')}, the original {eager.structure}", ""
+        for i, (output, wanted) in enumerate(zip(outputs, eager.outputs, strict=False)):
+            if output.shape != wanted.shape or output.dtype != wanted.dtype:
+                return (
+                    f"output {i} is {output.dtype} {list(output.shape)}, the original's is "
+                    f"{wanted.dtype} {list(wanted.shape)}",
+                    "",
+                )
+        for i, value in enumerate(trial.values):
+            if isinstance(value, torch.Tensor) and not same_bits(value, received.get(f"i{i}")):
+                return f"the call changes input {i}", "input tampering"
+        for key, value in before.items():
+            returned = key[:2] == "p:" and trial.return_parameters
+            if returned and not same_bits(value, received.get(key)):
+                return f"the call changes parameter {key[2:]}", "parameter tampering"
+        added = set(reply.get("aliases", [])) - set(eager.aliases)
+        if added:
+            return (
+                f"an output shares memory with an input or with the state ({sorted(added)[0]}), "
+                "the original's does not",
+                "aliased output",
+            )
+        if reply.get("training") != trial.training:
+            return "the call changes the module's training flag", "changed mode"
+        return "", ""
+
+    def _judge_values(
+        self,
+        trial: Trial,
+        before: dict,
+        eager: Results,
+        truth: Results,
+        outputs: list,
+        received: dict,
+        seed: int,
+    ) -> tuple:
+        spreads, buffer_spreads = self._spread(trial, before, truth, seed)
+        problem: tuple = ("", "")
+        for i, (output, own) in enumerate(zip(outputs, eager.outputs, strict=True)):
+            exact = truth.outputs[i]
+            name = "output" if len(outputs) == 1 else f"output {i}"
+            if not output.is_floating_point():
+                if not torch.equal(output.to(own.device), own):
+                    problem = problem if problem[0] else (f"{name} differs from eager's", "")
+                continue
+            message = self._judge_tensor(
+                trial, name, exact, output.to(self.device), own, rows_of(exact), spreads[i]
+            )
+            if message and not problem[0]:
+                trick = self._history.name_trick(trial, before, seed, i, output, exact)
+                problem = (message, trick)
+        for name, exact in truth.buffers.items():
+            found = received.get(f"b:{name}")
+            own = eager.buffers[name]
+            if found is None or found.shape != own.shape or found.dtype != own.dtype:
+                return f"buffer {name} is gone or has changed its type or shape", ""
+            message = ""
+            if not found.is_floating_point():
+                if not torch.equal(found.to(own.device), own):
+                    message = f"buffer {name} is not what the original's becomes"
+            else:
+                message = self._judge_tensor(
+                    trial, name, exact, found.to(self.device), own, 1, buffer_spreads[name]
+                )
+            if message and not problem[0]:
+                stale = same_bits(before[f"b:{name}"], found)
+                problem = (
+                    message + (" (it was left as it was before the call)" if stale else ""),
+                    "missing statistics update" if stale else "",
+                )
+        return problem
+
+    def _judge_tensor(
+        self,
+        trial: Trial,
+        name: str,
+        exact: torch.Tensor,
+        found: torch.Tensor,
+        own: torch.Tensor,
+        rows: int,
+        spread: Any,
+    ) -> str:
+        measured = measure(exact, found, rows, own)
+        eager = measure(exact, own, rows)
+        if (
+            trial.own
+            and eager.relative_error > TRUTH_LIMIT
+            and own.dtype in (torch.float32, torch.float64)
+        ):
+            difference = measure(own.double(), found, rows).relative_error
+            if difference > 1e-5:
+                return (
+                    f"{name}: the original is random or ill-conditioned (its own error is "
+                    f"{eager.relative_error:.1e}), and the candidate differs from it by "
+                    f"{difference:.1e}"
+                )
+            return ""
+        judgement = judge(measured, eager, spread, torch.finfo(own.dtype).eps / 2)
+        self.result.accuracy.append(
+            AccuracyRow(
+                trial.name,
+                MODES[trial.training],
+                name,
+                measured,
+                eager,
+                judgement.allowed_relative_error,
+                judgement.allowed_worst_row_error,
+            )
+        )
+        return "" if judgement.passed else f"{name}: {judgement.reason}"
+
+    def _spread(self, trial: Trial, before: dict, truth: Results, seed: int) -> tuple:
+        """Own inputs of one mode are alike, and costly at full size: their spread is kept."""
+        key = (trial.training, trial.new_state is None) if trial.own else None
+        if key is not None and key in self._spreads:
+            return self._spreads[key]
+        roundings = roundings_for(
+            self.result.precision, self.reference.parameter_dtype(trial.values), trial.model
+        )
+        spread = self.reference.spread(truth, before, trial.values, trial.training, seed, roundings)
+        if key is not None:
+            self._spreads[key] = spread
+        return spread
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor | None) -> bool:
+    if b is None or a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    a, b = a.detach().cpu().contiguous().reshape(-1), b.detach().cpu().contiguous().reshape(-1)
+    return a.numel() == 0 or torch.equal(a.view(torch.uint8), b.view(torch.uint8))

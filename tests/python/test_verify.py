@@ -1,0 +1,236 @@
+"""verify against honest and dishonest candidates: each known trick is caught and named, and its
+honest twin passes."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import verify_pairs as pairs
+from ingot.verify import PairError, VerifyOptions, verify_pair
+from ingot.verify.criteria import Spread, judge
+from ingot.verify.families import hostile_families, lay_out, with_batch
+from ingot.verify.measures import Measures, measure
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """The models are tiny: a second thread would only wait for the first."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(threads)
+
+
+def verify(folder: Path, source: str, original: str = pairs.ORIGINAL, **options):
+    (folder / "model.py").write_text(original)
+    (folder / "model_new.py").write_text(source)
+    options.setdefault("seed", 11)
+    options.setdefault("time_limit_s", 60)
+    return verify_pair(
+        str(folder / "model.py"), str(folder / "model_new.py"), VerifyOptions(**options)
+    )
+
+
+def why(result) -> str:
+    return "\n".join(f"{c.name} [{c.mode}] {c.outcome}: {c.message}" for c in result.failures)
+
+
+@pytest.mark.parametrize("name", pairs.HONEST)
+def test_honest_candidate_is_verified(tmp_path, name):
+    result = verify(tmp_path, pairs.candidate(pairs.HONEST[name]))
+    assert result.verified, why(result)
+    assert {row.mode for row in result.accuracy} == {"training", "eval"}
+    assert any(row.tensor == "bn.running_var" for row in result.accuracy)
+
+
+# A hang is caught at the end of its time; the others end when they are found out.
+_LIMITS = {"hangs": {"time_limit_s": 6}, "takes all memory": {"memory_limit": 1 << 30}}
+
+
+@pytest.mark.parametrize("name", pairs.DISHONEST)
+def test_dishonest_candidate_is_caught_and_named(tmp_path, name):
+    source, trick = pairs.DISHONEST[name]
+    limits = _LIMITS.get(name, {})
+    result = verify(tmp_path, pairs.candidate(source), hostile=False, **limits)
+    assert not result.verified
+    if trick:
+        assert result.tricks[0] == trick, why(result)
+
+
+def test_other_parameters_from_the_same_seed_are_found(tmp_path):
+    source = pairs.candidate(pairs.HONEST["operator by operator"])
+    swapped = source.replace(
+        "        self.gemm = nn.Linear(in_features, out_features)\n"
+        "        self.scale = nn.Parameter(torch.randn(out_features))\n",
+        "        self.scale = nn.Parameter(torch.randn(out_features))\n"
+        "        self.gemm = nn.Linear(in_features, out_features)\n",
+    )
+    assert swapped != source
+    result = verify(tmp_path, swapped, hostile=False)
+    assert [c.name for c in result.failures] == ["construction"]
+    assert "scale" in result.failures[0].message
+
+
+def test_missing_parameter_is_named(tmp_path):
+    source = pairs.candidate(pairs.HONEST["operator by operator"])
+    result = verify(tmp_path, source.replace("self.scale", "self.factor"), hostile=False)
+    assert not result.verified
+    assert "missing ['scale']" in why(result)
+
+
+def test_refusing_another_batch_size_is_declined_not_wrong(tmp_path):
+    source = pairs.candidate(
+        """
+def forward(self, x):
+    if x.shape[0] != 64:
+        raise ValueError("made for a batch of 64")
+    return self.plain(x)
+"""
+    )
+    result = verify(tmp_path, source)
+    assert not result.verified
+    assert {c.outcome for c in result.failures} == {"declined"}
+    assert verify(tmp_path, source, strict=False).verified
+
+
+def test_error_in_the_candidate_names_its_line(tmp_path):
+    source = pairs.candidate("def forward(self, x):\n    return x.no_such_method()\n")
+    result = verify(tmp_path, source)
+    line = source.splitlines().index("        return x.no_such_method()") + 1
+    assert f"model_new.py:{line}" in why(result)
+
+
+def test_candidate_that_does_not_parse_is_a_verdict(tmp_path):
+    result = verify(tmp_path, "class ModelNew(\n")
+    assert not result.verified
+    assert "SyntaxError" in why(result)
+
+
+def test_original_that_raises_is_bad_input(tmp_path):
+    good = pairs.candidate(pairs.HONEST["operator by operator"])
+    with pytest.raises(PairError, match="no class Model"):
+        verify(tmp_path, good, original="x = 1\n")
+    with pytest.raises(PairError, match="ZeroDivisionError"):
+        verify(tmp_path, good, original="1 / 0\n")
+    broken = pairs.ORIGINAL.replace("self.gemm(x)", "self.gemm(x[:, 1:])")
+    with pytest.raises(PairError, match="raises RuntimeError on its own inputs"):
+        verify(tmp_path, good, original=broken)
+    with pytest.raises(PairError, match="no such file"):
+        verify_pair(str(tmp_path / "absent.py"), str(tmp_path / "model_new.py"))
+
+
+def test_overrides_reach_what_the_file_computes(tmp_path):
+    good = pairs.candidate(pairs.HONEST["operator by operator"])
+    original = pairs.ORIGINAL.replace("out_features = 80", "out_features = in_features // 2")
+    result = verify(tmp_path, good, original, overrides={"in_features": 40}, hostile=False)
+    assert result.verified, why(result)
+
+
+def test_random_original_is_held_to_eager(tmp_path):
+    original = pairs.ORIGINAL.replace(
+        "return self.bn(self.gemm(x) * self.scale)",
+        "return nn.functional.dropout(self.bn(self.gemm(x) * self.scale), 0.5, self.training)",
+    )
+    without = verify(
+        tmp_path, pairs.candidate(pairs.HONEST["operator by operator"]), original, hostile=False
+    )
+    assert not without.verified
+
+
+# Measures and criteria
+
+
+def test_measures_of_a_known_error():
+    truth = torch.tensor([[3.0, 4.0], [0.3, 0.4]], dtype=torch.float64)
+    found = truth.clone()
+    found[1, 0] += 0.05
+    measured = measure(truth, found, 2)
+    assert measured.relative_error == pytest.approx(0.05 / math.hypot(5.0, 0.5))
+    assert measured.worst_row_error == pytest.approx(0.1)
+    assert measured.scaled_error == pytest.approx(0.0125)
+    assert measured.mismatches == 1
+    assert measured.nonfinite_mismatches == 0
+
+
+def test_measures_of_non_finite_positions():
+    nan, inf = math.nan, math.inf
+    truth = torch.tensor([[nan, inf, -inf, 1.0, 2.0]], dtype=torch.float64)
+    assert measure(truth, truth.float(), 1).nonfinite_mismatches == 0
+    found = torch.tensor([[nan, -inf, 1.0, nan, 2.0]])
+    assert measure(truth, found, 1).nonfinite_mismatches == 3
+    overflowing = torch.tensor([[1e39]], dtype=torch.float64)
+    assert measure(overflowing, torch.tensor([[inf]]), 1).nonfinite_mismatches == 0
+
+
+def test_measures_survive_large_and_small_magnitudes():
+    truth = torch.tensor([[1e200, 1e-200], [1e-300, 0.0]], dtype=torch.float64)
+    measured = measure(truth, truth * (1 + 1e-3), 2)
+    assert measured.relative_error == pytest.approx(1e-3)
+    assert measured.worst_row_error == pytest.approx(1e-3)
+
+
+def test_judgement_by_eager_and_by_spread():
+    def of(error):
+        return Measures(error, error, error, 0, 0)
+
+    spread = Spread(1e-7, 1e-7, 1e-7)
+    unit = 2.0**-24
+    assert judge(of(3e-7), of(1e-8), spread, unit).passed
+    assert not judge(of(3e-6), of(1e-8), spread, unit).passed
+    assert judge(of(3e-6), of(2.9e-6), spread, unit).passed
+    assert not judge(of(math.nan), of(1e-8), spread, unit).passed
+    assert judge(of(2e-7), of(0.0), Spread(0.0, 0.0, 0.0), unit).passed  # rounded when stored
+
+
+def test_families_keep_shape_and_type():
+    own = [torch.rand(8, 6), 3, torch.rand(8, 1).half()]
+    for family in hostile_families(8):
+        made = family.make(with_batch(own, family.batch), torch.Generator().manual_seed(1))
+        rows = family.batch or 8
+        assert made[1] == 3
+        assert made[0].shape == (rows, 6)
+        assert made[0].dtype == torch.float32
+        assert made[2].dtype == torch.float16
+
+
+def test_layouts_hold_the_same_values():
+    value = torch.rand(5, 7)
+    strided, misaligned = lay_out(value, "strided"), lay_out(value, "misaligned")
+    assert torch.equal(strided, value)
+    assert not strided.is_contiguous()
+    assert torch.equal(misaligned, value)
+    assert misaligned.data_ptr() % 16 == 4
+
+
+# Timing
+
+_QUICK = {"hostile": False, "timing": True, "compile_baseline": False, "timing_budget_s": 3}
+
+
+def test_timing_of_an_honest_pair(tmp_path):
+    source = pairs.candidate(pairs.HONEST["operator by operator"])
+    result = verify(tmp_path, source, **_QUICK)
+    assert result.verified, why(result)
+    subjects = result.timing["subjects"]
+    assert set(subjects) == {"eager", "candidate"}
+    lower, middle, upper = subjects["eager"]["ratio"]
+    assert lower <= middle <= upper
+    assert 0.2 < middle < 5
+    assert result.timing["rounds"] >= 7
+
+
+@pytest.mark.parametrize("name", pairs.DISHONEST_IN_TIME)
+def test_dishonest_timing_is_caught(tmp_path, name):
+    result = verify(tmp_path, pairs.candidate(pairs.DISHONEST_IN_TIME[name]), **_QUICK)
+    assert not result.verified
+    assert result.failures[0].name == "timing"
+    assert result.tricks == ["patched clock or skipped work"]
