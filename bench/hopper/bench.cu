@@ -2,7 +2,8 @@
 // rounds.
 //
 //   build: nvcc -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++20 -Ikernels
-//   bench/hopper/bench.cu -ldl run:   ./bench [rounds] [seed | thin | all]
+//   bench/hopper/bench.cu -ldl run:   ./bench [rounds] [seed | search | thin | small | all |
+//   profile]
 //
 // A burst is 5 warm-up calls and the median of 20; a table's figure is the median over rounds.
 // "full" includes the split passes. "limit" is three times the fp16 product of the same run.
@@ -113,8 +114,14 @@ struct Candidate {
   double sustained_ms = 0;
 };
 
+std::map<std::string, size_t>& shared_by_config() {
+  static std::map<std::string, size_t> table;
+  return table;
+}
+
 template <class Config>
 void add_config(const std::string& text) {
+  shared_by_config()[text] = Config::kSharedBytes;
   if constexpr (requires { Config::kWeightStages; }) {
     kernels()[text + "/plain"] = (const void*)fused_split_kernel<Config, PlainEpilogue>;
     kernels()[text + "/moments"] =
@@ -131,9 +138,9 @@ std::vector<TileChoice> choices(const ProductShape& s, bool wide_search) {
   const Variant fused = Variant::fused_split, packed = Variant::packed;
   if (s.m <= 64) list.push_back({fused, 64, 1, 3, 6, 0, 8});
   list.push_back({fused, 128, 1, 3, 4, 0, 8});
+  list.push_back({fused, 128, 1, 3, 4, 0, 8, 2});
   if (wide_search) {
     list.push_back({fused, 128, 1, 3, 4, 0, 16});
-    list.push_back({fused, 128, 1, 4, 3, 0, 8});
   }
   if (s.m > 64) {
     list.push_back({packed, 128, 2, 6, 6, 2, 8});
@@ -173,6 +180,10 @@ void time_shape(const Blas& blas, int64_t m, int64_t n, int64_t k, int rounds, b
   }
   for (const TileChoice& c : choices(shape, wide_search)) {
     const ProductPlan plan = plan_with(shape, c, {});
+    if (plan.shared_bytes != shared_by_config()[plan.config]) {
+      std::printf("launch.h and the kernel disagree on shared memory: %s\n", plan.config.c_str());
+      std::exit(1);
+    }
     for (const bool moments : {false, true}) {
       if (moments && wide_search && c.raster_group != 8) continue;
       Candidate candidate;
@@ -244,14 +255,30 @@ int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 3;
   const std::string which = argc > 2 ? argv[2] : "seed";
   add_split_kernels();
-  ADD_CONFIG(FusedSplitConfig, 128, 3, 4, true);
-  ADD_CONFIG(FusedSplitConfig, 128, 4, 3, true);
-  ADD_CONFIG(FusedSplitConfig, 64, 3, 6, true);
+  ADD_CONFIG(FusedSplitConfig, 128, 3, 4, true, 1);
+  ADD_CONFIG(FusedSplitConfig, 128, 3, 4, true, 2);
+  ADD_CONFIG(FusedSplitConfig, 64, 3, 6, true, 1);
   ADD_CONFIG(PackedConfig, 128, 2, 6, 2);
   ADD_CONFIG(PackedConfig, 128, 2, 7, 0);
   ADD_CONFIG(PackedConfig, 192, 2, 5, 1);
+  if (which == "profile") {  // one launch of each choice, for a profiler
+    const ProductShape shape = row_major(1024, 8192, 8192);
+    for (const TileChoice& c : choices(shape, false)) {
+      const ProductPlan plan = plan_with(shape, c, {});
+      Problem problem(shape, Data::uniform01, Data::weight, plan.workspace_bytes);
+      auto bound = bind(plan, shape, problem.buffers(), "plain", PlainEpilogue::Params{});
+      bound.split();
+      for (int i = 0; i < 3; ++i) bound.product();
+      CHECK(cudaDeviceSynchronize());
+    }
+    return 0;
+  }
   const Blas blas;
   const bool wide_search = which == "search" || which == "all";
+  if (which == "one") {
+    time_shape(blas, 1024, 8192, 8192, rounds, false);
+    return 0;
+  }
   if (which != "thin" && which != "small") {
     time_shape(blas, 1024, 8192, 8192, rounds, wide_search);
     time_shape(blas, 16384, 4096, 4096, rounds, wide_search);

@@ -217,7 +217,7 @@ struct Problem {
   }
   // NaN everywhere: what a kernel forgets to write shows.
   void poison() const {
-    CHECK(cudaMemset(y_base, 0xff, y_count * 4));
+    CHECK(cudaMemset(y_base, 0xff, y_count * 4 + 64));
     CHECK(cudaMemset(partials, 0xff,
                      size_t(divide_up(shape.m, 64)) * size_t(shape.n) * sizeof(*partials) * 2));
     CHECK(cudaMemset(workspace, 0xff, workspace_bytes));

@@ -58,6 +58,12 @@ INGOT_D float4 load_shared_vector(u32 address) {
   return v;
 }
 
+INGOT_D float load_shared_float(u32 address) {
+  float v;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address));
+  return v;
+}
+
 INGOT_D i32 load_shared_int(u32 address) {
   i32 v;
   asm volatile("ld.shared.s32 %0, [%1];" : "=r"(v) : "r"(address));

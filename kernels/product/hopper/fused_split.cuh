@@ -12,10 +12,10 @@
 // Pipeline   A consumer holds two sets of fp16 fragments. In each step it issues the 12 wgmma of
 // the
 //            current chunk (lo·hi, hi·lo, hi·hi for each k16), splits the next chunk from fp32 in
-//            shared memory while they run, waits, and adds the chunk's sum to its fp32 accumulators
-//            (a promotion every 64 of K: wgmma itself rounds towards zero). The two consumers
-//            alternate strictly, by named barriers: one splits and promotes while the other feeds
-//            the tensor cores. Left free they lock in phase and lose a fifth.
+//            shared memory while they run, waits, and every kPromotion chunks adds their sum to its
+//            fp32 accumulators (wgmma itself rounds towards zero, so its sums must stay short). The
+//            two consumers alternate strictly, by named barriers: one splits and promotes while the
+//            other feeds the tensor cores. Left free they lock in phase and lose a fifth.
 // Scaling    Each row's power-of-two scale comes from its first chunk and has head room; a chunk
 //            that would overflow fp16 is split again at a new scale, and the row's accumulators
 //            follow (exactly). So any finite row works, including one that begins with zeros.
@@ -33,12 +33,14 @@
 
 namespace ingot::hopper {
 
-template <int kSamples_, int kWeightStages_, int kSampleStages_, bool kTmaStore_ = true>
+template <int kSamples_, int kWeightStages_, int kSampleStages_, bool kTmaStore_ = true,
+          int kPromotion_ = 1>
 struct FusedSplitConfig {
   static constexpr int kSamples = kSamples_;
   static constexpr int kWeightStages = kWeightStages_;
   static constexpr int kSampleStages = kSampleStages_;
   static constexpr bool kTmaStore = kTmaStore_;
+  static constexpr int kPromotion = kPromotion_;  // chunks summed by wgmma alone: 1 or 2
   static constexpr int kFeatures = 128;
   static constexpr int kChunk = 64;
   static constexpr int kThreads = 384;
@@ -53,18 +55,20 @@ struct FusedSplitConfig {
   static_assert(kSharedBytes <= 232448, "more shared memory than a Hopper block can have");
 };
 
-// Head room of a row's scale above its first chunk's maximum: 2^(16 − 13). More would cost accuracy
-// of the small elements (scale.cuh), less would split chunks twice on ordinary data.
-inline constexpr i32 kRunningTarget = 12;
+// A row's scale puts its first chunk's maximum at 2^10 … 2^11. Elements up to 2^12 certainly keep
+// |lo| < 2, which is what a chunk is checked for: larger ones may ask for a new scale, those that
+// overflow (2^16) always do. More head room would cost accuracy of the small elements (scale.cuh),
+// less would split chunks twice on ordinary data.
+inline constexpr i32 kRunningTarget = 10;
 
 // wgmma A fragments of a 16-row × 64-column piece: four k16 steps of four fp16 pairs, both halves.
 struct Fragments {
   u32 hi[16], lo[16];
 };
 
-// Scales of the thread's two weight rows: fp32 value = split value · 2^exponent.
+// Scales of the thread's two weight rows, g and g + 8: fp32 value = split value · 2^exponent.
 struct RowScales {
-  float scale[2];
+  float scale[2];  // 2^-exponent
   i32 exponent[2];
 };
 
@@ -86,8 +90,9 @@ INGOT_D void choose_scales(const FragmentSource& source, u32 slot, RowScales& ro
   for (int row = 0; row < 2; ++row) {
     float amax = 0.f;
 #pragma unroll
-    for (int step = 0; step < 4; ++step)
+    for (int step = 0; step < 4; ++step) {
       amax = max_magnitude(amax, load_piece(source, slot, step, row));
+    }
     amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 1));
     amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 2));
     const i32 exponent = scale_exponent(amax, kRunningTarget);
@@ -96,13 +101,13 @@ INGOT_D void choose_scales(const FragmentSource& source, u32 slot, RowScales& ro
   }
 }
 
-// Splits the thread's part of a chunk; returns packed maxima of |lo|, infinite where hi overflowed.
-// (Asking lo rather than hi keeps ptxas from sinking its computation below the vote, where the
-// unsplit values would cost more registers than there are. An element that is itself infinite or
-// NaN makes lo NaN, which loses in the maximum: no scale could help it.)
-INGOT_D u32 split_chunk(const FragmentSource& source, u32 slot, const RowScales& rows,
-                        Fragments& out) {
-  u32 largest = 0;
+// Splits the chunk; true if some |lo| ≥ 2 (so wherever hi overflowed: lo is then infinite or NaN).
+// Asking lo rather than hi also keeps ptxas from sinking its computation below the vote on the
+// answer, where the unsplit values would cost more registers than there are.
+INGOT_D bool split_chunk(const FragmentSource& source, u32 slot, const RowScales& rows,
+                         Fragments& out) {
+  constexpr u32 kTopExponentBits = 0x40004000;
+  u32 seen = 0;
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
     const float4 a = load_piece(source, slot, step, 0), b = load_piece(source, slot, step, 1);
@@ -112,14 +117,9 @@ INGOT_D u32 split_chunk(const FragmentSource& source, u32 slot, const RowScales&
     split_pair(b.x, b.y, rows.scale[1], hi[1], lo[1]);
     split_pair(a.z, a.w, rows.scale[0], hi[2], lo[2]);
     split_pair(b.z, b.w, rows.scale[1], hi[3], lo[3]);
-    largest = ptx::max_abs_half2(largest, ptx::max_abs_half2(ptx::max_abs_half2(lo[0], lo[1]),
-                                                             ptx::max_abs_half2(lo[2], lo[3])));
+    seen |= lo[0] | lo[1] | lo[2] | lo[3];
   }
-  return largest;
-}
-
-INGOT_D bool has_infinity(u32 half2) {
-  return (half2 & 0x7fff) >= 0x7c00 || (half2 & 0x7fff0000) >= 0x7c000000;
+  return (seen & kTopExponentBits) != 0;
 }
 
 // value · 2^-shift for 0 ≤ shift ≤ 252, in two exact steps.
@@ -133,6 +133,7 @@ struct FusedSplitConsumer {
   static constexpr int kValues = kSamples / 2;
   // Named barriers: 1, 2 inside a consumer warpgroup; 3, 4 whose turn it is.
   static constexpr int kTurnBarrier = 3;
+  static constexpr i32 kRetried = 1024;
 
   const Ring& w;
   const Ring& x;
@@ -147,19 +148,25 @@ struct FusedSplitConsumer {
     if (lane == 0) ptx::mbarrier_arrive(barrier);
   }
 
-  // Splits the chunk at w_cursor; true if a scale had to change (then shift[] says by how much).
-  template <bool kHoldSlot>
-  INGOT_D bool prepare(Fragments& next, i32 (&shift)[2]) {
+  INGOT_D void wait_weights() const {
     ptx::mbarrier_wait(w.full_barrier(w_cursor.slot), w_cursor.parity);
+  }
+
+  // Splits the chunk at w_cursor, which has arrived, and frees its slot. Where a scale had to
+  // change, shift[] (zero before) becomes kRetried + the number of bits. A loop, so that the second
+  // attempt shares the code of the first; one more is enough for finite values, and Inf or NaN are
+  // left to the redo. Every branch hangs on a vote: ptxas then knows it uniform and keeps the
+  // descriptors of the wgmma in uniform registers (otherwise 50 instead of 20 instructions between
+  // 12 of them).
+  template <bool kHoldSlot>
+  INGOT_D void split_next(Fragments& next, i32 (&shift)[2]) {
     const u32 slot = w.slot(w_cursor.slot);
-    bool rescaled = false;
 #pragma unroll 1
-    while (ptx::warp_any(has_infinity(split_chunk(source, slot, rows, next)))) {
+    while (ptx::warp_any(split_chunk(source, slot, rows, next) && shift[0] == 0)) {
       const i32 before[2] = {rows.exponent[0], rows.exponent[1]};
       choose_scales(source, slot, rows, true);
 #pragma unroll
-      for (int row = 0; row < 2; ++row) shift[row] = rows.exponent[row] - before[row];
-      rescaled = true;
+      for (int row = 0; row < 2; ++row) shift[row] = kRetried + rows.exponent[row] - before[row];
     }
     if constexpr (kHoldSlot) {
       held_slot = w_cursor.slot;
@@ -167,17 +174,16 @@ struct FusedSplitConsumer {
       release(w.empty_barrier(w_cursor.slot));
     }
     w_cursor.advance();
-    return rescaled;
   }
 
   INGOT_D void begin_tile(Fragments& first) {
-    ptx::mbarrier_wait(w.full_barrier(w_cursor.slot), w_cursor.parity);
+    wait_weights();
     choose_scales(source, w.slot(w_cursor.slot), rows, false);
-    i32 unused[2];
-    prepare<false>(first, unused);
+    i32 unused[2] = {0, 0};
+    split_next<false>(first, unused);
   }
 
-  INGOT_D void multiply(float (&sum)[kValues], const Fragments& f) {
+  INGOT_D void multiply(float (&sum)[kValues], const Fragments& f, bool first) {
     constexpr u64 kSlabStep = kSamples * 128 / 16;
     constexpr u64 kLowPlane = 64 / 16;
     const u64 b = shared_matrix_descriptor(x.slot(x_cursor.slot));
@@ -187,49 +193,61 @@ struct FusedSplitConsumer {
       const u64 hi = b + (step >> 1) * kSlabStep + (step & 1) * 2;
       const u32* fh = f.hi + 4 * step;
       const u32* fl = f.lo + 4 * step;
-      Wgmma<kSamples>::rs(sum, fl[0], fl[1], fl[2], fl[3], hi, step > 0);
+      Wgmma<kSamples>::rs(sum, fl[0], fl[1], fl[2], fl[3], hi, step > 0 || !first);
       Wgmma<kSamples>::rs(sum, fh[0], fh[1], fh[2], fh[3], hi + kLowPlane, 1);
       Wgmma<kSamples>::rs(sum, fh[0], fh[1], fh[2], fh[3], hi, 1);
     }
   }
 
-  // One chunk: multiplies `current`, prepares `next` meanwhile, promotes.
-  template <bool kHasNext, bool kHoldSlot>
-  INGOT_D void step(float (&acc)[kValues], Fragments& current, Fragments& next) {
-    float sum[kValues];
+  // One chunk: multiplies `current`, prepares `next` meanwhile. kFirst and kLast: its place in the
+  // run of chunks that is summed before it is promoted.
+  template <bool kFirst, bool kLast, bool kHasNext, bool kHoldSlot>
+  INGOT_D void step(float (&acc)[kValues], float (&sum)[kValues], Fragments& current,
+                    Fragments& next) {
     ptx::mbarrier_wait(x.full_barrier(x_cursor.slot), x_cursor.parity);
     ptx::barrier_sync(kTurnBarrier + group, 256);
-    multiply(sum, current);
+    multiply(sum, current, kFirst);
     ptx::barrier_arrive(kTurnBarrier + 1 - group, 256);
     ptx::wgmma_commit();
-    bool rescaled = false;
     i32 shift[2] = {0, 0};
-    if constexpr (kHasNext) rescaled = prepare<kHoldSlot>(next, shift);
+    if constexpr (kHasNext) wait_weights();
+    if constexpr (kHasNext) split_next<kHoldSlot>(next, shift);
     ptx::wgmma_wait<0>();
     ptx::pin(sum);
     ptx::pin(current.hi);
     ptx::pin(current.lo);
     release(x.empty_barrier(x_cursor.slot));
     x_cursor.advance();
+    if constexpr (kLast) promote(acc, sum);
+    if (ptx::warp_any(shift[0] != 0)) {
+      if constexpr (!kLast) {
+        promote(acc, sum);
 #pragma unroll
-    for (int i = 0; i < kValues; ++i) acc[i] += sum[i];
-    if (rescaled) {
+        for (int i = 0; i < kValues; ++i) sum[i] = 0.f;
+      }
 #pragma unroll
-      for (int i = 0; i < kValues; ++i) acc[i] = shift_down(acc[i], shift[(i >> 1) & 1]);
+      for (int i = 0; i < kValues; ++i) acc[i] = shift_down(acc[i], shift[(i >> 1) & 1] - kRetried);
     }
   }
 
+  INGOT_D static void promote(float (&acc)[kValues], const float (&sum)[kValues]) {
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) acc[i] += sum[i];
+  }
+
   INGOT_D void accumulate(float (&acc)[kValues], i32 chunks) {
+    constexpr bool kEach = Config::kPromotion == 1;
+    float sum[kValues];
     Fragments even, odd;
 #pragma unroll
     for (int i = 0; i < kValues; ++i) acc[i] = 0.f;
     begin_tile(even);
     for (i32 chunk = 2; chunk < chunks; chunk += 2) {
-      step<true, false>(acc, even, odd);
-      step<true, false>(acc, odd, even);
+      step<true, kEach, true, false>(acc, sum, even, odd);
+      step<kEach, true, true, false>(acc, sum, odd, even);
     }
-    step<true, true>(acc, even, odd);
-    step<false, false>(acc, odd, even);
+    step<true, kEach, true, true>(acc, sum, even, odd);
+    step<kEach, true, false, false>(acc, sum, odd, even);
   }
 
   INGOT_D void finish_tile(float (&acc)[kValues], const ThreadTile& tile, u32 exponent_table,
@@ -327,13 +345,10 @@ INGOT_D void product_fused_split(const TensorMap& w_map, const TensorMap& x_map,
     ptx::register_increase<232>();
     using Consumer = FusedSplitConsumer<Config, Epilogue>;
     const i32 group = warpgroup - 1, row = lane >> 2, quad = lane & 3;
-    const u32 row_bytes = (group * 64 + warp * 16 + row) * 128;
-    Consumer consumer = {
-        w,     x,
-        group, warp,
-        lane,  {row_bytes + (((2 * quad) ^ row) << 4), row_bytes + (((2 * quad + 1) ^ row) << 4)},
-        {},    {},
-        {},    0};
+    const u32 tile_row = group * 64 + warp * 16 + row;
+    const FragmentSource source = {tile_row * 128 + (((2 * quad) ^ row) << 4),
+                                   tile_row * 128 + (((2 * quad + 1) ^ row) << 4)};
+    Consumer consumer = {w, x, group, warp, lane, source, {}, {}, {}, 0};
     const u32 table = tables + group * Config::kTableBytes;
     if (group == 1) ptx::barrier_arrive(Consumer::kTurnBarrier, 256);
     for (i32 t = blockIdx.x; t < args.raster.count(); t += gridDim.x) {

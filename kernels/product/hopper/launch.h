@@ -22,7 +22,7 @@ namespace ingot::hopper {
 enum class Variant {
   fused_split,  // fp32 weight split inside the product; only x is packed beforehand
   packed,       // both operands packed beforehand
-  unsupported,  // use the library: nothing here beats it, or the shape does not fit
+  unsupported,  // the shape does not fit: use the library
 };
 
 struct OperandShape {
@@ -68,10 +68,12 @@ struct SplitStep {
 
 struct ProductPlan {
   Variant variant = Variant::unsupported;
-  std::string reason;  // why this variant, or why none
-  std::string kernel;  // product_fused_split or product_packed
-  std::string config;  // its Config argument
-  std::string header;  // to include
+  std::string reason;  // why none
+  double estimated_us = 0, library_us = 0;
+  bool library_faster = false;  // fusion and accuracy apart, the library's fp32 product is quicker
+  std::string kernel;           // product_fused_split or product_packed
+  std::string config;           // its Config argument
+  std::string header;           // to include
   unsigned grid = 0, threads = 384, cluster = 1;
   size_t shared_bytes = 0;
   int samples_per_tile = 0, features_per_tile = 128;  // statistics: one partial per sample tile
@@ -92,6 +94,7 @@ struct TileChoice {
   int weight_stages, sample_stages;  // packed: `sample_stages` is the ring's depth
   int staging;                       // packed: buffers for TMA stores
   int raster_group;                  // feature tiles (clusters of them) a group
+  int promotion = 1;                 // fused_split: chunks of 64 summed before they are promoted
 };
 
 inline int64_t divide_up(int64_t a, int64_t b) {
@@ -116,7 +119,8 @@ inline std::string config_text(const TileChoice& c, bool tma_store) {
   const auto number = [](int v) { return std::to_string(v); };
   if (c.variant == Variant::fused_split) {
     return "FusedSplitConfig<" + number(c.samples) + ", " + number(c.weight_stages) + ", " +
-           number(c.sample_stages) + ", " + (tma_store ? "true" : "false") + ">";
+           number(c.sample_stages) + ", " + (tma_store ? "true" : "false") + ", " +
+           number(c.promotion) + ">";
   }
   return "PackedConfig<" + number(c.samples) + ", " + number(c.cluster) + ", " +
          number(c.sample_stages) + ", " + number(tma_store ? c.staging : 0) + ">";
@@ -212,14 +216,44 @@ inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice
   return plan;
 }
 
-inline TileChoice choose_tile(const ProductShape& shape) {
-  const bool weight_streams = shape.w.vector_rows(shape.k) && !shape.weight_packed;
-  if (weight_streams && shape.m <= 64) return {Variant::fused_split, 64, 1, 3, 6, 0, 8};
-  // Packing the weight costs 8 bytes an element of w once; splitting it in the kernel costs about
-  // 5% of the product, which grows with m.
-  if (weight_streams && shape.m < 8192) return {Variant::fused_split, 128, 1, 3, 4, 0, 8};
-  if (shape.m >= 8192) return {Variant::packed, 192, 2, 5, 5, 1, 8};
-  return {Variant::packed, 128, 2, 6, 6, 2, 8};
+// Microseconds, fitted to an H200 (docs/kernel-log.md): waves of tiles, each a number of steps
+// along K and an epilogue, at the clock that the power limit leaves; the split passes by their
+// bytes.
+inline double estimate(const ProductShape& shape, const TileChoice& c, const DeviceLimits& device) {
+  constexpr double kCyclesPerMicrosecond = 1600, kLaunch = 5, kSplitLaunch = 1.5;
+  constexpr double kSplitPerElement = 8 / 3.8e6;  // 8 bytes at 3.8 TB/s
+  const bool fused = c.variant == Variant::fused_split;
+  const int64_t tiles = divide_up(shape.m, c.samples) * divide_up(shape.n, 128 * c.cluster);
+  const int64_t slots = c.cluster == 2 ? device.max_clusters_of_two : device.multiprocessors;
+  const double per_k = c.samples == 192 ? 36.9 : fused && c.samples == 64 ? 19 : 25;  // cycles
+  const double epilogue = c.samples == 192 ? 6800 : c.samples == 64 ? 2500 : fused ? 5800 : 3200;
+  const double k = double(divide_up(shape.k, fused ? 128 : 32) * (fused ? 128 : 32));
+  constexpr double kBytesPerMicrosecond = 4.0e6;
+  const double weight_bytes = 4 * double(shape.n) * k;
+  double time = double(divide_up(tiles, slots)) * (k * per_k + epilogue) / kCyclesPerMicrosecond;
+  time = kLaunch + std::max(time, weight_bytes / kBytesPerMicrosecond);
+  time += kSplitLaunch + double(shape.m) * k * kSplitPerElement;
+  if (!fused && !shape.weight_packed) time += kSplitLaunch + double(shape.n) * k * kSplitPerElement;
+  return time;
+}
+
+// cuBLAS in fp32: 40 to 50 TF/s, or half the copy bandwidth where the batch is thin.
+inline double estimate_library(const ProductShape& shape) {
+  const double m = double(shape.m), n = double(shape.n), k = double(shape.k);
+  return 8 + std::max(1.3 * 2e-6 * m * n * k / 50, 4 * (m * k + n * k) / (m > 1 ? 2.0e6 : 3.8e6));
+}
+
+inline std::vector<TileChoice> tile_choices(const ProductShape& shape) {
+  std::vector<TileChoice> choices = {{Variant::packed, 128, 2, 6, 6, 2, 8},
+                                     {Variant::packed, 192, 2, 5, 5, 1, 8}};
+  if (shape.w.vector_rows(shape.k) && !shape.weight_packed) {
+    // Summing 128 of K instead of 64 is 1% faster and rounds twice as coarsely, which only short
+    // sums would show.
+    const int promotion = shape.k >= 1024 ? 2 : 1;
+    if (shape.m <= 64) choices.push_back({Variant::fused_split, 64, 1, 3, 6, 0, 8, 1});
+    choices.push_back({Variant::fused_split, 128, 1, 3, 4, 0, 8, promotion});
+  }
+  return choices;
 }
 
 inline ProductPlan plan_product(const ProductShape& shape, const DeviceLimits& device) {
@@ -232,7 +266,19 @@ inline ProductPlan plan_product(const ProductShape& shape, const DeviceLimits& d
     plan.reason = "an extent exceeds 2^29";
     return plan;
   }
-  return plan_with(shape, choose_tile(shape), device);
+  const std::vector<TileChoice> choices = tile_choices(shape);
+  const TileChoice* best = nullptr;
+  double least = 0;
+  for (const TileChoice& c : choices) {
+    const double time = estimate(shape, c, device);
+    if (best == nullptr || time < least) best = &c, least = time;
+  }
+  const double library = estimate_library(shape);
+  plan = plan_with(shape, *best, device);
+  plan.estimated_us = least;
+  plan.library_us = library;
+  plan.library_faster = library < least;
+  return plan;
 }
 
 }  // namespace ingot::hopper
