@@ -1,0 +1,654 @@
+"""An optimised module stays the live module it was made from: everything a user may do to one
+between calls, each checked against a plain copy to which the same was done."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import threading
+import warnings
+import weakref
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import ingot
+from ingot.module import IngotWarning, OptimizedModule
+
+
+class Model(nn.Module):
+    def __init__(self, features=12):
+        super().__init__()
+        self.gemm = nn.Linear(8, features)
+        self.scale = nn.Parameter(torch.randn(features))
+        self.bn = nn.BatchNorm1d(features)
+        self.gain = 1.5
+
+    def forward(self, x):
+        return self.bn(self.gemm(x) * self.scale) * self.gain
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    torch.manual_seed(0)
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def pair():
+    model = Model()
+    twin = copy.deepcopy(model)
+    return ingot.optimize(model, (torch.randn(4, 8),)), twin
+
+
+def agree(optimised, twin, *inputs, tolerance=1e-5):
+    """Calls both; compares results and the whole state."""
+    found, expected = optimised(*inputs), twin(*inputs)
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    for name, tensor in twin.state_dict().items():
+        torch.testing.assert_close(
+            optimised.state_dict()[name], tensor, rtol=tolerance, atol=tolerance, msg=name
+        )
+    return found
+
+
+def uses_ingot(module: OptimizedModule) -> bool:
+    """Whether the last call ran a compiled program."""
+    return module._ingot.last is not None
+
+
+def x(batch=4):
+    return torch.randn(batch, 8)
+
+
+def test_is_a_model_and_shares_everything(pair):
+    optimised, twin = pair
+    original = Model()
+    shared = ingot.optimize(original, (x(),))
+    assert isinstance(shared, Model) and isinstance(shared, OptimizedModule)
+    assert shared.state_dict().keys() == twin.state_dict().keys()
+    assert all(a is b for a, b in zip(shared.parameters(), original.parameters()))
+    shared.eval()
+    assert not original.bn.training
+    original.train()
+    assert shared.training and shared.bn.training
+    shared.gain = 7.0
+    assert original.gain == 7.0
+
+
+def test_training_updates_running_statistics(pair):
+    optimised, twin = pair
+    for batch in (4, 4, 9, 2):
+        agree(optimised, twin, x(batch))
+        assert uses_ingot(optimised)
+    assert optimised.bn.num_batches_tracked == 4
+
+
+def test_new_batch_sizes_do_not_recompile(pair):
+    optimised, twin = pair
+    agree(optimised, twin, x(4))
+    programs = [entry.compiled for entry in optimised._ingot.entries.values()]
+    for batch in (2, 3, 17, 64):
+        agree(optimised, twin, x(batch))
+    assert [entry.compiled for entry in optimised._ingot.entries.values()] == programs
+
+
+def both(pair, change):
+    for module in pair:
+        change(module)
+
+
+CHANGES = {
+    "eval": lambda m: m.eval(),
+    "bn.eval() alone": lambda m: m.bn.eval(),
+    "bn.momentum": lambda m: setattr(m.bn, "momentum", 0.5),
+    "bn.momentum None": lambda m: setattr(m.bn, "momentum", None),
+    "bn.eps": lambda m: setattr(m.bn, "eps", 0.1),
+    "bn.track_running_stats": lambda m: setattr(m.bn, "track_running_stats", False),
+    "plain attribute": lambda m: setattr(m, "gain", -2.0),
+    "submodule replaced": lambda m: setattr(m, "bn", nn.LayerNorm(12)),
+    "submodule of another kind": lambda m: setattr(m, "bn", nn.Identity()),
+    "linear replaced": lambda m: setattr(m, "gemm", nn.Linear(8, 12, bias=False)),
+    "bias removed": lambda m: setattr(m.gemm, "bias", None),
+    "parameter replaced": lambda m: setattr(m, "scale", nn.Parameter(torch.full((12,), 0.3))),
+    "parameter of another shape": lambda m: setattr(m, "scale", nn.Parameter(torch.ones(1))),
+    "parameter written": lambda m: m.scale.fill_(0.25),
+    ".data written": lambda m: m.scale.data.mul_(3.0),
+    ".data assigned": lambda m: setattr(m.gemm.weight, "data", torch.full((12, 8), 0.1)),
+    ".data transposed": lambda m: setattr(m.gemm.weight, "data", torch.arange(96.0).view(8, 12).t()),
+    "buffer written": lambda m: m.bn.running_mean.fill_(2.0),
+    "buffer replaced": lambda m: setattr(m.bn, "running_var", torch.full((12,), 4.0)),
+    "reset": lambda m: m.bn.reset_running_stats(),
+    "load_state_dict": lambda m: m.load_state_dict(
+        {k: torch.ones_like(v) * 2 for k, v in m.state_dict().items()}
+    ),
+    "load_state_dict(assign)": lambda m: m.load_state_dict(
+        {k: torch.ones_like(v) * 2 for k, v in m.state_dict().items()}, assign=True
+    ),
+    "double": lambda m: m.double(),
+    "requires_grad": lambda m: m.requires_grad_(False),
+    "tied": lambda m: setattr(m.bn, "weight", m.scale),
+    "method replaced": lambda m: setattr(m.bn, "forward", lambda y: y * 2),
+    "forward replaced": lambda m: setattr(m, "forward", lambda y: y * 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore::ingot.module.IngotWarning")
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_between_calls(pair, change):
+    optimised, twin = pair
+    agree(optimised, twin, x())
+    agree(optimised, twin, x())
+    torch.manual_seed(1)
+    CHANGES[change](optimised)
+    torch.manual_seed(1)
+    CHANGES[change](twin)
+    twin.load_state_dict(optimised.state_dict())
+    fed = x().to(next(twin.parameters()).dtype)
+    agree(optimised, twin, fed)
+    agree(optimised, twin, fed)
+
+
+@pytest.mark.filterwarnings("ignore::ingot.module.IngotWarning")
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.sampled_from(sorted(set(CHANGES) - {"double"})), min_size=1, max_size=4))
+def test_sequences_of_changes(changes):
+    model = Model()
+    twin = copy.deepcopy(model)
+    optimised = ingot.optimize(model)
+    for change in changes:
+        for module in (optimised, twin):
+            torch.manual_seed(2)
+            try:
+                CHANGES[change](module)
+            except (AttributeError, RuntimeError, TypeError):
+                pass  # an earlier change took away what this one changes
+        agree(optimised, twin, x(5))
+
+
+def test_untied_parameters_are_read_apart():
+    model = Model()
+    model.bn.weight = model.scale
+    twin = copy.deepcopy(model)
+    optimised = ingot.optimize(model, (x(),))
+    agree(optimised, twin, x())
+    for module in (optimised, twin):
+        module.bn.weight = nn.Parameter(torch.full((12,), 5.0))
+    agree(optimised, twin, x())
+
+
+def test_hooks_are_called(pair):
+    optimised, twin = pair
+    calls = []
+    optimised(x())
+    optimised.gemm.register_forward_hook(lambda m, i, o: calls.append("gemm"))
+    with pytest.warns(IngotWarning, match="gemm has a forward hook"):
+        optimised(x())
+    assert calls == ["gemm"]
+
+
+def test_hooks_on_the_root_are_called_once(pair):
+    optimised, _ = pair
+    calls = []
+    optimised.register_forward_hook(lambda m, i, o: calls.append("root"))
+    handle = optimised.register_forward_pre_hook(lambda m, i: calls.append("pre"))
+    optimised(x())
+    optimised(x())
+    assert calls == ["pre", "root"] * 2 and uses_ingot(optimised)
+    handle.remove()
+
+
+@pytest.mark.filterwarnings("ignore::ingot.module.IngotWarning")
+def test_global_hooks_are_called(pair):
+    optimised, twin = pair
+    seen = []
+    optimised(x())
+    handle = nn.modules.module.register_module_forward_hook(lambda m, i, o: seen.append(m))
+    try:
+        optimised(x())
+    finally:
+        handle.remove()
+    assert optimised.bn in seen
+
+
+@pytest.mark.filterwarnings("ignore::ingot.module.IngotWarning")
+@pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "old_weight_norm"])
+def test_parametrizations(pair, kind):
+    optimised, twin = pair
+    agree(optimised, twin, x())
+    apply = {
+        "weight_norm": nn.utils.parametrizations.weight_norm,
+        "spectral_norm": nn.utils.parametrizations.spectral_norm,
+        "old_weight_norm": nn.utils.weight_norm,
+    }[kind]
+    for module in (optimised, twin):
+        torch.manual_seed(3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            apply(module.gemm)
+    agree(optimised, twin, x())
+    agree(optimised, twin, x())
+    optimised.eval(), twin.eval()
+    agree(optimised, twin, x())
+
+
+def test_gradients_run_the_original_and_say_so_once(pair):
+    optimised, twin = pair
+    with torch.enable_grad():
+        with pytest.warns(IngotWarning, match="needs gradients"):
+            y = optimised(x())
+        assert y.requires_grad
+        y.sum().backward()
+        assert optimised.gemm.weight.grad is not None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            optimised(x())
+
+
+def test_frozen_modules_run_with_gradients_enabled(pair):
+    optimised, twin = pair
+    optimised.requires_grad_(False)
+    with torch.enable_grad():
+        agree(optimised, twin.requires_grad_(False), x())
+        agree(optimised, twin, x())
+        assert uses_ingot(optimised)
+        fed = x().requires_grad_()
+        with pytest.warns(IngotWarning, match="needs gradients"):
+            assert optimised(fed).requires_grad
+
+
+def test_optimiser_steps_show(pair):
+    optimised, twin = pair
+    for module in (optimised, twin):
+        optimiser = torch.optim.SGD(module.parameters(), lr=0.1)
+        torch.manual_seed(4)
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module(x()).square().sum().backward()
+        optimiser.step()
+    agree(optimised, twin, x())
+
+
+def test_deepcopy_is_independent(pair):
+    optimised, twin = pair
+    optimised(x())
+    twin(x(4))
+    twin.load_state_dict(optimised.state_dict())
+    other = copy.deepcopy(optimised)
+    assert type(other) is type(optimised)
+    optimised.scale.fill_(9.0)
+    agree(other, twin, x())
+    assert other.bn is not optimised.bn
+
+
+def test_pickle_and_save(pair):
+    optimised, twin = pair
+    optimised.eval(), twin.eval()
+    other = pickle.loads(pickle.dumps(optimised))
+    agree(other, twin, x())
+    file = io.BytesIO()
+    torch.save(optimised, file)
+    file.seek(0)
+    agree(torch.load(file, weights_only=False), twin, x())
+
+
+def test_wrong_inputs_give_pytorchs_errors(pair):
+    optimised, twin = pair
+    optimised(x())
+    for bad in (torch.randn(4, 9), torch.randn(4, 8).double(), torch.ones(4, 8, dtype=torch.int64)):
+        with pytest.raises(RuntimeError) as expected:
+            twin(bad)
+        with pytest.raises(RuntimeError) as found:
+            optimised(bad)
+        assert str(found.value) == str(expected.value)
+    for bad in ((), (x(), x()), ("text",)):
+        with pytest.raises(TypeError) as expected:
+            twin(*bad)
+        with pytest.raises(TypeError) as found:
+            optimised(*bad)
+        assert str(found.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_training_batch_of_one_is_pytorchs_error(pair, warm):
+    optimised, twin = pair
+    if warm:
+        optimised(x())
+    before = copy.deepcopy(optimised.state_dict())
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel"):
+        optimised(x(1))
+    torch.testing.assert_close(optimised.state_dict()["bn.running_mean"], before["bn.running_mean"])
+    optimised.eval(), twin.eval()
+    twin.load_state_dict(optimised.state_dict())
+    agree(optimised, twin, x(1))
+
+
+def test_empty_batch_does_what_pytorch_does(pair):
+    optimised, twin = pair
+    optimised(x())
+    try:
+        expected = twin(x(0))
+    except (ValueError, RuntimeError) as error:
+        with pytest.raises(type(error)):
+            optimised(x(0))
+    else:
+        torch.testing.assert_close(optimised(x(0)), expected)
+    optimised.eval(), twin.eval()
+    assert optimised(x(0)).shape == (0, 12)
+
+
+LAYOUTS = {
+    "transposed": lambda: torch.randn(8, 5).t(),
+    "strided": lambda: torch.randn(10, 16)[::2, ::2],
+    "misaligned": lambda: torch.randn(41)[1:].view(5, 8),
+    "offset rows": lambda: torch.randn(5, 11)[:, 3:],
+    "expanded": lambda: torch.randn(1, 8).expand(5, 8),
+    "flipped strides": lambda: torch.randn(5, 8, 2)[..., 1],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(pair, layout):
+    optimised, twin = pair
+    for module in pair:
+        module.eval()
+    agree(optimised, twin, LAYOUTS[layout]())
+    agree(optimised, twin, x(5))
+    agree(optimised, twin, LAYOUTS[layout]())
+
+
+def test_negated_views(pair):
+    optimised, twin = pair
+    fed = torch.conj(torch.randn(4, 8, dtype=torch.complex64)).imag
+    assert fed.is_neg()
+    with pytest.warns(IngotWarning, match="negated"):
+        agree(optimised, twin, fed)
+    agree(optimised, twin, x())
+    agree(optimised, twin, fed)
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 6)
+
+    def forward(self, x, residual=None, *, factor=2.0):
+        y = torch.relu(self.linear(x)) * factor
+        if residual is not None:
+            y = y + residual
+        return {"y": y, "pair": (y.sum(dim=1), factor), "none": None}
+
+
+def test_structured_arguments_and_results():
+    model = Pair()
+    optimised = ingot.optimize(model)
+    for args, kwargs in (
+        ((x(),), {}),
+        ((x(), torch.randn(4, 6)), {}),
+        ((x(),), {"residual": torch.randn(4, 6), "factor": 3.0}),
+        ((x(3),), {"factor": -1.0}),
+    ):
+        found, expected = optimised(*args, **kwargs), model(*args, **kwargs)
+        assert found.keys() == expected.keys() and found["pair"][1] == expected["pair"][1]
+        assert found["none"] is None
+        torch.testing.assert_close(found["y"], expected["y"])
+        torch.testing.assert_close(found["pair"][0], expected["pair"][0])
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 6)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return torch.relu(self.linear(x)) * self.calls
+
+
+def test_state_in_python_is_left_to_pytorch():
+    model = Counting()
+    twin = copy.deepcopy(model)
+    with pytest.warns(IngotWarning, match="changes attributes"):
+        optimised = ingot.optimize(model, (x(),))
+    for _ in range(3):
+        fed = x()
+        torch.testing.assert_close(optimised(fed), twin(fed))
+    assert optimised.calls == twin.calls == 3
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 6)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y * 2 if y.sum() > 0 else y - 1
+
+
+@pytest.mark.filterwarnings("ignore::ingot.module.IngotWarning")
+def test_control_flow_on_values_is_left_to_pytorch():
+    optimised = ingot.optimize(Branching())
+    for sign in (1, -1):
+        fed = x() * sign
+        torch.testing.assert_close(optimised(fed), optimised._ingot.original_forward(optimised, fed))
+
+
+class BySize(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 6)
+
+    def forward(self, x):
+        y = self.linear(x).relu()
+        return y * 2 if x.shape[0] > 4 else y - 1
+
+
+def test_control_flow_on_the_batch_size():
+    model = BySize()
+    optimised = ingot.optimize(model)
+    for batch in (3, 5, 4, 8, 3):
+        fed = x(batch)
+        torch.testing.assert_close(
+            optimised(fed), optimised._ingot.original_forward(optimised, fed)
+        )
+
+
+class InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 6)
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x):
+        y = self.linear(x)
+        alias = y
+        y += 1
+        y.relu_()
+        self.seen += alias.sum(0)
+        return alias * 2
+
+
+@pytest.mark.filterwarnings("ignore::ingot.module.IngotWarning")
+def test_writes_into_buffers_are_kept():
+    model = InPlace()
+    twin = copy.deepcopy(model)
+    agree(ingot.optimize(model), twin, x())
+
+
+class WritesInput(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 6)
+
+    def forward(self, x):
+        x += 1
+        return self.linear(x).relu()
+
+
+@pytest.mark.filterwarnings("ignore::ingot.module.IngotWarning")
+def test_writes_into_the_input_are_kept():
+    optimised, model = ingot.optimize(WritesInput()), WritesInput()
+    model.load_state_dict(optimised.state_dict())
+    a, b = torch.ones(4, 8), torch.ones(4, 8)
+    torch.testing.assert_close(optimised(a), model(b))
+    torch.testing.assert_close(a, b)
+
+
+def test_results_are_fresh(pair):
+    optimised, _ = pair
+    optimised.eval()
+    fed = x()
+    first = optimised(fed)
+    kept = first.clone()
+    optimised(x())
+    torch.testing.assert_close(first, kept, rtol=0, atol=0)
+    assert optimised(fed).data_ptr() != first.data_ptr()
+
+
+def test_threads(pair):
+    optimised, twin = pair
+    optimised.eval(), twin.eval()
+    inputs = [x(batch) for batch in (2, 3, 4, 5, 6, 7)]
+    expected = [twin(fed) for fed in inputs]
+    failures = []
+
+    def work(offset):
+        with torch.no_grad():
+            for turn in range(30):
+                index = (turn + offset) % len(inputs)
+                try:
+                    torch.testing.assert_close(
+                        optimised(inputs[index]), expected[index], rtol=1e-5, atol=1e-5
+                    )
+                except Exception as error:  # reported by the main thread
+                    failures.append(error)
+                    return
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+
+
+def test_watchers_see_the_original(pair):
+    optimised, twin = pair
+    optimised.eval(), twin.eval()
+    optimised(x())
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        optimised(x())
+    assert counter.get_total_flops() > 0
+    traced = torch.jit.trace(optimised, (x(),), check_trace=False)
+    fed = x(6)
+    torch.testing.assert_close(traced(fed), twin(fed))
+    many = torch.randn(3, 4, 8)
+    torch.testing.assert_close(torch.vmap(optimised)(many), torch.vmap(twin)(many))
+
+
+def test_torch_compile_captures_the_original(pair):
+    optimised, twin = pair
+    optimised.eval(), twin.eval()
+    optimised(x())
+    compiled = torch.compile(optimised, backend="eager")
+    fed = x()
+    torch.testing.assert_close(compiled(fed), twin(fed))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_modules(dtype):
+    model = Model().to(dtype).eval()
+    twin = copy.deepcopy(model)
+    optimised = ingot.optimize(model, (x().to(dtype),))
+    fed = x().to(dtype)
+    found, expected = optimised(fed), twin(fed)
+    assert found.dtype is dtype
+    torch.testing.assert_close(found, expected, rtol=3e-2, atol=3e-2)
+
+
+def test_autocast(pair):
+    optimised, twin = pair
+    optimised.eval(), twin.eval()
+    fed = x()
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            found, expected = optimised(fed), twin(fed)
+        assert found.dtype is expected.dtype
+        torch.testing.assert_close(found, expected, rtol=5e-2, atol=5e-2)
+        agree(optimised, twin, fed)
+
+
+def test_memory_is_released():
+    model = Model()
+    optimised = ingot.optimize(model, (x(),))
+    optimised(x())
+    program = weakref.ref(next(iter(optimised._ingot.entries.values())).compiled.direct)
+    weight = weakref.ref(model.gemm.weight)
+    del model, optimised
+    gc.collect()
+    assert program() is None and weight() is None
+
+
+def test_intermediate_steps_are_pytorchs():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 6), nn.Linear(6, 5)
+
+        def forward(self, x):
+            y = torch.relu(self.a(x)) * 2
+            y = torch.cumsum(y, dim=1)
+            return torch.softmax(self.b(y), dim=1), y
+
+    model = Mixed()
+    twin = copy.deepcopy(model)
+    with pytest.warns(IngotWarning, match=r"cumsum \(test_live_module.py:\d+\)"):
+        optimised = ingot.optimize(model, (x(),))
+    for batch in (4, 7, 1):
+        fed = x(batch)
+        for found, expected in zip(optimised(fed), twin(fed)):
+            torch.testing.assert_close(found, expected)
+    report = optimised.ingot_report()
+    assert [item["what"] for item in report["unsupported"]] == ["cumsum"]
+    assert {item["what"] for item in report["operators_replaced"]} >= {"linear", "softmax"}
+
+
+def test_bad_arguments_of_optimize():
+    with pytest.raises(TypeError, match="takes an nn.Module"):
+        ingot.optimize(lambda x: x)
+    with pytest.raises(ValueError, match="precision"):
+        ingot.optimize(Model(), precision="fp31")
+    with pytest.raises(TypeError, match="TorchScript"):
+        ingot.optimize(torch.jit.script(nn.Linear(2, 2)))
+    with pytest.raises(TypeError, match="example_inputs"):
+        ingot.optimize(Model(), 3)
+
+
+def test_optimising_twice(pair):
+    optimised, twin = pair
+    again = ingot.optimize(optimised, (x(),), precision="ieee")
+    assert type(again) is type(optimised)
+    agree(again, twin, x())
+
+
+def test_a_class_of_its_own():
+    class ModelNew(ingot.OptimizedModule, Model):
+        ingot_precision = "ieee"
+
+    torch.manual_seed(5)
+    new = ModelNew(10)
+    torch.manual_seed(5)
+    old = Model(10)
+    agree(new, old, x())
+    assert uses_ingot(new)
+    agree(copy.deepcopy(new), old.eval(), x()) if not new.eval().training else None
