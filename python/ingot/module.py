@@ -100,7 +100,8 @@ class _State:
             if policy.ambient(device_type) != entry.mode:
                 return None
             return leaves
-        except (RuntimeError, KeyError):  # no strides (sparse), a member that went away
+        except (RuntimeError, KeyError, AttributeError):
+            # No strides (sparse), a member that went away or became None.
             return None
 
     # Everything else. ------------------------------------------------------------------------

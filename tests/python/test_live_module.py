@@ -11,14 +11,13 @@ import threading
 import warnings
 import weakref
 
+import ingot
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
-
-import ingot
 from ingot.module import IngotWarning, OptimizedModule
+from torch import nn
 
 
 class Model(nn.Module):
@@ -121,7 +120,9 @@ CHANGES = {
     "parameter written": lambda m: m.scale.fill_(0.25),
     ".data written": lambda m: m.scale.data.mul_(3.0),
     ".data assigned": lambda m: setattr(m.gemm.weight, "data", torch.full((12, 8), 0.1)),
-    ".data transposed": lambda m: setattr(m.gemm.weight, "data", torch.arange(96.0).view(8, 12).t()),
+    ".data transposed": lambda m: setattr(
+        m.gemm.weight, "data", torch.arange(96.0).view(8, 12).t()
+    ),
     "buffer written": lambda m: m.bn.running_mean.fill_(2.0),
     "buffer replaced": lambda m: setattr(m.bn, "running_var", torch.full((12,), 4.0)),
     "reset": lambda m: m.bn.reset_running_stats(),
@@ -438,7 +439,9 @@ def test_control_flow_on_values_is_left_to_pytorch():
     optimised = ingot.optimize(Branching())
     for sign in (1, -1):
         fed = x() * sign
-        torch.testing.assert_close(optimised(fed), optimised._ingot.original_forward(optimised, fed))
+        torch.testing.assert_close(
+            optimised(fed), optimised._ingot.original_forward(optimised, fed)
+        )
 
 
 class BySize(nn.Module):

@@ -102,7 +102,14 @@ class _Flat(nn.Module):
         feed = iter(tensors)
         leaves = [next(feed) if isinstance(leaf, torch.Tensor) else leaf for leaf in self._leaves]
         args, kwargs = pytree.tree_unflatten(leaves, self._spec)
+        before = {name: _plain_attributes(m) for name, m in self.model.named_modules()}
         outputs, self._outputs.spec = pytree.tree_flatten(self.model(*args, **kwargs))
+        for name, m in self.model.named_modules():
+            if _plain_attributes(m) != before.get(name):
+                raise CaptureError(
+                    f"its forward changes attributes of {name or 'the module itself'}, which a "
+                    "captured graph would not repeat"
+                )
         results, constants = [], {}
         for index, output in enumerate(outputs):
             if isinstance(output, torch.Tensor):
@@ -184,17 +191,10 @@ def export_module(
 
 def _export(module, leaves, spec, forward, examples, dynamic_shapes):
     twin = shallow_copy(module, forward)
-    before = {id(m): _plain_attributes(m) for m in twin.modules()}
     flat = _Flat(twin, leaves, spec)
     flat.training = module.training
     with torch.no_grad():
         program = _trace(flat, tuple(examples), dynamic_shapes)
-    for name, m in twin.named_modules():
-        if _plain_attributes(m) != before.get(id(m)):
-            raise CaptureError(
-                f"its forward changes attributes of {name or 'the module itself'}, which a "
-                "captured graph would not repeat"
-            )
     return flat._outputs, program
 
 

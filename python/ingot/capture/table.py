@@ -332,9 +332,16 @@ def _full_like(call: Call) -> Value:
 # Products ---------------------------------------------------------------------------------------
 
 
+def _check_dtypes(call: Call, *operands: Operand) -> None:
+    """Fake tensors let a product of different dtypes pass; PyTorch's kernels refuse it."""
+    if not call.autocast and len({operand.dtype for operand in operands}) > 1:
+        raise UnfitError("operands of different dtypes")
+
+
 def _matmul(call: Call, a: Operand, b: Operand, transposed: bool) -> Value:
     """a [..., K] times b [K, N] (transposed: [N, K]), or both with a batch in front."""
     region = call.region
+    _check_dtypes(call, a, b)
     a = region.materialise(a)
     if call.dtype in FLOATING:
         a = region.cast(a, call.dtype)
@@ -422,7 +429,10 @@ def _right_operand(call: Call, b: Operand, transposed: bool, contracted: int, co
 
 
 def _with_bias(call: Call, value: Value, bias: Operand | None) -> Value:
-    return value if bias is None else pointwise(call, "add", [value, bias])
+    if bias is None:
+        return value
+    _check_dtypes(call, value, bias)
+    return pointwise(call, "add", [value, bias])
 
 
 @row("aten::linear")
@@ -563,11 +573,14 @@ TABLE["aten::log_softmax"] = TABLE["aten::_log_softmax"] = lambda call: _along(
 # Normalisations ---------------------------------------------------------------------------------
 
 
-def _flat_parameter(call: Call, name: str) -> int:
+def _flat_parameter(call: Call, name: str, x: Value) -> int:
     """A parameter, or -1; the operator fits it to the statistics' shape itself."""
     operand = call.get(name)
     if operand is None:
         return -1
+    half = x.dtype in (torch.float16, torch.bfloat16) and operand.dtype == torch.float32
+    if operand.dtype not in (x.dtype, torch.int64) and not half and not call.autocast:
+        raise UnfitError("parameters of another dtype than its input's")
     return call.region.materialise(operand).id
 
 
@@ -598,7 +611,7 @@ def _batch_norm(call: Call) -> Value:
         if axis not in channels and (axis == 0 or value.extents[axis] != 1)
     ]
     names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    args = [value.id, *(_flat_parameter(call, name) for name in names)]
+    args = [value.id, *(_flat_parameter(call, name, value) for name in names)]
     attributes = {
         "training": bool(call["training"]),
         "momentum": call["momentum"],
@@ -630,7 +643,7 @@ def _aten_batch_norm(call: Call) -> Any:
 
 def _affine(call: Call, op: str, x: str, axes: Sequence[int], names, attributes) -> Value:
     value = call.value(x)
-    args = [value.id, *(_flat_parameter(call, name) for name in names)]
+    args = [value.id, *(_flat_parameter(call, name, value) for name in names)]
     if axes:
         attributes = {"axes": axis_names(axes), **attributes}
     return call.like(value, call.region.emit(op, args, attributes))
@@ -667,7 +680,7 @@ def _group_norm(call: Call) -> Any:
     flat = [axis for run in value.dims for axis in run]
     if flat != sorted(flat):
         raise UnfitError("a norm over transposed dimensions")
-    args = [value.id, _flat_parameter(call, "weight"), _flat_parameter(call, "bias")]
+    args = [value.id, _flat_parameter(call, "weight", value), _flat_parameter(call, "bias", value)]
     attributes = {"groups": groups, "channels": place, "eps": call["eps"]}
     result = call.like(value, call.region.emit("group_norm", args, attributes))
     return (result, None, None) if call["name"].endswith("native_group_norm") else result
@@ -687,7 +700,7 @@ def _instance_norm(call: Call) -> Value:
         "momentum": call["momentum"],
         "eps": call["eps"],
     }
-    args = [value.id, *(_flat_parameter(call, name) for name in names)]
+    args = [value.id, *(_flat_parameter(call, name, value) for name in names)]
     return call.like(value, call.region.emit("instance_norm", args, attributes))
 
 
