@@ -281,6 +281,8 @@ REDUCTIONS = [
 @given(x=matrices(dims=3))
 @settings(max_examples=25, deadline=None)
 def test_reductions(name, attributes, truth, axes, x):
+    if name == "norm":  # of a single element PyTorch takes |x|, whose square may underflow
+        x = torch.where(x.abs() < 1e-150, 0.0, x)
     graph = GraphUnderTest()
     y = graph.op(name, graph.leaf(x), axes=axes, **attributes)
     expected = truth(x, dims_of(axes))
