@@ -1,7 +1,12 @@
 #include "cuda/nvrtc.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
+#include <filesystem>
 #include <memory>
+#include <string>
+#include <system_error>
 
 #include "cuda/shared_library.h"
 #include "support/error.h"
@@ -29,6 +34,17 @@ struct Nvrtc {
   NvrtcInfo info;
 };
 
+// NVRTC opens its builtins by bare name. Beside an NVRTC in PyTorch's wheels they are in no folder
+// that the loader searches, and are found only if they are in the process already.
+void load_builtins(const std::string& nvrtc_path) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  for (const auto& entry : fs::directory_iterator(fs::path(nvrtc_path).parent_path(), error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with("libnvrtc-builtins.so.")) dlopen(entry.path().c_str(), RTLD_NOW);
+  }
+}
+
 Nvrtc load_nvrtc() {
   Nvrtc n;
   const SharedLibrary library =
@@ -40,6 +56,7 @@ Nvrtc load_nvrtc() {
     return n;
   }
   n.info.path = library.path();
+  load_builtins(n.info.path);
   bool ok = library.load(n.version, "nvrtcVersion");
   ok = library.load(n.supported_count, "nvrtcGetNumSupportedArchs") && ok;
   ok = library.load(n.supported, "nvrtcGetSupportedArchs") && ok;
