@@ -111,10 +111,13 @@ inline void add_split_kernels() {
   ADD_LANES(256, true)
   ADD_LANES(1024, true)
   ADD(1024, 0, true)
-  ADD_LANES(32, false) ADD_LANES(256, false) ADD_LANES(1024, false) ADD(1024, 0, false)
+  ADD_LANES(32, false)
+  ADD_LANES(256, false)
+  ADD_LANES(1024, false)
+  ADD(1024, 0, false)
 #undef ADD_LANES
 #undef ADD
-      add("split_columns<16>", (const void*)split_columns_kernel);
+  add("split_columns<16>", (const void*)split_columns_kernel);
 }
 
 struct Buffers {
