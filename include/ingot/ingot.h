@@ -110,6 +110,20 @@ typedef int (*ingot_product_fn)(int64_t m, int64_t n, int64_t k, const void* a, 
  */
 INGOT_API ingot_status ingot_set_host_product(const char* name, ingot_product_fn fn, void* context);
 
+/* A BLAS as a host product: pass ingot_blas_product as `fn` and one of these, which must outlive
+ * the registration, as `context`. Calls that the BLAS has no function for go to `other`, if there
+ * is one. */
+typedef struct ingot_blas {
+  void* sgemm;           /* address of the Fortran sgemm (all arguments by pointer), or NULL */
+  void* dgemm;           /* the same in double precision, or NULL */
+  int32_t integer_bytes; /* size of its integers: 4 or 8 */
+  ingot_product_fn other;
+  void* other_context;
+} ingot_blas;
+INGOT_API int ingot_blas_product(int64_t m, int64_t n, int64_t k, const void* a, int64_t lda,
+                                 const void* b, int64_t ldb, int transpose_b, void* c, int64_t ldc,
+                                 int32_t dtype, void* context);
+
 /* Gives the library an open handle (dlopen) or path of the OpenMP runtime that the host process
  * already uses, so that both share one pool of threads. NULL: the library finds one itself. */
 INGOT_API ingot_status ingot_set_host_threads(void* openmp_handle, int threads);

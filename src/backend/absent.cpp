@@ -1,18 +1,11 @@
 // Stands in at link time for a backend that this build lacks: each definition gives way to the
 // backend's own.
 #include "backend/executable.h"
-#include "backend/host.h"
 #include "support/error.h"
 
 #define INGOT_UNLESS_DEFINED __attribute__((weak))
 
 namespace ingot {
-
-INGOT_UNLESS_DEFINED Target cpu_target(const ProgramOptions&) {
-  Target target;
-  target.name = "CPU";
-  return target;
-}
 
 INGOT_UNLESS_DEFINED Target cuda_target(const ProgramOptions& options) {
   Target target;
@@ -26,24 +19,12 @@ INGOT_UNLESS_DEFINED Target cuda_target(const ProgramOptions& options) {
   return target;
 }
 
-INGOT_UNLESS_DEFINED std::unique_ptr<Executable> make_cpu_executable(Plan, const ProgramOptions&) {
-  fail(INGOT_UNAVAILABLE, "this build of Ingot has no CPU backend");
-}
-
 INGOT_UNLESS_DEFINED std::unique_ptr<Executable> make_cuda_executable(Plan, const ProgramOptions&) {
   fail(INGOT_UNAVAILABLE, "this build of Ingot has no CUDA backend");
 }
 
-INGOT_UNLESS_DEFINED nlohmann::json describe_cpu_machine() {
-  return nullptr;
-}
 INGOT_UNLESS_DEFINED nlohmann::json describe_cuda_machine() {
   return nullptr;
 }
-
-INGOT_UNLESS_DEFINED void set_host_threads(void*, int) {}
-namespace cpu {
-INGOT_UNLESS_DEFINED void set_host_product(const std::string&, ingot_product_fn, void*) {}
-}  // namespace cpu
 
 }  // namespace ingot

@@ -37,19 +37,8 @@ struct Matrix {
   Bytes owned;  // where it had to be copied
 };
 
-template <class From, class To>
-void copy_elements(const std::byte* from, int64_t from_stride, std::byte* to, int64_t to_stride,
-                   int64_t n) {
-  const auto* in = reinterpret_cast<const From*>(from);
-  auto* out = reinterpret_cast<To*>(to);
-  for (int64_t i = 0; i < n; ++i) out[i * to_stride] = static_cast<To>(in[i * from_stride]);
-}
-
 void copy_row(const std::byte* from, int64_t from_stride, DType from_dtype, std::byte* to,
               int64_t to_stride, DType to_dtype, int64_t n, Level level) {
-  if (from_dtype == to_dtype && width_of(from_dtype) == 2) {
-    return copy_elements<uint16_t, uint16_t>(from, from_stride, to, to_stride, n);
-  }
   // Through float, or double where either side is.
   constexpr int64_t kBlock = 512;
   for (int64_t j = 0; j < n; j += kBlock) {

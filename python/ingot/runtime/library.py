@@ -9,6 +9,8 @@ import sys
 import threading
 from pathlib import Path
 
+from ingot.runtime import host_product
+
 # include/ingot/ingot.h, which this module restates.
 ABI_VERSION = 1
 AXES = 4
@@ -90,6 +92,18 @@ _FUNCTIONS = {
     "ingot_set_host_product": (
         ctypes.c_int,
         (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p),
+    ),
+    "ingot_blas_product": (
+        ctypes.c_int,
+        (
+            *(ctypes.c_int64,) * 3,
+            *(ctypes.c_void_p, ctypes.c_int64) * 2,
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_int32,
+            ctypes.c_void_p,
+        ),
     ),
     "ingot_set_host_threads": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int)),
     "ingot_measure_error": (
@@ -208,6 +222,7 @@ def library() -> Library:
                 loaded = Library(find_library())
                 if "torch" in sys.modules:
                     _share_host_threads(loaded)
+                    host_product.register(loaded)
                 _library = loaded
     return _library
 
@@ -240,7 +255,8 @@ def _share_host_threads(loaded: Library) -> None:
             runtime = ctypes.CDLL(path, mode=getattr(os, "RTLD_NOLOAD", 4) | os.RTLD_NOW)
         except OSError:
             continue
-        loaded.check(loaded.ingot_set_host_threads(runtime._handle, torch.get_num_threads()))
+        # No limit of its own: the runtime's count follows torch.set_num_threads().
+        loaded.check(loaded.ingot_set_host_threads(runtime._handle, 0))
         return
 
 

@@ -28,6 +28,11 @@ constexpr double kFlopsPerThread = 1e6;
 // Up to so many rows, packing b costs more than the products that it serves.
 constexpr int64_t kDotRows = 4;
 
+// Where it was measured faster than MKL on a processor that is not Intel's (bench/cpp/cpu_sweeps).
+constexpr int64_t kPreferredRows = 32;
+constexpr double kPreferredProducts = 4e6;
+constexpr double kDotElements = 1e6;
+
 struct Free {
   void operator()(void* p) const { std::free(p); }
 };
@@ -237,7 +242,10 @@ class OwnProduct final : public ProductProvider {
 
   bool takes(const ProductCall& call) const override {
     if (last_resort_) return true;
-    return call.dtype == INGOT_F32 && call.m >= 16 && call.n >= 16 && call.k >= 16;
+    if (call.dtype != INGOT_F32) return false;
+    const double elements = static_cast<double>(call.n) * static_cast<double>(call.k);
+    if (call.m <= kDotRows) return call.transpose_b && elements >= kDotElements;
+    return call.m >= kPreferredRows && elements * static_cast<double>(call.m) >= kPreferredProducts;
   }
 
   bool run(const ProductCall& call) const override {

@@ -1,0 +1,207 @@
+// Products of the CPU backend against sums in double precision.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "cpu/product/blas.h"
+#include "cpu/product/own.h"
+#include "cpu/product/provider.h"
+#include "support/element.h"
+#include "support/threads.h"
+
+namespace ingot::cpu {
+namespace {
+
+struct Case {
+  int64_t m, n, k;
+  bool transpose_b;
+};
+
+constexpr int64_t kPadding = 3;  // elements between rows
+
+struct Problem {
+  std::vector<std::byte> a, b, c;
+  ProductCall call;
+};
+
+Problem make_problem(const Case& size, ingot_dtype dtype, unsigned seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<double> normal;
+  Problem p;
+  const auto width = static_cast<size_t>(element_size(dtype));
+  const auto fill = [&](std::vector<std::byte>& data, int64_t rows, int64_t columns) {
+    data.resize(static_cast<size_t>(rows * (columns + kPadding) + 1) * width);
+    for (int64_t i = 0; i < rows * (columns + kPadding); ++i) {
+      store_element(data.data(), dtype, i, normal(random));
+    }
+    return columns + kPadding;
+  };
+  p.call.m = size.m;
+  p.call.n = size.n;
+  p.call.k = size.k;
+  p.call.transpose_b = size.transpose_b;
+  p.call.dtype = dtype;
+  p.call.lda = fill(p.a, size.m, size.k);
+  p.call.ldb = size.transpose_b ? fill(p.b, size.n, size.k) : fill(p.b, size.k, size.n);
+  p.call.ldc = fill(p.c, size.m, size.n);
+  p.call.a = p.a.data();
+  p.call.b = p.b.data();
+  p.call.c = p.c.data();
+  return p;
+}
+
+double exact(const Problem& p, int64_t i, int64_t j) {
+  double sum = 0;
+  for (int64_t q = 0; q < p.call.k; ++q) {
+    const int64_t b = p.call.transpose_b ? j * p.call.ldb + q : q * p.call.ldb + j;
+    sum += load_element(p.call.a, p.call.dtype, i * p.call.lda + q) *
+           load_element(p.call.b, p.call.dtype, b);
+  }
+  return sum;
+}
+
+// Checks every element, and that nothing between the rows was written.
+void check(const ProductProvider& provider, const Case& size, ingot_dtype dtype) {
+  Problem p = make_problem(size, dtype, 1);
+  const std::vector<std::byte> before = p.c;
+  ASSERT_TRUE(provider.takes(p.call));
+  ASSERT_TRUE(provider.run(p.call));
+  const double epsilon = dtype == INGOT_F64   ? 1e-14
+                         : dtype == INGOT_F32 ? 1e-6
+                         : dtype == INGOT_F16 ? 1e-3
+                                              : 8e-3;
+  const double scale = std::sqrt(static_cast<double>(size.k)) + 1;
+  for (int64_t i = 0; i < size.m; ++i) {
+    for (int64_t j = 0; j < p.call.ldc; ++j) {
+      const double found = load_element(p.c.data(), dtype, i * p.call.ldc + j);
+      const double expected =
+          j < size.n ? exact(p, i, j) : load_element(before.data(), dtype, i * p.call.ldc + j);
+      ASSERT_NEAR(found, expected, j < size.n ? 4 * epsilon * scale : 0)
+          << provider.name() << " " << size.m << "x" << size.n << "x" << size.k << " at " << i
+          << "," << j;
+    }
+  }
+}
+
+std::vector<Isa> levels() {
+  std::vector<Isa> found;
+  for (const nlohmann::json& masks : {nlohmann::json::object(), nlohmann::json{{"avx512", false}},
+                                      nlohmann::json{{"avx2", false}}}) {
+    found.push_back(detect_isa(masks));
+  }
+  return found;
+}
+
+const Case kCases[] = {{1, 1, 1, true},     {1, 100, 77, true},    {3, 5, 700, true},
+                       {4, 33, 64, true},   {5, 33, 64, true},     {14, 32, 256, true},
+                       {15, 31, 257, true}, {100, 130, 300, true}, {460, 40, 20, true},
+                       {7, 2100, 9, true},  {1, 50, 60, false},    {29, 65, 513, false},
+                       {6, 16, 0, true},    {0, 4, 4, true}};
+
+TEST(CpuProduct, OwnMatchesDouble) {
+  for (const Isa& isa : levels()) {
+    const auto own = own_product(isa, true);
+    for (const Case& size : kCases) {
+      for (const ingot_dtype dtype : {INGOT_F32, INGOT_F64, INGOT_F16, INGOT_BF16}) {
+        check(*own, size, dtype);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(CpuProduct, OwnBitsDoNotDependOnThreads) {
+  for (const Case& size : {Case{130, 700, 600, true}, Case{3, 5000, 300, true}}) {
+    std::vector<std::vector<std::byte>> results;
+    for (const int threads : {1, 2, 0}) {
+      set_host_threads(nullptr, threads);
+      Problem p = make_problem(size, INGOT_F32, 2);
+      ASSERT_TRUE(own_product(detect_isa({}), true)->run(p.call));
+      results.push_back(p.c);
+    }
+    set_host_threads(nullptr, 0);
+    EXPECT_EQ(results[0], results[1]);
+    EXPECT_EQ(results[0], results[2]);
+  }
+}
+
+TEST(CpuProduct, OwnKeepsNaNAndInfinityInTheirRows) {
+  Problem p = make_problem({20, 40, 300, true}, INGOT_F32, 3);
+  store_element(p.a.data(), INGOT_F32, 5 * p.call.lda + 7, INFINITY);
+  store_element(p.a.data(), INGOT_F32, 9 * p.call.lda + 299, NAN);
+  ASSERT_TRUE(own_product(detect_isa({}), true)->run(p.call));
+  for (int64_t i = 0; i < 20; ++i) {
+    for (int64_t j = 0; j < 40; ++j) {
+      const double value = load_element(p.c.data(), INGOT_F32, i * p.call.ldc + j);
+      EXPECT_EQ(std::isinf(value), i == 5);
+      EXPECT_EQ(std::isnan(value), i == 9);
+    }
+  }
+}
+
+TEST(CpuProduct, LibraryMatchesDoubleWhereThereIsOne) {
+  const auto library = library_product();
+  if (library == nullptr) GTEST_SKIP() << "no BLAS on this machine";
+  check(*library, {29, 65, 113, true}, INGOT_F32);
+  check(*library, {29, 65, 113, false}, INGOT_F64);
+}
+
+int counted_calls = 0;
+int refuse(int64_t, int64_t, int64_t, const void*, int64_t, const void*, int64_t, int, void*,
+           int64_t, int32_t, void*) {
+  ++counted_calls;
+  return 1;
+}
+
+TEST(CpuProduct, AHostProductThatRefusesIsReplaced) {
+  counted_calls = 0;
+  set_host_product("refuses", refuse, nullptr);
+  Problem p = make_problem({8, 8, 8, true}, INGOT_F32, 4);
+  const std::string who = run_product(detect_isa({}), p.call);
+  set_host_product("", nullptr, nullptr);
+  EXPECT_EQ(counted_calls, 1);
+  EXPECT_NE(who, "refuses");
+  EXPECT_NEAR(load_element(p.c.data(), INGOT_F32, 0), exact(p, 0, 0), 1e-4);
+}
+
+// Stands for a BLAS: column-major, everything by pointer.
+template <class Integer>
+void plain_gemm(const char* transpose_a, const char*, const Integer* m, const Integer* n,
+                const Integer* k, const float*, const float* a, const Integer* lda, const float* b,
+                const Integer* ldb, const float*, float* c, const Integer* ldc) {
+  for (Integer j = 0; j < *n; ++j) {
+    for (Integer i = 0; i < *m; ++i) {
+      float sum = 0;
+      for (Integer p = 0; p < *k; ++p) {
+        sum += (*transpose_a == 'T' ? a[i * *lda + p] : a[p * *lda + i]) * b[j * *ldb + p];
+      }
+      c[j * *ldc + i] = sum;
+    }
+  }
+}
+
+TEST(CpuProduct, ABlasIsCalledWithItsOwnIntegers) {
+  for (const bool transpose : {true, false}) {
+    for (const int bytes : {4, 8}) {
+      ingot_blas blas{};
+      blas.sgemm = bytes == 4 ? reinterpret_cast<void*>(&plain_gemm<int32_t>)
+                              : reinterpret_cast<void*>(&plain_gemm<int64_t>);
+      blas.integer_bytes = bytes;
+      Problem p = make_problem({7, 11, 13, transpose}, INGOT_F32, 5);
+      const auto run = [&](ingot_dtype dtype) {
+        return ingot_blas_product(p.call.m, p.call.n, p.call.k, p.call.a, p.call.lda, p.call.b,
+                                  p.call.ldb, transpose, p.call.c, p.call.ldc, dtype, &blas);
+      };
+      ASSERT_EQ(run(INGOT_F32), 0);
+      EXPECT_NEAR(load_element(p.c.data(), INGOT_F32, 2 * p.call.ldc + 3), exact(p, 2, 3), 1e-5);
+      EXPECT_NE(run(INGOT_F64), 0);  // it has no dgemm, and there is no other
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ingot::cpu
