@@ -20,7 +20,9 @@ std::string_view name_of(Level level) {
 }
 
 Isa detect_isa(const nlohmann::json& masks) {
-  const auto allowed = [&](const char* feature) { return masks.value(feature, true); };
+  const auto allowed = [&](const char* feature) {
+    return !masks.is_object() || masks.value(feature, true);
+  };
   Isa isa;
 #if defined(__x86_64__)
   // __builtin_cpu_supports also asks whether the system saves the wider registers.
