@@ -117,7 +117,7 @@ def test_candidate_that_does_not_parse_is_a_verdict(tmp_path):
 
 def test_original_that_raises_is_bad_input(tmp_path):
     good = pairs.candidate(pairs.HONEST["operator by operator"])
-    with pytest.raises(PairError, match="no class Model"):
+    with pytest.raises(PairError, match="no class 'Model'"):
         verify(tmp_path, good, original="x = 1\n")
     with pytest.raises(PairError, match="ZeroDivisionError"):
         verify(tmp_path, good, original="1 / 0\n")

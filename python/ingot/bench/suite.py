@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from ..verify import loading
+from ..model_file import load_model_file
 from ..verify.execution import construct, set_state
 from ..verify.measures import Measures, measure
 from ..verify.reference import Reference, rows_of
@@ -92,18 +92,17 @@ def check_case(case: Case, examples: Path, device: torch.device, optimize: Calla
 
 
 def _load(case: Case, examples: Path, device: torch.device) -> _Loaded:
-    path = str(examples / f"{case.model}.py")
-    namespace = loading.load_file(path, case.settings)
+    loaded = load_model_file(examples / f"{case.model}.py", case.settings)
     dtype = getattr(torch, DTYPES[case.dtype])
-    reference = Reference(namespace.Model, namespace.get_init_inputs(), _SEED, device, dtype)
-    module = construct(namespace.Model, namespace.get_init_inputs(), _SEED)
+    reference = Reference(loaded.Model, loaded.get_init_inputs(), _SEED, device, dtype)
+    module = construct(loaded.Model, loaded.get_init_inputs(), _SEED)
     module = module.to(device=device, dtype=dtype).train(case.mode == "training")
     input_sets = [
         [
             v.to(device=device, dtype=dtype if v.is_floating_point() else None)
             if isinstance(v, torch.Tensor)
             else v
-            for v in namespace.get_inputs()
+            for v in loaded.make_inputs()
         ]
         for _ in range(_INPUT_SETS if device.type == "cuda" else 2)
     ]

@@ -1,35 +1,30 @@
-"""Loading the files of a pair. A model file is a program: loading it runs it."""
+"""Loading a candidate's file, which need not be a whole model file: ModelNew is enough."""
 
 from __future__ import annotations
 
-import ast
-import importlib.util
 import linecache
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ..model_file import constants_of, override_constants
+
+_NAME = "ingot_candidate"
+
 
 def load_file(path: str, overrides: dict) -> ModuleType:
-    """Executes the file as a module of its own, with the constants that it assigns at the top
-    replaced by `overrides`, so that what the file computes from them follows."""
+    """Executes the file. Of the overrides those apply whose constants it has: inputs and
+    constructor's arguments come from the original. What it raises is passed on."""
     source = Path(path).read_text(encoding="utf-8")
-    tree = ast.parse(source, filename=path)
-    for statement in tree.body:
-        if not isinstance(statement, ast.Assign):
-            continue
-        for target in statement.targets:
-            if isinstance(target, ast.Name) and target.id in overrides:
-                value = ast.Constant(overrides[target.id])
-                statement.value = ast.copy_location(value, statement.value)
-    name = f"_ingot_pair_{abs(hash((path, source)))}"
-    spec = importlib.util.spec_from_loader(name, loader=None, origin=path)
-    module = importlib.util.module_from_spec(spec)
+    if overrides:
+        known = constants_of(source, path)
+        source = override_constants(source, {k: v for k, v in overrides.items() if k in known})
+    module = ModuleType(_NAME)
     module.__file__ = path
-    sys.modules[name] = module  # torch.compile, pickle and load_inline look classes up here
+    sys.modules[_NAME] = module  # torch.compile, pickle and load_inline look classes up here
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
-    exec(compile(tree, path, "exec"), module.__dict__)
+    exec(compile(source, path, "exec"), module.__dict__)
     return module
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from . import execution, families, loading, timing
+from ..model_file import ModelFileError, load_model_file
+from . import execution, families, timing
 from .candidate import (
     CandidateError,
     CandidateFailedError,
@@ -155,12 +156,13 @@ class _Verification:
     def _load_original(self) -> None:
         path = self.result.original
         try:
-            namespace = loading.load_file(self._original_path, self.options.overrides)
-            model = loading.model_class(namespace, path, ["Model"])
-            self._get_inputs = namespace.get_inputs
-            self._init_inputs = getattr(namespace, "get_init_inputs", list)()
-            self.reference = Reference(model, self._init_inputs, self._seed, self.device)
+            loaded = load_model_file(path, self.options.overrides)
+            self._make_inputs = loaded.make_inputs
+            self._init_inputs = loaded.get_init_inputs()
+            self.reference = Reference(loaded.Model, self._init_inputs, self._seed, self.device)
             self.own_values = self.fresh_inputs()
+        except ModelFileError as error:
+            raise PairError(str(error)) from error
         except Exception as error:
             raise PairError(f"{path}: {type(error).__name__}: {error}") from error
         started = time.perf_counter()
@@ -177,8 +179,7 @@ class _Verification:
 
     def fresh_inputs(self) -> list:
         execution.seed_everything(self._next_seed())
-        values = self._get_inputs()
-        values = list(values) if isinstance(values, (list, tuple)) else [values]
+        values = self._make_inputs()
         if self._last_inputs is not None and all(
             torch.equal(a, b)
             for a, b in zip(self._last_inputs, values, strict=True)

@@ -10,7 +10,8 @@ import torch
 
 from ..bench import RoundOptions, compare
 from ..bench.subjects import EAGER, WeightChanger, baselines, calls
-from . import execution, loading
+from ..model_file import load_model_file
+from . import execution
 
 CANDIDATE = "candidate"
 
@@ -21,9 +22,9 @@ class TimingSession:
     def __init__(self, candidate: Any, device: torch.device, header: dict, tensors: dict) -> None:
         self._candidate = candidate
         self._device = device
-        namespace = loading.load_file(header["original"], header["overrides"])
+        loaded = load_model_file(header["original"], header["overrides"])
         init_inputs = pickle.loads(base64.b64decode(header["init"]))
-        self._original = execution.construct(namespace.Model, init_inputs, header["seed"])
+        self._original = execution.construct(loaded.Model, init_inputs, header["seed"])
         self._original.to(device)
         state = {k: v for k, v in tensors.items() if k[:2] in ("p:", "b:")}
         for module in (self._original, candidate):

@@ -1,0 +1,59 @@
+"""The command line: `ingot optimize | verify | explain | bench | doctor`."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import click
+
+import ingot
+
+__all__ = ["main"]
+
+_COMMANDS = {
+    "optimize": "Write a verified, faster ModelNew for a model's file.",
+    "verify": "Compare, and time, any pair of files Model / ModelNew.",
+    "explain": "Show graph, rewrites, plan and kernels of a model; needs no GPU.",
+    "bench": "Time the bundled models against eager and torch.compile.",
+    "doctor": "Say what this machine offers, what is missing, what that costs.",
+}
+
+
+class _LazyGroup(click.Group):
+    """Imports a command's module, and PyTorch with it, when the command is used."""
+
+    def list_commands(self, ctx: click.Context) -> list:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        import importlib
+
+        return importlib.import_module(f"ingot.cli.{name}").command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit status: 0 as wished, 1 not verified or not possible, 2 bad input.",
+)
+@click.version_option(ingot.__version__, prog_name="ingot")
+def main() -> None:
+    """Optimises the chains that people put behind a PyTorch linear layer.
+
+    A model's file holds a class Model, get_inputs() and get_init_inputs(). Such a file is a
+    program: every command that takes one runs it.
+    """
+    warnings.showwarning = _show_warning
+
+
+def _show_warning(message: Any, category: type, *place: Any) -> None:
+    """One line on stderr: where in our code a warning arose tells a user nothing."""
+    if not issubclass(category, (DeprecationWarning, FutureWarning)):
+        click.echo(f"Warning: {message}", err=True)

@@ -1,0 +1,128 @@
+"""`ingot bench`."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import options as shared
+from .console import output, print_json, progress
+from .errors import BadInputError, bad_input_from
+from .render import show_records
+
+_SIZES = {"batch_size": "rows", "in_features": "inner", "out_features": "columns"}
+
+
+@click.command("bench")
+@shared.device_option
+@click.option("--model", "models", multiple=True, help="Only this bundled model. May be repeated.")
+@click.option("--rows", type=int, help="Only the cases with this batch size.")
+@click.option("--mode", type=click.Choice(["training", "eval"]), help="Only this mode.")
+@click.option("--half", is_flag=True, help="bf16 and fp16 models as well.")
+@click.option("--no-compile", is_flag=True, help="Without torch.compile as a baseline.")
+@click.option("--rounds", type=int, default=20, show_default=True, help="Rounds wanted.")
+@click.option(
+    "--budget", type=float, default=120.0, show_default=True, help="Seconds for a case's rounds."
+)
+@click.option("--examples", help="Folder of the bundled models.")
+@click.option(
+    "--results",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Merge the records into DIR/<machine>.json, as bench/results keeps them.",
+)
+@shared.set_option
+@shared.json_option
+def command(
+    device: str | None,
+    models: tuple,
+    rows: int | None,
+    mode: str | None,
+    half: bool,
+    no_compile: bool,
+    rounds: int,
+    budget: float,
+    examples: str | None,
+    results: Path | None,
+    settings: tuple,
+    as_json: bool,
+) -> None:
+    """Times the bundled models: eager, eager with TF32, torch.compile, Ingot, and the limit.
+
+    Rounds are interleaved, weights change before every call, L2 is cold on a GPU. The limit is
+    what the products or the memory traffic alone would take at the best rates of the same run.
+    """
+    import torch
+
+    from ingot import IngotError
+    from ingot.bench import RoundOptions, records, suite
+    from ingot.bench.cases import examples_folder
+    from ingot.model_file import ModelFileError
+
+    chosen = torch.device(shared.chosen_device(device))
+    cases = _cases(models, rows, mode, half, dict(settings))
+    made = []
+    with progress() as say, bad_input_from(FileNotFoundError, IngotError, ModelFileError):
+        folder = examples_folder(examples)
+        for number, case in enumerate(cases, 1):
+            prefix = f"{case.model} {case.shape} {case.mode} ({number} of {len(cases)}): "
+            options = RoundOptions(
+                rounds=rounds,
+                budget_s=budget,
+                progress=lambda message, prefix=prefix: say(prefix + message),
+            )
+            optimize = suite.ingot_optimize(chosen)
+            result = suite.measure_case(
+                case, folder, chosen, optimize, options, compiled=not no_compile
+            )
+            made.append(result)
+            if results is not None:
+                path = results / f"{suite.machine_name(chosen)}.json"
+                records.merge(path, [result.record])
+    if as_json:
+        print_json(
+            [{**r.record, "samples": r.comparison.to_dict(), "clocks": r.clocks} for r in made]
+        )
+    console = output(as_json)
+    show_records(console, [r.record for r in made])
+    for result in made:
+        console.print(_verdict_line(result))
+
+
+def _cases(models: tuple, rows: int | None, mode: str | None, half: bool, settings: dict) -> list:
+    from ingot.bench.cases import bundled_cases
+
+    changes = {_SIZES[k]: v for k, v in settings.items() if k in _SIZES}
+    others = {k: v for k, v in settings.items() if k not in _SIZES}
+    cases = [
+        dataclasses.replace(case, **changes, overrides=others)
+        for case in bundled_cases(half)
+        if (not models or case.model in models)
+        and rows in (None, case.rows)
+        and mode in (None, case.mode)
+    ]
+    if not cases:
+        raise BadInputError("no bundled case is of that kind: see 'ingot bench --help'")
+    return list(dict.fromkeys(cases))
+
+
+def _verdict_line(result: Any) -> str:
+    from ingot.bench import suite
+    from ingot.bench.subjects import COMPILE, EAGER
+
+    comparison, parts = result.comparison, []
+    words = {True: "never slower", False: "not shown to be never slower"}
+    for baseline in (EAGER, COMPILE):
+        if baseline not in comparison.cold:
+            continue
+        ratio = comparison.ratio(suite.INGOT, baseline)
+        verdict = comparison.never_slower(suite.INGOT, baseline)
+        parts.append(
+            f"Ingot / {baseline} {ratio.median:.3f} ({ratio.lower:.3f}–{ratio.upper:.3f}), "
+            f"{words.get(verdict, 'too few rounds for a verdict')}"
+        )
+    case = result.case
+    clocks = f"; {result.clocks}" if result.clocks else ""
+    return f"{case.model} {case.shape} {case.mode}: {'; '.join(parts)}; {comparison.note}{clocks}"

@@ -1,0 +1,160 @@
+"""`ingot explain`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import options as shared
+from .console import output, print_json, table
+from .errors import BadInputError, bad_input_from
+from .render import show_plan
+
+
+@click.command("explain")
+@shared.model_argument("model")
+@shared.precision_option
+@click.option(
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    default="cuda",
+    show_default=True,
+    help="What to plan for; no such device is needed here.",
+)
+@click.option(
+    "--sm", type=int, default=90, show_default=True, help="Compute capability to plan for."
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["training", "eval", "both"]),
+    default="training",
+    show_default=True,
+)
+@click.option("--kernels/--no-kernels", default=True, help="Print the kernels' text.")
+@click.option(
+    "--kernels-out",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Write each kernel's self-contained source into this folder.",
+)
+@shared.set_option
+@shared.json_option
+def command(
+    model: Path,
+    precision: str,
+    device: str,
+    sm: int,
+    mode: str,
+    kernels: bool,
+    kernels_out: Path | None,
+    settings: tuple,
+    as_json: bool,
+) -> None:
+    """Shows what Ingot makes of MODEL at every stage; nothing is run on a device.
+
+    The graph before and after, each rewrite with the identity that it rests on, the plan with
+    bytes, flops and predicted time, and the kernels' text.
+    """
+    from ingot import IngotError
+    from ingot.model_file import ModelFileError, load_model_file, write_whole
+
+    with bad_input_from(ModelFileError, IngotError):
+        loaded = load_model_file(model, dict(settings))
+        modes = ["training", "eval"] if mode == "both" else [mode]
+        programs, unsupported = _explanations(loaded, modes, precision, device, sm)
+        sources = _kernel_sources(programs)
+        if kernels_out is not None:
+            try:
+                kernels_out.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise BadInputError(f"cannot write to {kernels_out}: {error.strerror}") from error
+            for name, source in sources.items():
+                write_whole(kernels_out / f"{name}.cu", source)
+    if as_json:
+        print_json({"programs": programs, "unsupported": unsupported})
+        return
+    console = output()
+    for program in programs:
+        _show_program(console, program)
+    left = table("Left to PyTorch", "what", "where", "why")
+    for item in unsupported:
+        left.add_row(item["what"], item["where"], item["why"])
+    if left.row_count:
+        console.print(left)
+    if kernels:
+        for name, source in sources.items():
+            console.rule(f"kernel {name}", align="left")
+            sys.stdout.write(source.rstrip() + "\n")
+    if kernels_out is not None:
+        console.print(f"Wrote {len(sources)} kernels to {kernels_out}.")
+
+
+def _explanations(
+    loaded: Any, modes: list, precision: str, device: str, sm: int
+) -> tuple[list, list]:
+    from ingot.capture import CaptureError, capture
+    from ingot.runtime.program import Program
+
+    module, inputs = loaded.make_module(), loaded.make_inputs()
+    batch = next((int(v.shape[0]) for v in inputs if getattr(v, "ndim", 0)), 1)
+    programs, unsupported = [], []
+    for mode in modes:
+        module.train(mode == "training")
+        try:
+            captured = capture(module, tuple(inputs))
+        except CaptureError as error:
+            unsupported.append({"what": "the module", "where": str(loaded.path), "why": str(error)})
+            continue
+        for item in captured.unsupported:
+            found = {"what": item.what, "where": item.where, "why": item.why}
+            if found not in unsupported:
+                unsupported.append(found)
+        for region in captured.regions:
+            program = Program(
+                region.graph,
+                device=device,
+                precision=precision,
+                leaf_layouts=region.leaf_layouts,
+                result_layouts=region.result_layouts,
+                options={"sm": sm} if device == "cuda" else None,
+            )
+            name = region.graph["name"]
+            programs.append({"name": name, "mode": mode, "explain": program.explain(batch)})
+    return programs, unsupported
+
+
+def _show_program(console: Any, program: dict) -> None:
+    explanation = program["explain"]
+    console.rule(f"{program['name']}, {program['mode']} mode", align="left")
+    for stage in ("before", "after"):
+        graph = explanation.get("graph", {}).get(stage, {})
+        console.print(f"Graph {stage} rewriting")
+        sys.stdout.write(str(graph.get("text", graph)).rstrip() + "\n\n")
+        if stage == "before":
+            made = table("Rewrites", "rule", "identity", "where")
+            for rewrite in explanation.get("rewrites", ()):
+                made.add_row(rewrite["rule"], rewrite["identity"], rewrite["where"])
+            console.print(made if made.row_count else "No rewrite applied.\n")
+    show_plan(console, program)
+
+
+def _kernel_sources(programs: list) -> dict[str, str]:
+    """Kernel texts by name, wherever the backend put them in its part of the explanation."""
+    found: dict[str, str] = {}
+
+    def collect(value: Any) -> None:
+        if isinstance(value, dict):
+            source = value.get("source")
+            if isinstance(source, str) and "\n" in source:
+                found.setdefault(str(value.get("name", f"kernel_{len(found)}")), source)
+            for inner in value.values():
+                collect(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                collect(inner)
+
+    for program in programs:
+        collect(program["explain"].get("executable"))
+    return found

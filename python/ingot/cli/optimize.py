@@ -1,0 +1,151 @@
+"""`ingot optimize`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from . import options as shared
+from .console import output, print_json, progress
+from .errors import NOT_VERIFIED, BadInputError, bad_input_from
+from .render import show_accuracy, show_checks, show_plan, show_replacements, show_timing
+
+
+@click.command("optimize")
+@shared.model_argument("model")
+@click.option(
+    "-o",
+    "--output",
+    "target",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File to write. [default: MODEL with _new before .py]",
+)
+@shared.precision_option
+@shared.device_option
+@shared.set_option
+@click.option("--no-timing", is_flag=True, help="Verify, but do not time.")
+@click.option("--no-compile", is_flag=True, help="Time without torch.compile as a baseline.")
+@click.option(
+    "--budget", type=float, default=120.0, show_default=True, help="Seconds for the timed rounds."
+)
+@shared.json_option
+def command(
+    model: Path,
+    target: Path | None,
+    precision: str,
+    device: str | None,
+    settings: tuple,
+    no_timing: bool,
+    no_compile: bool,
+    budget: float,
+    as_json: bool,
+) -> None:
+    """Writes a file with a verified, faster ModelNew for MODEL.
+
+    Prints operators replaced, optimisations made, the plan, accuracy against fp64 beside eager's,
+    and speed beside eager's and torch.compile's. The file appears only if it was verified. Exit
+    status 0: verified and written; 1: not verified; 2: bad input.
+    """
+    from ingot import IngotError
+    from ingot.model_file import ModelFileError, load_model_file, write_whole
+    from ingot.model_writer import render_model
+    from ingot.verify import PairError, VerifyOptions, verify_pair
+
+    chosen = shared.chosen_device(device)
+    target = target or model.with_name(f"{model.stem}_new.py")
+    _check_target(target, model)
+    console = output(as_json)
+    with progress() as say, bad_input_from(ModelFileError, PairError, IngotError):
+        say(f"capturing and planning {model}")
+        loaded = load_model_file(model, dict(settings))
+        report = _optimized_report(loaded, precision, chosen)
+        if not report["programs"]:
+            _give_up(console, report, as_json)
+        text = render_model(loaded, report, precision)
+        if not as_json:
+            show_replacements(console, report)
+        with tempfile.TemporaryDirectory(prefix="ingot-optimize-") as folder:
+            written = Path(folder) / target.name
+            written.write_text(text, encoding="utf-8")
+            result = verify_pair(
+                str(model),
+                str(written),
+                VerifyOptions(
+                    device=chosen,
+                    precision=precision,
+                    overrides=dict(settings),
+                    timing=not no_timing,
+                    compile_baseline=not no_compile,
+                    timing_budget_s=budget,
+                    progress=say,
+                ),
+            ).to_dict()
+        if result["verified"]:
+            write_whole(target, text)
+    result["candidate"] = str(target)
+    if as_json:
+        print_json({"report": report, "verification": result, "written": result["verified"]})
+    measured = _measured_ms(result)
+    for program in report["programs"]:
+        show_plan(console, program, measured if program["mode"] == "training" else None)
+    show_accuracy(console, result)
+    show_timing(console, result["timing"])
+    show_checks(console, result)
+    if result["verified"]:
+        console.print(f"Wrote {target}.")
+    else:
+        console.print(f"{target} was not written.")
+    sys.exit(0 if result["verified"] else NOT_VERIFIED)
+
+
+def _give_up(console: Any, report: dict, as_json: bool) -> None:
+    """There is nothing in the model that Ingot could take over."""
+    if as_json:
+        print_json({"report": report, "verification": None, "written": False})
+    show_replacements(console, report)
+    console.print("Nothing was written: PyTorch would run all of the model.")
+    sys.exit(NOT_VERIFIED)
+
+
+def _check_target(target: Path, model: Path) -> None:
+    """Says before the long work, not after it, that the file cannot be written."""
+    folder = target.parent
+    if not folder.is_dir():
+        raise BadInputError(f"cannot write {target}: {folder} is no folder")
+    if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
+        raise BadInputError(f"cannot write {target}: permission denied")
+    if target.exists() and target.samefile(model):
+        raise BadInputError(f"{target} is the model itself: give another file with -o")
+
+
+def _optimized_report(loaded: Any, precision: str, device: str) -> dict:
+    """ingot_report() of the optimised module, planned in training and in eval mode."""
+    import torch
+
+    import ingot
+    from ingot.model_file import ModelFileError
+
+    module = loaded.make_module()
+    inputs = [v.to(device) if isinstance(v, torch.Tensor) else v for v in loaded.make_inputs()]
+    try:
+        optimized = ingot.optimize(module, inputs, precision=precision, device=device)
+        with torch.no_grad():
+            for training in (True, False):
+                optimized.train(training)
+                # What PyTorch must run whole is in the report as well.
+                with contextlib.suppress(ingot.IngotError):
+                    optimized.ingot_prepare(*inputs)
+    except torch.OutOfMemoryError as error:
+        raise ModelFileError(f"{loaded.path}: too large for {device}: {error}") from error
+    return optimized.ingot_report()
+
+
+def _measured_ms(result: dict) -> float | None:
+    timing = result["timing"]
+    return timing["subjects"]["candidate"]["median_ms"] if timing else None

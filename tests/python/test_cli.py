@@ -1,0 +1,217 @@
+"""The command line: exit statuses, messages, files written whole or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import verify_pairs as pairs
+from ingot.cli import main
+from ingot.runtime.library import IngotError, library
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["--set", "batch_size=24", "--set", "in_features=40", "--set", "out_features=36"]
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(main, list(arguments))
+
+
+def last_line(result) -> str:
+    return result.output.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def pair(tmp_path):
+    (tmp_path / "model.py").write_text(pairs.ORIGINAL)
+    honest = pairs.candidate(pairs.HONEST["operator by operator"])
+    (tmp_path / "honest.py").write_text(honest)
+    wrong = pairs.candidate(pairs.DISHONEST["multiplies in bfloat16"][0])
+    (tmp_path / "wrong.py").write_text(wrong)
+    return tmp_path
+
+
+def backend(device: str) -> bool:
+    """Whether the library that is here can compile for the device."""
+    graph = {
+        "ingot_graph": 1,
+        "name": "relu",
+        "values": [
+            {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 1, 1, 4]},
+            {"op": "relu", "args": [0]},
+        ],
+        "results": [{"value": 1, "name": "y"}],
+        "updates": [],
+    }
+    try:
+        import ctypes
+
+        program = ctypes.c_void_p()
+        found = library()
+        found.check(
+            found.ingot_program_create(
+                json.dumps(graph).encode(),
+                json.dumps({"device": device}).encode(),
+                ctypes.byref(program),
+            )
+        )
+        found.ingot_program_destroy(program)
+    except IngotError:
+        return False
+    return True
+
+
+needs_cpu = pytest.mark.skipif(not backend("cpu"), reason="the library has no CPU backend")
+needs_cuda_planning = pytest.mark.skipif(
+    not backend("cuda"), reason="the library cannot plan for CUDA"
+)
+
+
+@pytest.mark.parametrize("command", ["optimize", "verify", "explain", "bench", "doctor"])
+def test_help_of_each_command(command):
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert f"{command} [OPTIONS]" in result.output
+    assert command in run("--help").output
+
+
+def test_python_m_ingot():
+    environment = dict(os.environ, PYTHONPATH=str(ROOT / "python"))
+    answer = subprocess.run(
+        [sys.executable, "-m", "ingot", "--version"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    assert answer.returncode == 0
+    assert answer.stdout.startswith("ingot")
+
+
+def test_verify_exit_statuses(pair):
+    model = str(pair / "model.py")
+    options = ["--device", "cpu", "--no-timing", "--json"]
+    good = run("verify", model, str(pair / "honest.py"), *options)
+    assert good.exit_code == 0
+    assert json.loads(good.stdout)["verified"] is True
+    bad = run("verify", model, str(pair / "wrong.py"), *options)
+    assert bad.exit_code == 1
+    found = json.loads(bad.stdout)
+    assert found["verified"] is False
+    assert found["tricks"][0] == "lower precision"
+
+
+def test_verify_prints_accuracy_and_verdict(pair):
+    result = run(
+        "verify", str(pair / "model.py"), str(pair / "honest.py"), "--device=cpu", "--no-timing"
+    )
+    assert result.exit_code == 0
+    assert "Accuracy against fp64" in result.output
+    assert "2^±60 within rows" in result.output
+    assert "Verified:" in last_line(result)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["verify", "absent.py", "honest.py"], "absent.py"),
+        (["verify", "raises.py", "honest.py"], "ZeroDivisionError"),
+        (["verify", "empty.py", "honest.py"], "no class 'Model'"),
+        (["verify", "model.py", "honest.py", "--set", "batch_size"], "name=value"),
+        (["verify", "model.py", "honest.py", "--set", "depth=3"], "no constant 'depth'"),
+        (["optimize", "empty.py"], "no class 'Model'"),
+        (["optimize", "model.py", "-o", "no/such/folder/new.py"], "no/such/folder"),
+        (["optimize", "model.py", "-o", "model.py"], "the model itself"),
+        (["explain", "raises.py"], "ZeroDivisionError"),
+        (["bench", "--model", "unheard_of"], "no bundled case"),
+    ],
+)
+def test_bad_input_is_one_message_and_status_2(pair, monkeypatch, arguments, message):
+    monkeypatch.chdir(pair)
+    Path("raises.py").write_text("x = 1 / 0\n")
+    Path("empty.py").write_text("")
+    before = {p: p.read_bytes() for p in pair.iterdir()}
+    result = run(*arguments)
+    assert result.exit_code == 2, result.output
+    assert message in result.output
+    assert "Traceback" not in result.output
+    assert {p: p.read_bytes() for p in pair.iterdir()} == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_absent_device_is_bad_input(pair):
+    result = run("verify", str(pair / "model.py"), str(pair / "honest.py"), "--device", "cuda")
+    assert result.exit_code == 2
+    assert "no GPU" in result.output
+
+
+def test_doctor_reports_what_is_here():
+    result = run("doctor", "--json")
+    found = json.loads(result.stdout)
+    assert found["facts"]["PyTorch"] == torch.__version__
+    assert found["usable"] == (result.exit_code == 0)
+
+
+def test_doctor_without_the_library(monkeypatch):
+    monkeypatch.setenv("INGOT_LIBRARY", "/nowhere/libingot.so")
+    monkeypatch.setattr("ingot.runtime.library._library", None)
+    result = run("doctor")
+    assert result.exit_code == 1
+    assert "/nowhere/libingot.so" in result.output
+
+
+@needs_cpu
+def test_optimize_writes_a_verified_file(tmp_path):
+    target = tmp_path / "new.py"
+    model = str(ROOT / "examples" / "gemm_scale_bn.py")
+    arguments = ["--device", "cpu", "--no-timing", "-o", str(target), *SMALL]
+    result = run("optimize", model, *arguments)
+    assert result.exit_code == 0, result.output
+    for title in ("Operators replaced", "Optimisations made", "Plan of", "Accuracy against fp64"):
+        assert title in result.output
+    assert "class ModelNew" in target.read_text()
+    again = run("verify", model, str(target), "--device", "cpu", "--no-timing", "--json", *SMALL)
+    assert json.loads(again.stdout)["verified"] is True
+
+
+@needs_cpu
+def test_optimize_writes_nothing_that_is_not_verified(tmp_path, monkeypatch):
+    import ingot.model_writer
+
+    honest = ingot.model_writer.render_model
+
+    def wrong(*arguments):
+        return honest(*arguments) + (
+            "\n    def forward(self, *x):\n        return super().forward(*x) * 1.001\n"
+        )
+
+    monkeypatch.setattr(ingot.model_writer, "render_model", wrong)
+    target = tmp_path / "new.py"
+    model = str(ROOT / "examples" / "gemm_scale_bn.py")
+    arguments = ["--device", "cpu", "--no-timing", "-o", str(target), *SMALL]
+    result = run("optimize", model, *arguments)
+    assert result.exit_code == 1, result.output
+    assert "was not written" in last_line(result)
+    assert not target.exists()
+
+
+@needs_cuda_planning
+def test_explain_needs_no_gpu_and_writes_kernels(tmp_path):
+    model = str(ROOT / "examples" / "gemm_bn_scale_softmax.py")
+    folder = tmp_path / "kernels"
+    result = run("explain", model, "--device", "cuda", "--kernels-out", str(folder), *SMALL)
+    assert result.exit_code == 0, result.output
+    for title in ("Graph before rewriting", "Rewrites", "Graph after rewriting", "Plan of"):
+        assert title in result.output
+    kernels = list(folder.glob("*.cu"))
+    assert kernels
+    assert all("__global__" in k.read_text() for k in kernels)
