@@ -95,8 +95,7 @@ Shape shape_from(const Json& json) {
                      json[3].is_number_integer();
   if (!valid) {
     fail(INGOT_INVALID_ARGUMENT,
-         "'shape' must be [batch, rows, groups, features] with batch \"B\" or 1, got {}",
-         json.dump());
+         "'shape' must be four extents [batch, rows, groups, features], batch being \"B\" or 1");
   }
   return {json[0] == "B", json[1].get<int64_t>(), json[2].get<int64_t>(), json[3].get<int64_t>()};
 }
@@ -135,9 +134,6 @@ ValueId Importer::leaf(const Json& value, LeafRole role) {
   check_keys(value, {"op", "name", "dtype", "shape", "origin", "source"}, "a leaf");
   if (!value.contains("shape")) fail(INGOT_INVALID_ARGUMENT, "'shape' is missing");
   const Shape shape = shape_from(value["shape"]);
-  if (shape.rows < 1 || shape.groups < 1 || shape.features < 1) {
-    fail(INGOT_INVALID_ARGUMENT, "shape {} has an extent below 1", to_string(shape));
-  }
   return builder_.leaf(role, required_text(value, "name"),
                        dtype_from(required_text(value, "dtype")), shape);
 }

@@ -182,7 +182,6 @@ void check_node(const Graph& graph, size_t id) {
       fail(INGOT_INVALID_ARGUMENT, "argument {} is not an earlier value", arg);
     }
   }
-  check_extents(node.shape);
   if (node.kind == NodeKind::constant && !node.shape.is_scalar()) {
     fail(INGOT_INVALID_ARGUMENT, "a constant has one element, not {}", to_string(node.shape));
   }
@@ -221,7 +220,9 @@ void check_update(const Graph& graph, const Update& update) {
 
 }  // namespace
 
-Shape infer_shape(const Graph& graph, const Node& node) {
+namespace {
+
+Shape shape_of(const Graph& graph, const Node& node) {
   switch (node.kind) {
     case NodeKind::leaf:
     case NodeKind::constant:
@@ -254,6 +255,16 @@ Shape infer_shape(const Graph& graph, const Node& node) {
     }
   }
   return {};
+}
+
+}  // namespace
+
+Shape infer_shape(const Graph& graph, const Node& node) {
+  // Before and after: a view's own shape must be sound before its elements are counted.
+  check_extents(node.shape);
+  const Shape shape = shape_of(graph, node);
+  check_extents(shape);
+  return shape;
 }
 
 DType infer_dtype(const Graph& graph, const Node& node) {

@@ -129,4 +129,46 @@ TEST(CppApi, TensorsAreRowMajor) {
   EXPECT_EQ(tensor.device, -1);
 }
 
+TEST(CppApi, CompilesRunsAndExplains) {
+  api::Graph graph("linear_softmax");
+  const auto x = graph.input("x", api::Shape::batch(3));
+  const auto weight = graph.parameter("weight", api::Shape::matrix(5, 3));
+  graph.result(softmax(linear(x, weight)), "y");
+  api::Program program = api::compile(graph);
+
+  for (const int64_t batch : {2, 7}) {
+    const auto count = static_cast<size_t>(batch) * 5;
+    std::vector<float> xs(static_cast<size_t>(batch) * 3), ws(15), ys(count);
+    for (size_t i = 0; i < xs.size(); ++i) xs[i] = 0.25f * static_cast<float>(i % 11);
+    for (size_t i = 0; i < ws.size(); ++i) ws[i] = 1.0f - 0.5f * static_cast<float>(i % 4);
+    std::vector<double> truth(count);
+    api::Bindings bindings = {{"x", api::host(xs, api::Shape::batch(3), batch)},
+                              {"weight", api::host(ws, api::Shape::matrix(5, 3))},
+                              {"y", api::host(ys, api::Shape::batch(5), batch)}};
+    program.prepare(batch);
+    program.run(bindings);
+    bindings["y"] = api::host(truth, api::Shape::batch(5), batch);
+    api::evaluate_fp64(graph, bindings);
+    const auto measures = api::measure_error<float>(truth, ys, 5);
+    EXPECT_LT(measures.worst_row, 1e-6);
+    EXPECT_EQ(measures.non_finite_differs, 0);
+  }
+  EXPECT_THAT(program.explain(2), HasSubstr("softmax"));
+}
+
+TEST(CppApi, FailuresCarryTheLibrarysMessageAndStatus) {
+  api::Graph graph("bad");
+  const auto x = graph.input("x", api::Shape::batch(3));
+  graph.set_origin("act", "model.cpp:9");
+  graph.result(api::apply("frobnicate", {x}), "y");
+  try {
+    api::compile(graph);
+    FAIL() << "compiled";
+  } catch (const api::Error& error) {
+    EXPECT_EQ(error.status(), INGOT_UNSUPPORTED);
+    EXPECT_THAT(error.what(), HasSubstr("frobnicate"));
+    EXPECT_THAT(error.what(), HasSubstr("model.cpp:9"));
+  }
+}
+
 }  // namespace

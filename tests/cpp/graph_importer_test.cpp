@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+#include <random>
 #include <string>
 
 #include "support/error.h"
@@ -119,6 +121,61 @@ TEST(Importer, ShapesThatDoNotFitAreNamedTogether) {
       2));
   EXPECT_THAT(message, AllOf(HasSubstr("[B, 1, 1, 6]"), HasSubstr("[1, 4, 1, 5]"),
                              HasSubstr("inner extents 6 and 5 differ")));
+}
+
+TEST(Importer, ExtentsMustBePositiveAndCountable) {
+  const auto view = [](const std::string& shape) {
+    return error_of(
+        graph_with(R"({"op": "view", "args": [0], "attributes": {"shape": )" + shape + "}}"));
+  };
+  EXPECT_THAT(view(R"(["B", 4611686018427387904, 4, 1])"), HasSubstr("too many elements"));
+  EXPECT_THAT(view(R"(["B", -1, 1, -6])"), HasSubstr("extent below 1"));
+  EXPECT_THAT(view("[2, 1, 1, 3]"), HasSubstr("batch extent"));
+  EXPECT_THAT(view("6"), HasSubstr("'shape'"));
+}
+
+// Whatever the text, there is a graph or an Error: no crash, no other exception.
+TEST(Importer, DamagedTextsAreRefusedCleanly) {
+  const std::string good = gemm_scale_bn(R"({"training": true, "momentum": 0.1})");
+  const std::string_view pieces[] = {"-1",
+                                     "1e99",
+                                     "null",
+                                     "[]",
+                                     "{}",
+                                     "\"B\"",
+                                     "true",
+                                     "0",
+                                     "\"view\"",
+                                     "\"axes\"",
+                                     "99999999999999999999"};
+  std::mt19937 random(1);
+  int accepted = 0;
+  for (int i = 0; i < 20000; ++i) {
+    std::string text = good;
+    for (auto edits = 1 + random() % 3; edits > 0; --edits) {
+      const size_t at = random() % text.size(), length = random() % 12;
+      const std::string_view piece = pieces[random() % std::size(pieces)];
+      if (random() % 2 == 0) {
+        text.replace(at, length, piece);
+      } else {
+        text[at] = static_cast<char>(random() % 256);
+      }
+    }
+    try {
+      import_graph(text);
+      ++accepted;
+    } catch (const Error&) {
+    }
+  }
+  EXPECT_GT(accepted, 0);  // a changed name or number may still be a graph
+}
+
+TEST(Importer, DeepNestingIsRefusedCleanly) {
+  const std::string deep = std::string(200000, '[') + std::string(200000, ']');
+  EXPECT_THAT(error_of(deep), HasSubstr("must be an object"));
+  EXPECT_THAT(
+      error_of(graph_with(R"({"op": "view", "args": [0], "attributes": {"shape": )" + deep + "}}")),
+      HasSubstr("shape"));
 }
 
 TEST(Importer, DeclaredShapesAndDtypesAreChecked) {
