@@ -57,32 +57,42 @@ def _add_program(result: dict, region, program, mode: str, batch: int | None) ->
                 "by": _maker(operator, explanation, region.graph["name"]),
             },
         )
-    for rewrite in explanation.get("rewrites", ()):
-        _add(
-            result["optimisations"],
-            {
-                "what": rewrite.get("rule", ""),
-                "identity_or_reason": rewrite.get("identity", ""),
-                "where": rewrite.get("where", ""),
-            },
-        )
-    for sweep in explanation.get("sweeps", ()):
-        for reason in sweep.get("reasons", ()):
-            _add(
-                result["optimisations"],
-                {
-                    "what": sweep.get("name", ""),
-                    "identity_or_reason": reason,
-                    "where": sweep.get("source", ""),
-                },
-            )
+    for item in _optimisations(explanation):
+        _add(result["optimisations"], item)
+
+
+def _optimisations(explanation: dict) -> list[dict]:
+    """Rewrites with the identity behind each, then what the plan fused, stored or recomputed."""
+    items = [
+        {
+            "what": rewrite["rule"],
+            "identity_or_reason": rewrite["identity"],
+            "where": rewrite["where"],
+        }
+        for rewrite in explanation.get("rewrites", ())
+    ]
+    items += explanation.get("optimisations", ())
+    if not explanation.get("optimisations"):
+        for sweep in explanation.get("sweeps", ()):
+            where = ", ".join(dict.fromkeys(n["source"] for n in _nodes(sweep) if n["source"]))
+            items += [
+                {"what": sweep["name"], "identity_or_reason": reason, "where": where}
+                for reason in sweep.get("reasons", ())
+            ]
+    return items
+
+
+def _nodes(sweep: dict) -> list[dict]:
+    nodes = [*sweep.get("body", ()), *sweep.get("statistics", ()), *sweep.get("tail", ())]
+    return [*nodes, sweep["product"]] if "product" in sweep else nodes
 
 
 def _maker(operator: dict, explanation: dict, fallback: str) -> str:
     """Names of the sweeps that compute something of the operator's."""
-    names = []
-    for sweep in explanation.get("sweeps", ()):
-        sources = sweep.get("operators", ()) or ()
-        if any(operator["where"] and operator["where"] in str(source) for source in sources):
-            names.append(sweep.get("name", ""))
-    return ", ".join(dict.fromkeys(name for name in names if name)) or fallback
+    wanted = (operator["module"], operator["where"])
+    names = [
+        sweep["name"]
+        for sweep in explanation.get("sweeps", ())
+        if any((node["origin"], node["source"]) == wanted for node in _nodes(sweep))
+    ]
+    return ", ".join(dict.fromkeys(names)) or fallback

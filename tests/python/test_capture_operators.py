@@ -322,9 +322,17 @@ def test_instance_norm_with_running_statistics(training):
 
 @pytest.mark.parametrize(
     "name",
-    ["gemm_scale_bn", "gemm_bn_scale_softmax", "linear_residual_rmsnorm", "linear_gelu"]
-    + ["linear_groupnorm_hardtanh", "linear_layernorm", "linear_logsumexp_mish"]
-    + ["linear_relu_linear", "gemm_scale_bn_large"],
+    [
+        "gemm_scale_bn",
+        "gemm_scale_bn_large",
+        "gemm_bn_scale_softmax",
+        "linear_gelu",
+        "linear_groupnorm_hardtanh",
+        "linear_layernorm",
+        "linear_logsumexp_mish",
+        "linear_relu_linear",
+        "linear_residual_rmsnorm",
+    ],
 )
 def test_bundled_models_are_taken_whole(name):
     from pathlib import Path

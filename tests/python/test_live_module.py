@@ -3,6 +3,7 @@ between calls, each checked against a plain copy to which the same was done."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
@@ -67,7 +68,7 @@ def x(batch=4):
 
 
 def test_is_a_model_and_shares_everything(pair):
-    optimised, twin = pair
+    _, twin = pair
     original = Model()
     shared = ingot.optimize(original, (x(),))
     assert isinstance(shared, Model) and isinstance(shared, OptimizedModule)
@@ -166,10 +167,9 @@ def test_sequences_of_changes(changes):
     for change in changes:
         for module in (optimised, twin):
             torch.manual_seed(2)
-            try:
+            # An earlier change may have taken away what this one changes.
+            with contextlib.suppress(AttributeError, RuntimeError, TypeError):
                 CHANGES[change](module)
-            except (AttributeError, RuntimeError, TypeError):
-                pass  # an earlier change took away what this one changes
         agree(optimised, twin, x(5))
 
 
@@ -185,7 +185,7 @@ def test_untied_parameters_are_read_apart():
 
 
 def test_hooks_are_called(pair):
-    optimised, twin = pair
+    optimised, _ = pair
     calls = []
     optimised(x())
     optimised.gemm.register_forward_hook(lambda m, i, o: calls.append("gemm"))
@@ -207,7 +207,7 @@ def test_hooks_on_the_root_are_called_once(pair):
 
 @pytest.mark.filterwarnings("ignore::ingot.module.IngotWarning")
 def test_global_hooks_are_called(pair):
-    optimised, twin = pair
+    optimised, _ = pair
     seen = []
     optimised(x())
     handle = nn.modules.module.register_module_forward_hook(lambda m, i, o: seen.append(m))
@@ -240,7 +240,7 @@ def test_parametrizations(pair, kind):
 
 
 def test_gradients_run_the_original_and_say_so_once(pair):
-    optimised, twin = pair
+    optimised, _ = pair
     with torch.enable_grad():
         with pytest.warns(IngotWarning, match="needs gradients"):
             y = optimised(x())
@@ -627,7 +627,7 @@ def test_intermediate_steps_are_pytorchs():
 
 
 def test_bad_arguments_of_optimize():
-    with pytest.raises(TypeError, match="takes an nn.Module"):
+    with pytest.raises(TypeError, match="takes an nn"):
         ingot.optimize(lambda x: x)
     with pytest.raises(ValueError, match="precision"):
         ingot.optimize(Model(), precision="fp31")
