@@ -155,7 +155,7 @@ std::vector<TileChoice> choices(const ProductShape& s, bool wide_search) {
 
 void time_shape(const Blas& blas, int64_t m, int64_t n, int64_t k, int rounds, bool wide_search) {
   const ProductShape shape = row_major(m, n, k);
-  size_t workspace = 0;
+  size_t workspace = portable::plan_product(shape, 232448).workspace_bytes;
   for (const TileChoice& c : choices(shape, wide_search)) {
     workspace = std::max(workspace, plan_with(shape, c, {}).workspace_bytes);
   }
@@ -209,6 +209,15 @@ void time_shape(const Blas& blas, int64_t m, int64_t n, int64_t k, int rounds, b
       list.push_back(candidate);
     }
   }
+  {
+    const ProductPlan plan = portable::plan_product(shape, 232448);
+    auto bound = bind(plan, shape, problem.buffers(), "plain", PlainEpilogue::Params{});
+    Candidate candidate;
+    candidate.name = "portable::" + plan.config;
+    candidate.product = [bound]() mutable { bound.product(); };
+    candidate.full = [bound]() mutable { bound.run(); };
+    list.push_back(candidate);
+  }
   for (int r = 0; r < rounds; ++r) {
     for (Candidate& c : list) {
       if (c.full) c.full();  // its own packed operands
@@ -258,6 +267,8 @@ int main(int argc, char** argv) {
   ADD_CONFIG(FusedSplitConfig, 128, 3, 4, true, 1);
   ADD_CONFIG(FusedSplitConfig, 128, 3, 4, true, 2);
   ADD_CONFIG(FusedSplitConfig, 64, 3, 6, true, 1);
+  kernels()["portable::PackedConfig<4>/plain"] =
+      (const void*)portable_kernel<portable::PackedConfig<4>, PlainEpilogue>;
   ADD_CONFIG(PackedConfig, 128, 2, 6, 2);
   ADD_CONFIG(PackedConfig, 128, 2, 7, 0);
   ADD_CONFIG(PackedConfig, 192, 2, 5, 1);

@@ -36,6 +36,10 @@ void add_epilogue(const std::string& name) {
       (const void*)fused_split_kernel<FusedRare, E>;
   table["FusedSplitConfig<128, 3, 4, false, 2>/" + name] =
       (const void*)fused_split_kernel<FusedRarePlainStore, E>;
+  table["portable::PackedConfig<4>/" + name] =
+      (const void*)portable_kernel<portable::PackedConfig<4>, E>;
+  table["portable::PackedConfig<2>/" + name] =
+      (const void*)portable_kernel<portable::PackedConfig<2>, E>;
   table["PackedConfig<128, 2, 6, 2>/" + name] = (const void*)packed_kernel<Packed, E>;
   table["PackedConfig<192, 2, 5, 1>/" + name] = (const void*)packed_kernel<PackedWide, E>;
   table["PackedConfig<128, 2, 6, 0>/" + name] = (const void*)packed_kernel<PackedPlainStore, E>;
@@ -128,8 +132,7 @@ void check_statistics(const Case& c, const Problem& problem, const ProductPlan& 
   failures += !ok;
 }
 
-void check(const Case& c, const TileChoice& choice, bool epilogues) {
-  const ProductPlan plan = plan_with(c.shape, choice, {});
+void check(const Case& c, const ProductPlan& plan, bool epilogues) {
   Problem problem(c.shape, c.x, c.w, plan.workspace_bytes, c.misalign);
   const auto identity = [](double t, int64_t, int64_t) { return t; };
   auto plain = bind(plan, c.shape, problem.buffers(), "plain", PlainEpilogue::Params{});
@@ -177,6 +180,15 @@ void check(const Case& c, const TileChoice& choice, bool epilogues) {
   check_statistics(c, problem, plan, 1);
   cudaFree(vectors);
   cudaFree(full);
+}
+
+void check(const Case& c, const TileChoice& choice, bool epilogues) {
+  check(c, plan_with(c.shape, choice, {}), epilogues);
+}
+
+void check_portable(const Case& c, bool epilogues) {
+  check(c, portable::plan_product(c.shape, 232448), epilogues);
+  check(c, portable::plan_product(c.shape, 101376), epilogues);  // two stages: cc 8.6, 8.9
 }
 
 ProductShape transposed(int64_t m, int64_t n, int64_t k, bool x_too) {
@@ -236,6 +248,7 @@ int main(int argc, char** argv) {
     const bool epilogues = c.x == u && c.w == w && c.shape.m <= 1024;
     for (const TileChoice& choice : {kFused, kFusedRare, kFusedThin, kPacked, kPackedWide})
       check(c, choice, epilogues);
+    check_portable(c, epilogues);
   }
   // Layouts and alignments that only the packed variant takes, and plain stores.
   std::vector<Case> odd = {
@@ -249,6 +262,7 @@ int main(int argc, char** argv) {
   odd[2].shape.x.aligned = odd[2].shape.w.aligned = false;
   for (const Case& c : odd) {
     check(c, kPacked, true);
+    check_portable(c, true);
     check(c, kPackedWide, c.shape.n % 4 != 0);
   }
   Case strided = {"strided y", row_major(70, 132, 64), u, w, 1e-6, 6};

@@ -14,6 +14,8 @@
 #include "product/hopper/fused_split.cuh"
 #include "product/hopper/launch.h"
 #include "product/hopper/packed.cuh"
+#include "product/portable/launch.h"
+#include "product/portable/packed.cuh"
 #include "product/split.cuh"
 
 #define CHECK(call)                                                                           \
@@ -96,6 +98,14 @@ __global__ void __launch_bounds__(384, 1)
   product_packed<Config, Epilogue>(w, x, y, args, params);
 }
 
+template <class Config, class Epilogue>
+__global__ void __launch_bounds__(256, 1)
+    portable_kernel(const __grid_constant__ portable::PackedOperands operands,
+                    const __grid_constant__ ProductArgs args,
+                    const __grid_constant__ typename Epilogue::Params params) {
+  portable::product_portable<Config, Epilogue>(operands, args, params);
+}
+
 // Kernels by the text a plan names them with ("product_packed<PackedConfig<…>>/epilogue").
 inline std::map<std::string, const void*>& kernels() {
   static std::map<std::string, const void*> table;
@@ -136,6 +146,7 @@ struct Bound {
   ProductArgs args{};
   Params params{};
   CUtensorMap w{}, x{}, y{};
+  portable::PackedOperands packed{};
   const void* kernel = nullptr;
 
   void split() const {
@@ -154,7 +165,10 @@ struct Bound {
   }
   void product(bool dependent = false) {
     void* arguments[] = {&w, &x, &y, &args, &params};
-    launch(kernel, plan.grid, plan.threads, plan.cluster, plan.shared_bytes, arguments, dependent);
+    void* portable_arguments[] = {&packed, &args, &params};
+    const bool is_portable = plan.variant == Variant::portable;
+    launch(kernel, plan.grid, plan.threads, plan.cluster, plan.shared_bytes,
+           is_portable ? portable_arguments : arguments, dependent);
   }
   void run() {
     split();
@@ -169,7 +183,8 @@ Bound<Params> bind(const ProductPlan& plan, const ProductShape& shape, const Buf
   bound.plan = plan;
   bound.buffers = buffers;
   bound.params = params;
-  const std::string name = plan.config + "/" + epilogue;
+  const bool is_portable = plan.variant == Variant::portable;
+  const std::string name = (is_portable ? "portable::" : "") + plan.config + "/" + epilogue;
   if (!kernels().count(name)) {
     std::printf("no kernel %s in this program\n", name.c_str());
     std::exit(1);
@@ -194,8 +209,9 @@ Bound<Params> bind(const ProductPlan& plan, const ProductShape& shape, const Buf
     }
     return nullptr;
   };
-  bound.w = encode_map(plan.w_map, base(plan.w_map.source));
-  bound.x = encode_map(plan.x_map, base(plan.x_map.source));
+  bound.packed = {ws + plan.w_packed_offset, ws + plan.x_packed_offset};
+  if (!is_portable) bound.w = encode_map(plan.w_map, base(plan.w_map.source));
+  if (!is_portable) bound.x = encode_map(plan.x_map, base(plan.x_map.source));
   if (plan.tma_store) bound.y = encode_map(plan.y_map, base(plan.y_map.source));
   ProductArgs& a = bound.args;
   a.x = {buffers.x, shape.x.row_stride, shape.x.k_stride};

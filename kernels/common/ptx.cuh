@@ -1,8 +1,9 @@
 // One wrapper for each PTX concept the kernels use; no CUDA header is needed, so NVRTC can compile
 // them anywhere. Shared memory is addressed by its 32-bit window address throughout.
 //
-// Hopper's own instructions (TMA, mbarrier transactions, wgmma control, setmaxnreg) need sm_90a;
-// they are only instantiated by kernels under product/hopper.
+// Hopper's own instructions (TMA, mbarrier, wgmma control, setmaxnreg, clusters) need sm_90a; only
+// kernels under product/hopper use them. Programmatic dependent launch needs sm_90 and vanishes
+// below; the rest runs from sm_80 on.
 #pragma once
 
 #include "common/types.cuh"
@@ -88,9 +89,43 @@ INGOT_D void copy_wait_all() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+// 16 bytes, zeroes where `valid` is false (the source is then not read).
+INGOT_D void copy_vector_async(u32 destination, const void* source, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+INGOT_D void copy_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Waits until at most kPending of this thread's committed groups are under way.
+template <int kPending>
+INGOT_D void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 // Makes this thread's earlier shared-memory accesses visible to TMA and wgmma (the async proxy).
 INGOT_D void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// --- mma.sync (compute capability 8.0 and up)
+// -----------------------------------------------------
+
+// Four 8×8 fp16 matrices; lane i gives the address of row i % 8 of matrix i / 8.
+INGOT_D void load_matrices(u32 (&out)[4], u32 row_address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
+               : "r"(row_address)
+               : "memory");
+}
+
+// d (16×8 fp32) += a (16×16 fp16) · b (16×8 fp16).
+INGOT_D void mma(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // --- barriers of the thread block ----------------------------------------------------------------
@@ -255,10 +290,14 @@ INGOT_D void cluster_sync() {
 // Programmatic dependent launch: wait for the kernels before this one in the stream, and allow the
 // ones after it to be scheduled (they wait in turn before they read). No-ops in a plain launch.
 INGOT_D void dependency_wait() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
 INGOT_D void launch_dependents() {
+#if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 }  // namespace ingot::ptx

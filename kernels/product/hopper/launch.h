@@ -22,6 +22,7 @@ namespace ingot::hopper {
 enum class Variant {
   fused_split,  // fp32 weight split inside the product; only x is packed beforehand
   packed,       // both operands packed beforehand
+  portable,     // the same without Hopper's own instructions (portable/launch.h)
   unsupported,  // the shape does not fit: use the library
 };
 
@@ -153,6 +154,23 @@ inline SplitStep plan_split(SplitStep::Operand operand, int64_t rows, int64_t k,
   return step;
 }
 
+// Adds the packing of an operand to the plan and to its workspace.
+inline void add_split(ProductPlan& plan, SplitStep::Operand operand, const ProductShape& shape) {
+  const bool is_x = operand == SplitStep::Operand::x;
+  const int64_t rows = is_x ? shape.m : shape.n;
+  const auto reserve = [&plan](size_t bytes) {
+    const size_t offset = plan.workspace_bytes;
+    plan.workspace_bytes = align_up(offset + bytes, 256);
+    return offset;
+  };
+  SplitStep step = plan_split(operand, rows, shape.k, is_x ? shape.x : shape.w);
+  step.packed_offset = reserve(size_t(rows) * size_t(divide_up(shape.k, 32)) * 128);
+  step.exponent_offset = reserve(size_t(rows) * 4);
+  (is_x ? plan.x_packed_offset : plan.w_packed_offset) = step.packed_offset;
+  (is_x ? plan.x_exponent_offset : plan.w_exponent_offset) = step.exponent_offset;
+  plan.splits.push_back(step);
+}
+
 // Fills in everything that follows from the choice of tile.
 inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice,
                              const DeviceLimits& device) {
@@ -177,24 +195,8 @@ inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice
   const int64_t slots = choice.cluster == 2 ? device.max_clusters_of_two : device.multiprocessors;
   plan.grid = unsigned(std::min(tiles, slots) * choice.cluster);
 
-  const auto reserve = [&plan](size_t bytes) {
-    const size_t offset = plan.workspace_bytes;
-    plan.workspace_bytes = align_up(offset + bytes, 256);
-    return offset;
-  };
-  const auto pack = [&](SplitStep::Operand operand, int64_t rows, const OperandShape& from,
-                        size_t& packed, size_t& exponents) {
-    packed = reserve(size_t(rows) * size_t(k_slabs) * 128);
-    exponents = reserve(size_t(rows) * 4);
-    SplitStep step = plan_split(operand, rows, shape.k, from);
-    step.packed_offset = packed;
-    step.exponent_offset = exponents;
-    plan.splits.push_back(step);
-  };
-  pack(SplitStep::Operand::x, shape.m, shape.x, plan.x_packed_offset, plan.x_exponent_offset);
-  if (!fused && !shape.weight_packed) {
-    pack(SplitStep::Operand::w, shape.n, shape.w, plan.w_packed_offset, plan.w_exponent_offset);
-  }
+  add_split(plan, SplitStep::Operand::x, shape);
+  if (!fused && !shape.weight_packed) add_split(plan, SplitStep::Operand::w, shape);
   using Source = TensorMapSpec::Source;
   const uint64_t packed_columns = uint64_t(k_slabs) * 64, packed_bytes = uint64_t(k_slabs) * 128;
   plan.x_map = {Source::x_packed,
