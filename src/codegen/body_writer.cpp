@@ -167,22 +167,6 @@ std::string cast_expression(const Reference& from, DType to) {
   return fmt::format("static_cast<{}>({})", compute_type(to), from.text);
 }
 
-int bytes_of(DType dtype) {
-  switch (dtype) {
-    case DType::f16:
-    case DType::bf16:
-      return 2;
-    case DType::f64:
-    case DType::i64:
-      return 8;
-    case DType::boolean:
-      return 1;
-    case DType::f32:
-      return 4;
-  }
-  return 4;
-}
-
 }  // namespace
 
 SweepContext::SweepContext(const Plan& plan, int sweep)
@@ -244,7 +228,9 @@ std::string SweepContext::name_of(ValueId value) const {
 
 std::string SweepContext::operand(ValueId value, bool written, bool vector) {
   const auto [found, inserted] = index_.try_emplace({value, written}, operands_.size());
-  if (inserted) operands_.push_back({value, written, false, seen(value)});
+  if (inserted)
+    operands_.push_back(
+        {value, written, false, static_cast<int>(size_of(dtype_in_memory(value))), seen(value)});
   KernelOperand& operand = operands_[found->second];
   operand.vector = operand.vector || vector;
   return name_of(value) + (written ? "_out" : "");
@@ -268,7 +254,7 @@ int SweepContext::width() const {
     for (const ValueId value : *part) {
       const auto found = sweep_.shapes.find(value);
       if (found == sweep_.shapes.end() || found->second.features == 1) continue;
-      if (found->second.batched && bytes_of(dtype_in_memory(value)) == 2) width = 8;
+      if (found->second.batched && size_of(dtype_in_memory(value)) == 2) width = 8;
     }
   }
   while (width > 1 && space().features % width != 0) width /= 2;

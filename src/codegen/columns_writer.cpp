@@ -67,6 +67,22 @@ class ColumnsWriter {
     functor_ = functor_name(source_.name);
   }
 
+  // The merging kernel and the tail alone, for partial states that a product emits.
+  KernelSource write_merge_only() {
+    source_.name += "_merge";
+    functor_ = functor_name(source_.name);
+    UnitParts parts;
+    const std::string tail = tail_text();
+    parts.comment = sweep_comment(context_, source_.name);
+    parts.includes = {"common/pointwise.cuh", "sweeps/columns.cuh"};
+    parts.functor = functor_;
+    parts.members = constants() + context_.operands_struct() + tail_function(tail);
+    add_merge(parts, source_.name);
+    source_.operands = context_.operands();
+    source_.text = translation_unit(parts);
+    return std::move(source_);
+  }
+
   KernelSource write() {
     SampleBody body(context_);
     FunctionWriter values = body.writer();
@@ -86,10 +102,7 @@ class ColumnsWriter {
                         "Feature<V>& shared,\n                             Element<V>& "
                         "held, i64 b, i64 e, Value (&x)[{}][V]) {{\n",
                         states_.size()) +
-                    values_text + "  }\n" +
-                    "  INGOT_D static void tail(const Operands& operands, const "
-                    "Statistics::State& state, i64 e) {\n" +
-                    tail + "  }\n";
+                    values_text + "  }\n" + tail_function(tail);
     write_kernels(parts);
     source_.operands = context_.operands();
     source_.text = translation_unit(parts);
@@ -106,7 +119,7 @@ class ColumnsWriter {
       lanes ? values.lane_statement(text) : values.statement(text);
     }
     for (const ValueId value : context_.sweep().stores) {
-      if (!in_tail(value)) values.store(value);
+      if (!in_tail(value) && value != context_.sweep().matmul) values.store(value);
     }
   }
 
@@ -135,6 +148,12 @@ class ColumnsWriter {
       if (in_tail(value)) tail.store(value);
     }
     return tail.text(4);
+  }
+
+  static std::string tail_function(const std::string& tail) {
+    return "  INGOT_D static void tail(const Operands& operands, const Statistics::State& state,"
+           " i64 e) {\n" +
+           tail + "  }\n";
   }
 
   std::string constants() {
@@ -196,8 +215,12 @@ class ColumnsWriter {
       }
       source_.entries.push_back(entry);
     }
+    add_merge(parts, source_.name + "_merge");
+  }
+
+  void add_merge(UnitParts& parts, const std::string& name) {
     KernelEntry merge;
-    merge.name = source_.name + "_merge";
+    merge.name = name;
     merge.role = KernelRole::merge;
     merge.threads = kMergeLanes * kMergeSegments;
     merge.tiles = (source_.columns + kMergeLanes - 1) / kMergeLanes;
@@ -217,6 +240,10 @@ class ColumnsWriter {
 };
 
 }  // namespace
+
+KernelSource write_merge(const Plan& plan, int sweep) {
+  return ColumnsWriter(plan, sweep).write_merge_only();
+}
 
 KernelSource write_columns(const Plan& plan, int sweep) {
   return ColumnsWriter(plan, sweep).write();

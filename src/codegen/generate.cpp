@@ -4,8 +4,8 @@
 
 #include "codegen/embedded_kernels.h"
 #include "codegen/kernel_source.h"
+#include "codegen/product_epilogue.h"
 #include "codegen/sweep_writers.h"
-#include "support/error.h"
 
 namespace ingot {
 namespace {
@@ -65,10 +65,7 @@ std::vector<KernelSource> generate_sweep(const Plan& plan, int index) {
     case SweepKind::product:
       break;
   }
-  if (!sweep.body.empty() || !sweep.statistics.empty()) {
-    fail(INGOT_UNSUPPORTED, "sweep {}: this product has no fused epilogue", sweep.name);
-  }
-  return {};
+  return write_behind_product(plan, index);
 }
 
 std::vector<KernelSource> generate(const Plan& plan) {

@@ -16,6 +16,7 @@ struct KernelOperand {
   ValueId value = kNoValue;
   bool written = false;
   bool vector = false;  // accessed V features at a time: width > 1 asks for alignment
+  int bytes = 4;        // of an element in memory
   Shape seen;           // extents in the sweep's factoring
 };
 
@@ -62,8 +63,9 @@ SampleSplits splits_of(const KernelSource& source, const KernelEntry& entry, int
 // Blocks of the grid (one-dimensional).
 int64_t blocks_of(const KernelSource& source, const KernelEntry& entry, int64_t batch);
 
-// The sources of every sweep of the plan, in launch order; a product without a fused epilogue has
-// none. Throws Error (INGOT_UNSUPPORTED) where a sweep has no template.
+// The sources of every sweep of the plan, in launch order; of a product's, what follows it where a
+// library computes it (codegen/product_epilogue.h has the rest). Throws Error (INGOT_UNSUPPORTED)
+// where a sweep has no template.
 std::vector<KernelSource> generate(const Plan& plan);
 // The same for one sweep.
 std::vector<KernelSource> generate_sweep(const Plan& plan, int sweep);

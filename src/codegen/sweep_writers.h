@@ -11,6 +11,8 @@ namespace ingot {
 
 KernelSource write_map(const Plan& plan, int sweep);
 KernelSource write_columns(const Plan& plan, int sweep);
+// The second half of a columns sweep, for a product whose epilogue emits the partial states.
+KernelSource write_merge(const Plan& plan, int sweep);
 KernelSource write_rows(const Plan& plan, int sweep);
 KernelSource write_groups(const Plan& plan, int sweep);
 

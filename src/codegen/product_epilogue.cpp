@@ -1,0 +1,190 @@
+#include "codegen/product_epilogue.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "codegen/sweep_writers.h"
+
+namespace ingot {
+namespace {
+
+constexpr size_t kMaxMoments = 2;  // kernels/product/hopper/args.cuh
+
+bool contains(const std::vector<ValueId>& list, ValueId value) {
+  return std::find(list.begin(), list.end(), value) != list.end();
+}
+
+// The product's rows are samples m = (batch, row), its columns features n. An element's index
+// within its batch entry is e = row · N + n, whatever factoring the sweep sees.
+class EpilogueWriter {
+ public:
+  EpilogueWriter(const Plan& plan, int sweep)
+      : context_(plan, sweep), features_(plan.graph[context_.sweep().matmul].shape.features) {
+    const Sweep& s = context_.sweep();
+    rows_ = s.space.static_elements() / features_;
+    states_ = shared_states(plan.graph, s, s.statistics);
+    result_.kernel = kernel_name(plan, sweep);
+    result_.functor = functor_name(result_.kernel);
+  }
+
+  // Why not, or empty.
+  std::string obstacle() {
+    const Sweep& s = context_.sweep();
+    const bool batched = s.space.batched || rows_ > 1;
+    for (const SharedState& state : states_) {
+      if (state.monoid != MonoidKind::moments) return "its statistics are not moments";
+      if (state.axes != sample_axes()) return "its statistics do not run over all samples";
+    }
+    if (states_.size() > kMaxMoments) return "it has more than two statistics";
+    for (const ValueId value : s.stores) {
+      if (in_tail(value)) continue;
+      if (result_.stored != kNoValue) return "it stores more than one value per element";
+      if (context_.seen(value).static_elements() != s.space.static_elements() || !batched ||
+          context_.seen(value).batched != s.space.batched) {
+        return "it stores a value that is not one per element";
+      }
+      if (context_.dtype_in_memory(value) != DType::f32) return "its result is not f32";
+      result_.stored = value;
+    }
+    if (context_.node(s.matmul).dtype != DType::f32) return "it is not an f32 product";
+    return "";
+  }
+
+  ProductEpilogue write(const Plan& plan, int sweep) {
+    result_.moments = static_cast<int>(states_.size());
+    const std::string apply = apply_text();
+    std::string feature_fields, sample_fields;
+    const std::string feature = level_text("feature", features_used_, &feature_fields);
+    const std::string sample = level_text("sample", samples_used_, &sample_fields);
+    result_.functor_text = fmt::format(
+        "struct {} {{\n{}  using Params = Operands;\n"
+        "  struct Feature {{\n{}  }};\n  struct Sample {{\n{}  }};\n"
+        "  static constexpr int kMoments = {};\n  static constexpr bool kStore = {};\n\n"
+        "  INGOT_D static Feature feature(const Params& operands, i64 n) {{\n"
+        "    [[maybe_unused]] const i64 b = 0, e = n;\n    Feature feature;\n{}"
+        "    return feature;\n  }}\n"
+        "  INGOT_D static Sample sample(const Params& operands, i64 m) {{\n{}"
+        "    Sample sample;\n{}    return sample;\n  }}\n"
+        "  INGOT_D static float apply(const Params& operands, const Feature& feature,\n"
+        "                             const Sample& sample, i64 m, i64 n, float product,\n"
+        "                             float (&statistic)[{}]) {{\n{}{}  }}\n}};\n",
+        result_.functor, context_.operands_struct(), feature_fields, sample_fields, result_.moments,
+        result_.stored != kNoValue, feature, position("0"), sample, std::max(result_.moments, 1),
+        position("n"), apply);
+    result_.operands = context_.operands();
+    if (!states_.empty()) result_.merge = write_merge(plan, sweep);
+    return std::move(result_);
+  }
+
+ private:
+  // All axes above the features, the batch included.
+  AxisMask sample_axes() const {
+    AxisMask mask = context_.space().batched ? axis_bit(kBatch) : AxisMask{0};
+    int64_t stride = 1;
+    for (const Axis axis : {kFeatures, kGroups, kRows}) {
+      const int64_t extent = context_.space().extent(axis, 1);
+      if (extent > 1 && stride >= features_) mask = static_cast<AxisMask>(mask | axis_bit(axis));
+      stride *= extent;
+    }
+    return mask;
+  }
+
+  AxisMask varying_axes(ValueId value) const {
+    const Shape& seen = context_.seen(value);
+    AxisMask mask = seen.batched ? axis_bit(kBatch) : AxisMask{0};
+    for (const Axis axis : {kRows, kGroups, kFeatures}) {
+      if (seen.extent(axis, 1) > 1) mask = static_cast<AxisMask>(mask | axis_bit(axis));
+    }
+    return mask;
+  }
+
+  bool in_tail(ValueId value) const {
+    return contains(context_.sweep().tail, value) || contains(context_.sweep().statistics, value);
+  }
+
+  std::string position(const char* n) const {
+    if (rows_ == 1) return fmt::format("    [[maybe_unused]] const i64 b = m, e = {};\n", n);
+    return fmt::format("    [[maybe_unused]] const i64 b = m / {0}, e = m % {0} * {1} + {2};\n",
+                       rows_, features_, n);
+  }
+
+  Reference field(std::vector<ValueId>& used, const char* level, ValueId value) {
+    if (!contains(used, value)) used.push_back(value);
+    return {fmt::format("{}.{}", level, context_.name_of(value)), context_.type_of(value)};
+  }
+
+  std::string apply_text() {
+    FunctionWriter writer(
+        context_,
+        [this](ValueId value) -> std::optional<Reference> {
+          if (value == context_.sweep().matmul) return Reference{"product", "float"};
+          if (context_.is_constant(value)) return std::nullopt;
+          const AxisMask varies = varying_axes(value);
+          if ((varies & sample_axes()) == 0) return field(features_used_, "feature", value);
+          if ((varies & ~sample_axes()) == 0) return field(samples_used_, "sample", value);
+          return std::nullopt;
+        },
+        FunctionWriter::Lanes::scalar);
+    for (size_t i = 0; i < states_.size(); ++i) {
+      writer.assign(fmt::format("statistic[{}]", i), states_[i].arg);
+    }
+    const std::string stored =
+        result_.stored == kNoValue ? "0.0f" : writer.value(result_.stored).text;
+    writer.statement(fmt::format("return {};", stored));
+    return writer.text(4);
+  }
+
+  std::string level_text(const std::string& level, const std::vector<ValueId>& used,
+                         std::string* fields) {
+    FunctionWriter writer(context_, nullptr, FunctionWriter::Lanes::scalar);
+    for (const ValueId value : used) {
+      *fields += field_declaration(context_, value, false);
+      writer.assign(fmt::format("{}.{}", level, context_.name_of(value)), value);
+    }
+    return writer.text(4);
+  }
+
+  SweepContext context_;
+  int64_t features_, rows_ = 1;
+  std::vector<SharedState> states_;
+  std::vector<ValueId> features_used_, samples_used_;
+  ProductEpilogue result_;
+};
+
+}  // namespace
+
+std::optional<ProductEpilogue> write_epilogue(const Plan& plan, int sweep, std::string* why) {
+  EpilogueWriter writer(plan, sweep);
+  *why = writer.obstacle();
+  if (!why->empty()) return std::nullopt;
+  return writer.write(plan, sweep);
+}
+
+std::string product_kernel_text(const ProductEpilogue& epilogue, const std::string& header,
+                                const std::string& product, const std::string& config) {
+  return fmt::format(
+      "// {0}: a matrix product with everything behind it that needs no wait.\n"
+      "#include \"common/pointwise.cuh\"\n#include \"{1}\"\n#include \"sweeps/tensor.cuh\"\n\n"
+      "namespace ingot {{\n\n{2}\n}}  // namespace ingot\n\n"
+      "extern \"C\" __global__ void __launch_bounds__(384, 1) {0}(\n"
+      "    const __grid_constant__ ingot::TensorMap w, const __grid_constant__ ingot::TensorMap "
+      "x,\n"
+      "    const __grid_constant__ ingot::TensorMap y,\n"
+      "    const __grid_constant__ ingot::hopper::ProductArgs args,\n"
+      "    const __grid_constant__ ingot::{3}::Params params) {{\n"
+      "  using namespace ingot::hopper;\n"
+      "  {4}<{5}, ingot::{3}>(w, x, y, args, params);\n}}\n",
+      epilogue.kernel, header, epilogue.functor_text, epilogue.functor, product, config);
+}
+
+std::vector<KernelSource> write_behind_product(const Plan& plan, int sweep) {
+  const Sweep& s = plan.sweeps[static_cast<size_t>(sweep)];
+  if (!s.statistics.empty()) return {write_columns(plan, sweep)};
+  const bool only_product =
+      std::all_of(s.stores.begin(), s.stores.end(), [&](ValueId v) { return v == s.matmul; });
+  if (only_product) return {};
+  return {write_map(plan, sweep)};
+}
+
+}  // namespace ingot

@@ -1,0 +1,32 @@
+// What rides on a matrix product: the epilogue that Ingot's own kernels run on accumulators, and
+// the same work as sweeps of their own behind a library product.
+#pragma once
+
+#include <optional>
+
+#include "codegen/kernel_source.h"
+
+namespace ingot {
+
+// The functor of kernels/product/hopper/epilogue.cuh for a product sweep.
+struct ProductEpilogue {
+  std::string kernel;  // name of the product kernel
+  std::string functor, functor_text;
+  std::vector<KernelOperand> operands;  // its Params, in order
+  ValueId stored = kNoValue;            // the m × n value that is written, or none
+  int moments = 0;                      // partial statistics that it emits
+  std::optional<KernelSource> merge;    // merges them and runs the sweep's tail
+};
+// nullopt where the sweep asks for more than the functor can do (reasons in `why`): other monoids
+// than moments, several m × n results, results that are not f32.
+std::optional<ProductEpilogue> write_epilogue(const Plan& plan, int sweep, std::string* why);
+
+// The translation unit of a product kernel: which template with which Config, from which header.
+std::string product_kernel_text(const ProductEpilogue& epilogue, const std::string& header,
+                                const std::string& product, const std::string& config);
+
+// Body, statistics and tail of a product sweep as a sweep that reads the product; empty where there
+// is nothing to do.
+std::vector<KernelSource> write_behind_product(const Plan& plan, int sweep);
+
+}  // namespace ingot

@@ -1,0 +1,123 @@
+// A program on CUDA: its sweeps in order, on the caller's stream, in the caller's memory.
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include "backend/executable.h"
+#include "cuda/sweep_runner.h"
+#include "support/error.h"
+
+namespace ingot {
+namespace {
+
+using namespace cuda;
+
+constexpr int kDependentLaunchDriver = 12040;  // the first that captures such launches in graphs
+
+// What a batch size settles, whatever the device.
+struct BatchLayout {
+  std::vector<size_t> offsets;  // of the plan's buffers
+  size_t buffers = 0;           // bytes; scratch memory follows
+  size_t scratch = 0;           // the most that any sweep takes
+};
+
+class CudaExecutable : public Executable {
+ public:
+  CudaExecutable(Plan plan, const ProgramOptions& options)
+      : plan_(std::move(plan)),
+        options_(options),
+        modules_(CubinCache(cache_folder(options))),
+        leaf_count_(plan_.graph.leaves().size()) {
+    for (size_t i = 0; i < plan_.sweeps.size(); ++i) {
+      const int sweep = static_cast<int>(i);
+      runners_.push_back(plan_.sweeps[i].kind == SweepKind::product
+                             ? make_product_runner(plan_, sweep, modules_, options_.capabilities)
+                             : make_kernels_runner(plan_, sweep, modules_));
+    }
+  }
+
+  void prepare(int64_t batch, int device) override {
+    const CurrentContext context(device);
+    std::vector<int> units;
+    for (const auto& runner : runners_) {
+      const std::vector<int> own = runner->units(batch);
+      units.insert(units.end(), own.begin(), own.end());
+    }
+    modules_.load(*context, units);
+    for (const auto& runner : runners_) runner->prepare(*context, batch);
+    layout(batch);
+  }
+
+  size_t workspace_size(int64_t batch) override {
+    const BatchLayout& l = layout(batch);
+    return l.buffers + l.scratch;
+  }
+
+  void run(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
+           size_t workspace_bytes, void* stream) override {
+    if (tensors.empty()) return;
+    const BatchLayout& l = layout(batch);
+    if (workspace_bytes < l.buffers + l.scratch) {
+      fail(INGOT_INVALID_ARGUMENT, "the workspace has {} bytes, batch {} needs {}", workspace_bytes,
+           batch, l.buffers + l.scratch);
+    }
+    const CurrentContext context(tensors[0].device);
+    const bool dependent = context->sm() >= 90 && driver().version >= kDependentLaunchDriver &&
+                           options_.capabilities.value("dependent_launch", true);
+    auto* const memory = static_cast<std::byte*>(workspace);
+    const RunState state = {plan_,
+                            *context,
+                            modules_,
+                            batch,
+                            tensors,
+                            leaf_count_,
+                            memory,
+                            l.offsets,
+                            memory + l.buffers,
+                            workspace_bytes - l.buffers,
+                            static_cast<CUstream>(stream),
+                            dependent};
+    for (const auto& runner : runners_) runner->run(state);
+  }
+
+  nlohmann::json describe(int64_t batch) override {
+    nlohmann::json sweeps = nlohmann::json::array();
+    for (const auto& runner : runners_) sweeps.push_back(runner->describe(batch));
+    return {{"backend", "cuda"}, {"sweeps", sweeps}, {"workspace_bytes", workspace_size(batch)}};
+  }
+
+ private:
+  static std::string cache_folder(const ProgramOptions& options) {
+    const std::string root =
+        options.cache_dir.empty() ? CubinCache::default_folder() : options.cache_dir;
+    return root.empty() ? root : root + "/kernels";
+  }
+
+  const BatchLayout& layout(int64_t batch) {
+    const std::lock_guard lock(mutex_);
+    if (const auto found = layouts_.find(batch); found != layouts_.end()) return *found->second;
+    auto l = std::make_unique<BatchLayout>();
+    l->offsets = plan_.workspace_layout(batch, &l->buffers);
+    l->buffers = align_to_256(l->buffers);
+    for (const auto& runner : runners_) {
+      l->scratch = std::max(l->scratch, runner->scratch_bytes(batch));
+    }
+    return *layouts_.emplace(batch, std::move(l)).first->second;
+  }
+
+  const Plan plan_;
+  const ProgramOptions options_;
+  Modules modules_;
+  const size_t leaf_count_;
+  std::vector<std::unique_ptr<SweepRunner>> runners_;
+  std::mutex mutex_;
+  std::map<int64_t, std::unique_ptr<BatchLayout>> layouts_;
+};
+
+}  // namespace
+
+std::unique_ptr<Executable> make_cuda_executable(Plan plan, const ProgramOptions& options) {
+  return std::make_unique<CudaExecutable>(std::move(plan), options);
+}
+
+}  // namespace ingot

@@ -1,0 +1,291 @@
+#include "cuda/hopper_product.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "codegen/body_writer.h"
+#include "product/hopper/args.cuh"
+#include "product/split.cuh"
+#include "support/error.h"
+
+namespace ingot::cuda {
+namespace {
+
+using hopper::ProductPlan;
+using hopper::ProductShape;
+using hopper::SplitStep;
+using hopper::TensorMapSpec;
+
+// cuda.h's numbers.
+constexpr int kMapFloat16 = 6, kMapFloat32 = 7, kMapSwizzle128 = 3, kMapPromote256 = 3;
+constexpr size_t kPartialBytes = sizeof(Moments<float>::State);
+
+bool same_shape(const hopper::OperandShape& a, const hopper::OperandShape& b) {
+  return a.row_stride == b.row_stride && a.k_stride == b.k_stride && a.aligned == b.aligned;
+}
+
+bool same_shape(const ProductShape& a, const ProductShape& b) {
+  return a.m == b.m && a.n == b.n && a.k == b.k && same_shape(a.x, b.x) && same_shape(a.w, b.w) &&
+         a.y_stride == b.y_stride && a.y_aligned == b.y_aligned &&
+         a.stores_result == b.stores_result && a.weight_packed == b.weight_packed;
+}
+
+size_t align_to_16(size_t bytes) {
+  return (bytes + 15) / 16 * 16;
+}
+
+CUtensorMap encode_map(const TensorMapSpec& spec, void* base) {
+  CUtensorMap map{};
+  const uint64_t extents[2] = {spec.columns, spec.rows}, strides[1] = {spec.row_bytes};
+  const uint32_t box[2] = {spec.box_columns, spec.box_rows}, steps[2] = {1, 1};
+  check(
+      driver().cuTensorMapEncodeTiled(&map, spec.half ? kMapFloat16 : kMapFloat32, 2, base, extents,
+                                      strides, box, steps, 0, kMapSwizzle128, kMapPromote256, 0),
+      "describing a matrix to the copy engine");
+  return map;
+}
+
+Unit split_unit(const SplitStep& step) {
+  const std::string name = "product_" + identifier(step.kernel);
+  const std::string text = fmt::format(
+      "// The split of an operand into fp16 halves that a product kernel reads.\n"
+      "#include \"product/split.cuh\"\n\n"
+      "extern \"C\" __global__ void __launch_bounds__({}) {}(\n"
+      "    const __grid_constant__ ingot::SplitArgs args) {{\n  ingot::{}(args);\n}}\n",
+      step.threads, name, step.kernel);
+  return {{name, text}, {name}, 0};
+}
+
+}  // namespace
+
+std::unique_ptr<HopperProduct> HopperProduct::make(const Plan& plan, int sweep, Modules& modules,
+                                                   std::string* why) {
+  const Sweep& s = plan.sweeps[static_cast<size_t>(sweep)];
+  const auto arg = [&](size_t i) -> const Node& {
+    return plan.graph[plan.graph[s.matmul].args[i]];
+  };
+  if (plan.target.sm != 90) {
+    *why = "Ingot's own product is for compute capability 9.0";
+  } else if (plan.precision != Precision::fp32 && plan.precision != Precision::high) {
+    *why = "the precision policy asks for the library's product";
+  } else if (arg(0).dtype != DType::f32 || arg(1).dtype != DType::f32) {
+    *why = "its operands are not f32";
+  } else if (arg(1).shape.batched) {
+    *why = "its weight differs from sample to sample";
+  } else if (std::optional<ProductEpilogue> epilogue = write_epilogue(plan, sweep, why)) {
+    return std::unique_ptr<HopperProduct>(
+        new HopperProduct(plan, sweep, modules, *std::move(epilogue)));
+  }
+  return nullptr;
+}
+
+HopperProduct::HopperProduct(const Plan& plan, int sweep, Modules& modules,
+                             ProductEpilogue epilogue)
+    : plan_(plan),
+      sweep_(plan.sweeps[static_cast<size_t>(sweep)]),
+      modules_(modules),
+      epilogue_(std::move(epilogue)) {
+  if (epilogue_.merge) merge_.emplace(*epilogue_.merge, modules);
+}
+
+ProductShape HopperProduct::usual_shape(int64_t batch) const {
+  const ProductExtents extents = product_extents(plan_, sweep_, batch);
+  ProductShape shape;
+  shape.m = extents.m;
+  shape.n = extents.n;
+  shape.k = extents.k;
+  shape.x = {extents.k, 1, true};
+  const bool k_last = plan_.graph[sweep_.matmul].transpose_b;
+  shape.w = {k_last ? extents.k : 1, k_last ? 1 : extents.n, true};
+  shape.y_stride = extents.n;
+  shape.stores_result = epilogue_.stored != kNoValue;
+  return shape;
+}
+
+const HopperProduct::Prepared& HopperProduct::prepared(const ProductShape& shape,
+                                                       const hopper::DeviceLimits& device) {
+  const auto matches = [&](const std::unique_ptr<Prepared>& p) {
+    return same_shape(p->shape, shape) && p->device.multiprocessors == device.multiprocessors &&
+           p->device.max_clusters_of_two == device.max_clusters_of_two;
+  };
+  {
+    const std::shared_lock lock(mutex_);
+    const auto found = std::find_if(prepared_.begin(), prepared_.end(), matches);
+    if (found != prepared_.end()) return **found;
+  }
+  auto p = std::make_unique<Prepared>();
+  p->shape = shape;
+  p->device = device;
+  p->plan = hopper::plan_product(shape, device);
+  if (p->plan.variant != hopper::Variant::unsupported) {
+    const std::string text =
+        product_kernel_text(epilogue_, p->plan.header, p->plan.kernel, p->plan.config);
+    p->product_unit =
+        modules_.add({{epilogue_.kernel, text}, {epilogue_.kernel}, p->plan.shared_bytes});
+    for (const SplitStep& step : p->plan.splits) {
+      p->split_units.push_back(modules_.add(split_unit(step)));
+    }
+    p->partial_bytes =
+        align_to_16(static_cast<size_t>(p->plan.sample_tiles * shape.n) * kPartialBytes);
+  }
+  const std::unique_lock lock(mutex_);
+  prepared_.push_back(std::move(p));
+  return *prepared_.back();
+}
+
+size_t HopperProduct::bytes_of(const Prepared& p) const {
+  return align_to_256(p.plan.workspace_bytes) +
+         align_to_256(p.partial_bytes * static_cast<size_t>(epilogue_.moments));
+}
+
+bool HopperProduct::serves(int64_t batch) const {
+  return const_cast<HopperProduct*>(this)->prepared(usual_shape(batch), {}).product_unit >= 0;
+}
+
+size_t HopperProduct::scratch_bytes(int64_t batch) const {
+  return bytes_of(const_cast<HopperProduct*>(this)->prepared(usual_shape(batch), {}));
+}
+
+std::vector<int> HopperProduct::units(int64_t batch) {
+  const Prepared& p = prepared(usual_shape(batch), {});
+  std::vector<int> result = p.split_units;
+  result.push_back(p.product_unit);
+  if (merge_) result.push_back(merge_->unit());
+  return result;
+}
+
+std::optional<ProductShape> HopperProduct::shape_of(const RunState&, const MatrixOperand& x,
+                                                    const MatrixOperand& w,
+                                                    const MatrixOperand& y) const {
+  ProductShape shape;
+  shape.m = x.rows;
+  shape.n = w.rows;
+  shape.k = x.k;
+  shape.x = {x.row_stride, x.k_stride, alignment_of(x.data) == 16};
+  shape.w = {w.row_stride, w.k_stride, alignment_of(w.data) == 16};
+  shape.stores_result = epilogue_.stored != kNoValue;
+  shape.y_stride = y.row_stride;
+  shape.y_aligned = alignment_of(y.data) == 16;
+  return shape;
+}
+
+bool HopperProduct::run(const RunState& state) {
+  std::optional<MatrixOperand> x = matrix_operand(state, sweep_, 0);
+  std::optional<MatrixOperand> w = matrix_operand(state, sweep_, 1);
+  if (!x || !w || !x->fold_batch(state.batch)) return false;
+  MatrixOperand y;
+  y.rows = x->rows;
+  y.row_stride = w->rows;
+  if (epilogue_.stored != kNoValue) {
+    const Node& product = plan_.graph[sweep_.matmul];
+    const KernelTensor bound = state.bind(epilogue_.stored, plan_.graph[epilogue_.stored].shape);
+    if (const ingot_tensor* tensor = state.tensor_of(epilogue_.stored)) {
+      // One row a sample, whatever the shape of the tensor: dense, or a matrix with wider rows.
+      const bool matrix = tensor->sizes[kFeatures] == product.shape.features &&
+                          tensor->sizes[kRows] == 1 && tensor->sizes[kGroups] == 1 &&
+                          (tensor->strides[kFeatures] == 1 || tensor->sizes[kFeatures] == 1);
+      if (!is_dense(*tensor) && !matrix) return false;
+      if (!is_dense(*tensor)) y.row_stride = tensor->strides[kBatch];
+    }
+    y.data = bound.data;
+  }
+  const std::optional<ProductShape> shape = shape_of(state, *x, *w, y);
+  const Prepared& p = prepared(*shape, {state.context.multiprocessors(), 66});
+  if (p.product_unit < 0 || bytes_of(p) > state.scratch_bytes) return false;
+  launch_splits(state, p, *x, *w);
+  launch_product(state, p, *x, *w, y);
+  if (merge_) {
+    RunState behind = state;
+    behind.scratch = state.scratch + align_to_256(p.plan.workspace_bytes);
+    merge_->run(behind, {}, p.plan.sample_tiles);
+  }
+  return true;
+}
+
+void HopperProduct::launch_splits(const RunState& state, const Prepared& p, const MatrixOperand& x,
+                                  const MatrixOperand& w) const {
+  for (size_t i = 0; i < p.plan.splits.size(); ++i) {
+    const SplitStep& step = p.plan.splits[i];
+    const MatrixOperand& from = step.operand == SplitStep::Operand::x ? x : w;
+    SplitArgs args = {static_cast<const float*>(from.data),
+                      step.row_stride,
+                      step.k_stride,
+                      static_cast<i32>(step.rows),
+                      static_cast<i32>(step.k),
+                      state.scratch + step.packed_offset,
+                      reinterpret_cast<i32*>(state.scratch + step.exponent_offset)};
+    void* arguments[] = {&args};
+    const LoadedUnit& loaded = state.modules.get(state.context, p.split_units[i]);
+    state.launch(loaded.functions[0], step.grid, static_cast<int>(step.threads), arguments);
+  }
+}
+
+void HopperProduct::launch_product(const RunState& state, const Prepared& p, const MatrixOperand& x,
+                                   const MatrixOperand& w, const MatrixOperand& y) const {
+  const ProductPlan& plan = p.plan;
+  std::byte* scratch = state.scratch;
+  const auto base = [&](TensorMapSpec::Source source) -> void* {
+    switch (source) {
+      case TensorMapSpec::Source::w:
+        return w.data;
+      case TensorMapSpec::Source::x:
+        return x.data;
+      case TensorMapSpec::Source::y:
+        return y.data;
+      case TensorMapSpec::Source::x_packed:
+        return scratch + plan.x_packed_offset;
+      case TensorMapSpec::Source::w_packed:
+        return scratch + plan.w_packed_offset;
+    }
+    return nullptr;
+  };
+  CUtensorMap w_map = encode_map(plan.w_map, base(plan.w_map.source));
+  CUtensorMap x_map = encode_map(plan.x_map, base(plan.x_map.source));
+  CUtensorMap y_map{};
+  if (plan.tma_store) y_map = encode_map(plan.y_map, y.data);
+
+  hopper::ProductArgs args{};
+  args.x = {static_cast<const float*>(x.data), x.row_stride, x.k_stride};
+  args.w = {static_cast<const float*>(w.data), w.row_stride, w.k_stride};
+  args.x_exponent = reinterpret_cast<const i32*>(scratch + plan.x_exponent_offset);
+  args.w_exponent = reinterpret_cast<const i32*>(scratch + plan.w_exponent_offset);
+  args.y = static_cast<float*>(y.data);
+  args.y_stride = y.row_stride;
+  for (int i = 0; i < epilogue_.moments; ++i) {
+    args.partials[i] = reinterpret_cast<Moments<float>::State*>(
+        scratch + align_to_256(plan.workspace_bytes) + static_cast<size_t>(i) * p.partial_bytes);
+  }
+  args.m = static_cast<i32>(p.shape.m);
+  args.n = static_cast<i32>(p.shape.n);
+  args.k = static_cast<i32>(p.shape.k);
+  args.chunks = plan.chunks;
+  args.raster = {plan.raster_feature_tiles, static_cast<i32>(plan.sample_tiles), plan.raster_group};
+
+  KernelTensor params[96];
+  for (size_t i = 0; i < epilogue_.operands.size(); ++i) {
+    params[i] = state.bind(epilogue_.operands[i].value, epilogue_.operands[i].seen);
+  }
+  void* arguments[] = {&w_map, &x_map, &y_map, &args, params};
+  const LoadedUnit& loaded = state.modules.get(state.context, p.product_unit);
+  state.launch(loaded.functions[0], plan.grid, static_cast<int>(plan.threads), arguments,
+               plan.shared_bytes, plan.cluster);
+}
+
+nlohmann::json HopperProduct::describe(int64_t batch) {
+  const Prepared& p = prepared(usual_shape(batch), {});
+  nlohmann::json kernels = nlohmann::json::array();
+  for (const SplitStep& step : p.plan.splits) {
+    const Unit unit = split_unit(step);
+    kernels.push_back({{"name", unit.source.name}, {"text", unit.source.text}});
+  }
+  kernels.push_back(
+      {{"name", epilogue_.kernel},
+       {"text", product_kernel_text(epilogue_, p.plan.header, p.plan.kernel, p.plan.config)}});
+  if (merge_) kernels.push_back(merge_->describe());
+  return {{"provider", "Ingot's fp32 product for Hopper (fp16 halves)"},
+          {"config", p.plan.config},
+          {"reason", p.plan.reason},
+          {"kernels", kernels}};
+}
+
+}  // namespace ingot::cuda

@@ -1,0 +1,60 @@
+// A product sweep on Ingot's own Hopper kernels (kernels/product/hopper): fp32 accuracy from fp16
+// tensor cores, with the sweep's body and partial statistics in the epilogue.
+#pragma once
+
+#include <shared_mutex>
+
+#include "codegen/product_epilogue.h"
+#include "cuda/matrix_operand.h"
+#include "cuda/sweep_runner.h"
+#include "product/hopper/launch.h"
+
+namespace ingot::cuda {
+
+class HopperProduct {
+ public:
+  // nullptr, and why, where the plan's GPU, precision or epilogue is not one for these kernels.
+  static std::unique_ptr<HopperProduct> make(const Plan& plan, int sweep, Modules& modules,
+                                             std::string* why);
+
+  // Whether dense, aligned operands of this batch size run here.
+  bool serves(int64_t batch) const;
+  size_t scratch_bytes(int64_t batch) const;
+  std::vector<int> units(int64_t batch);
+  // False, with nothing launched, where these tensors must go to the library.
+  bool run(const RunState& state);
+  nlohmann::json describe(int64_t batch);
+
+ private:
+  // A launch description with what was compiled for it.
+  struct Prepared {
+    hopper::ProductShape shape;
+    hopper::DeviceLimits device;
+    hopper::ProductPlan plan;
+    int product_unit = -1;
+    std::vector<int> split_units;
+    size_t partial_bytes = 0;  // of one statistic
+  };
+
+  HopperProduct(const Plan& plan, int sweep, Modules& modules, ProductEpilogue epilogue);
+  hopper::ProductShape usual_shape(int64_t batch) const;
+  std::optional<hopper::ProductShape> shape_of(const RunState& state, const MatrixOperand& x,
+                                               const MatrixOperand& w,
+                                               const MatrixOperand& y) const;
+  const Prepared& prepared(const hopper::ProductShape& shape, const hopper::DeviceLimits& device);
+  size_t bytes_of(const Prepared& p) const;
+  void launch_splits(const RunState& state, const Prepared& p, const MatrixOperand& x,
+                     const MatrixOperand& w) const;
+  void launch_product(const RunState& state, const Prepared& p, const MatrixOperand& x,
+                      const MatrixOperand& w, const MatrixOperand& y) const;
+
+  const Plan& plan_;
+  const Sweep& sweep_;
+  Modules& modules_;
+  const ProductEpilogue epilogue_;
+  std::optional<KernelRunner> merge_;
+  mutable std::shared_mutex mutex_;
+  std::vector<std::unique_ptr<Prepared>> prepared_;
+};
+
+}  // namespace ingot::cuda

@@ -1,0 +1,156 @@
+#include <algorithm>
+#include <array>
+
+#include "cuda/sweep_runner.h"
+#include "support/error.h"
+
+namespace ingot::cuda {
+namespace {
+
+// Kernel parameters may take 4 KB on every GPU that is served.
+constexpr size_t kMaxOperands = 96;
+
+Unit unit_of(const KernelSource& source) {
+  Unit unit;
+  unit.source = {source.name, source.text};
+  for (const KernelEntry& entry : source.entries) unit.functions.push_back(entry.name);
+  return unit;
+}
+
+bool is_columns(const KernelEntry& entry) {
+  return entry.role == KernelRole::columns || entry.role == KernelRole::columns_inner;
+}
+
+class KernelsRunner : public SweepRunner {
+ public:
+  KernelsRunner(const Plan& plan, int sweep, Modules& modules) {
+    for (KernelSource& source : generate_sweep(plan, sweep)) {
+      kernels_.emplace_back(std::move(source), modules);
+    }
+  }
+  size_t scratch_bytes(int64_t batch) const override {
+    size_t bytes = 0;
+    for (const KernelRunner& kernel : kernels_)
+      bytes = std::max(bytes, kernel.scratch_bytes(batch));
+    return bytes;
+  }
+  std::vector<int> units(int64_t) override {
+    std::vector<int> result;
+    for (const KernelRunner& kernel : kernels_) result.push_back(kernel.unit());
+    return result;
+  }
+  void prepare(Context&, int64_t) override {}
+  void run(const RunState& state) override {
+    for (const KernelRunner& kernel : kernels_) kernel.run(state);
+  }
+  nlohmann::json describe(int64_t) override {
+    nlohmann::json kernels = nlohmann::json::array();
+    for (const KernelRunner& kernel : kernels_) kernels.push_back(kernel.describe());
+    return {{"provider", "generated kernels"}, {"kernels", kernels}};
+  }
+
+ private:
+  std::vector<KernelRunner> kernels_;
+};
+
+}  // namespace
+
+KernelRunner::KernelRunner(KernelSource source, Modules& modules)
+    : source_(std::move(source)), unit_(modules.add(unit_of(source_))) {
+  if (source_.operands.size() > kMaxOperands) {
+    fail(INGOT_UNSUPPORTED, "kernel {} would take {} tensors; {} fit into a launch", source_.name,
+         source_.operands.size(), kMaxOperands);
+  }
+}
+
+size_t KernelRunner::scratch_bytes(int64_t batch) const {
+  size_t bytes = 0;
+  for (const KernelEntry& entry : source_.entries) {
+    if (!is_columns(entry)) continue;
+    const auto states = static_cast<size_t>(splits_of(source_, entry, batch).splits *
+                                            source_.columns * source_.state_bytes);
+    bytes = std::max(bytes, align_to_256(states + 16 * source_.operands.size() + 256));
+  }
+  return bytes;
+}
+
+// A vector access wants consecutive features and an address that is a multiple of its width.
+bool KernelRunner::admits(const KernelEntry& entry, const RunState& state,
+                          const KernelTensor* tensors) const {
+  if (entry.width == 1) return true;
+  for (size_t i = 0; i < source_.operands.size(); ++i) {
+    const KernelOperand& operand = source_.operands[i];
+    if (!operand.vector) continue;
+    const KernelTensor& tensor = tensors[i];
+    const int64_t element = operand.bytes;
+    const int64_t unit = std::min<int64_t>(16, entry.width * element);
+    if (tensor.strides[kFeatures] != 1) return false;
+    auto bits = reinterpret_cast<uintptr_t>(tensor.data);
+    for (const Axis axis : {kBatch, kRows, kGroups}) {
+      if (axis == kBatch && state.batch == 1) continue;
+      bits |= static_cast<uintptr_t>(tensor.strides[axis] * element);
+    }
+    if (bits % static_cast<uintptr_t>(unit) != 0) return false;
+  }
+  return true;
+}
+
+void KernelRunner::run(const RunState& state, Override instead, int64_t splits) const {
+  std::array<KernelTensor, kMaxOperands> tensors;
+  for (size_t i = 0; i < source_.operands.size(); ++i) {
+    const KernelOperand& operand = source_.operands[i];
+    if (operand.value == instead.value && !operand.written) {
+      const std::array<int64_t, kAxes> strides = dense_strides(operand.seen);
+      tensors[i].data = instead.data;
+      std::copy(strides.begin(), strides.end(), tensors[i].strides);
+    } else {
+      tensors[i] = state.bind(operand.value, operand.seen);
+    }
+  }
+  const LoadedUnit& loaded = state.modules.get(state.context, unit_);
+  int64_t samples = source_.batched ? state.batch : 1;
+  void* partials = state.scratch;
+  const KernelEntry* launched = nullptr;
+  for (size_t i = 0; i < source_.entries.size(); ++i) {
+    const KernelEntry& entry = source_.entries[i];
+    if (launched != nullptr && launched->role == entry.role) continue;  // the narrower variant
+    if (!admits(entry, state, tensors.data())) continue;
+    launched = &entry;
+    int64_t count = samples, per_split = 0;
+    void* arguments[4] = {tensors.data(), &count, &per_split, &partials};
+    switch (entry.role) {
+      case KernelRole::map:
+      case KernelRole::groups:
+        break;
+      case KernelRole::rows:
+        count = samples * source_.rows_per_sample;
+        break;
+      case KernelRole::columns:
+      case KernelRole::columns_inner: {
+        const SampleSplits cut = splits_of(source_, entry, state.batch);
+        count = cut.samples;
+        per_split = cut.per_split;
+        splits = cut.splits;
+        break;
+      }
+      case KernelRole::merge:
+        arguments[1] = &partials;
+        arguments[2] = &splits;
+        break;
+    }
+    state.launch(loaded.functions[i], blocks_of(source_, entry, state.batch), entry.threads,
+                 arguments);
+  }
+}
+
+nlohmann::json KernelRunner::describe() const {
+  nlohmann::json names = nlohmann::json::array();
+  for (const KernelEntry& entry : source_.entries) names.push_back(entry.name);
+  return {{"name", source_.name}, {"entries", names}, {"text", source_.text}};
+}
+
+std::unique_ptr<SweepRunner> make_kernels_runner(const Plan& plan, int sweep, Modules& modules) {
+  return std::make_unique<KernelsRunner>(plan, sweep, modules);
+}
+
+}  // namespace ingot::cuda

@@ -1,0 +1,166 @@
+#include "cuda/library_product.h"
+
+#include <algorithm>
+
+#include "support/error.h"
+
+namespace ingot::cuda {
+namespace {
+
+DType operand_dtype(const Plan& plan, const Sweep& sweep) {
+  const Node& product = plan.graph[sweep.matmul];
+  if (product.dtype != DType::f32) return product.dtype;
+  if (plan.precision == Precision::bf16) return DType::bf16;
+  if (plan.precision == Precision::fp16) return DType::f16;
+  return DType::f32;
+}
+
+}  // namespace
+
+LibraryRunner::LibraryRunner(const Plan& plan, int sweep, Modules& modules)
+    : plan_(plan),
+      sweep_(plan.sweeps[static_cast<size_t>(sweep)]),
+      compute_(operand_dtype(plan, sweep_)),
+      result_(plan.graph[sweep_.matmul].dtype),
+      placed_(plan.placements[static_cast<size_t>(sweep_.matmul)].kind != Placement::Kind::none),
+      x_copy_(plan, sweep_, 0, compute_, modules),
+      w_copy_(plan, sweep_, 1, compute_, modules) {
+  for (KernelSource& source : generate_sweep(plan, sweep)) {
+    behind_.emplace_back(std::move(source), modules);
+  }
+}
+
+bool LibraryRunner::converts(int index) const {
+  return plan_.graph[product_operand(plan_.graph, sweep_, index)].dtype != compute_;
+}
+
+LibraryRunner::Layout LibraryRunner::layout(int64_t batch) const {
+  Layout l;
+  l.w = align_to_256(x_copy_.bytes(batch));
+  l.library = l.w + (converts(1) ? align_to_256(w_copy_.bytes(batch)) : 0);
+  l.product = l.library + kLibraryWorkspace;
+  const auto elements = static_cast<size_t>(plan_.graph[sweep_.matmul].shape.elements(batch));
+  l.behind = l.product + (placed_ ? 0 : align_to_256(elements * size_of(result_)));
+  l.end = l.behind;
+  for (const KernelRunner& kernel : behind_) {
+    l.end = std::max(l.end, l.behind + kernel.scratch_bytes(batch));
+  }
+  return l;
+}
+
+size_t LibraryRunner::scratch_bytes(int64_t batch) const {
+  return layout(batch).end;
+}
+
+std::vector<int> LibraryRunner::units() const {
+  std::vector<int> result;
+  if (converts(0)) result.push_back(x_copy_.unit());
+  if (converts(1)) result.push_back(w_copy_.unit());
+  for (const KernelRunner& kernel : behind_) result.push_back(kernel.unit());
+  return result;
+}
+
+// The operand, in the dtype and with strides that the library takes; copied where it has others.
+MatrixOperand LibraryRunner::operand(const RunState& state, int index, size_t offset) const {
+  std::optional<MatrixOperand> given = matrix_operand(state, sweep_, index);
+  const bool folds = index == 0 && !plan_.graph[plan_.graph[sweep_.matmul].args[1]].shape.batched;
+  const auto usable = [&](std::optional<MatrixOperand>& operand) {
+    if (!operand || operand->dtype != compute_) return false;
+    return (!folds || operand->fold_batch(state.batch)) && operand->has_library_strides();
+  };
+  if (usable(given)) return *given;
+  if (index == 1 && !converts(1)) {
+    fail(INGOT_UNSUPPORTED,
+         "{}: the weight of {} is laid out so that no library product can read it; make it "
+         "contiguous",
+         plan_.graph[sweep_.matmul].source, sweep_.name);
+  }
+  std::optional<MatrixOperand> copy =
+      (index == 0 ? x_copy_ : w_copy_).run(state, state.scratch + offset);
+  if (!usable(copy)) throw std::logic_error("a dense operand is not a matrix");
+  return *copy;
+}
+
+LibraryProduct LibraryRunner::describe_product(int64_t batch, MatrixOperand x, MatrixOperand w,
+                                               int64_t y_stride, int64_t y_batch_stride,
+                                               int y_alignment) const {
+  const ProductExtents extents = product_extents(plan_, sweep_, batch);
+  LibraryProduct product;
+  product.batches = extents.batches;
+  product.m = extents.m;
+  product.n = extents.n;
+  product.k = extents.k;
+  product.x = {x.row_stride, x.k_stride, x.batched ? x.batch_stride : 0, alignment_of(x.data)};
+  product.w = {w.row_stride, w.k_stride, w.batched ? w.batch_stride : 0, alignment_of(w.data)};
+  product.y_stride = y_stride;
+  product.y_batch_stride = y_batch_stride;
+  product.y_alignment = y_alignment;
+  product.operands = compute_;
+  product.result = result_;
+  product.tf32 = plan_.precision == Precision::tf32 && compute_ == DType::f32;
+  return product;
+}
+
+// Dense, aligned operands are what a run usually brings.
+void LibraryRunner::prepare(Context& context, int64_t batch) {
+  const ProductExtents extents = product_extents(plan_, sweep_, batch);
+  if (extents.m == 0) return;
+  const auto dense = [&](int index, int64_t rows) {
+    const Shape& shape =
+        plan_.graph[plan_.graph[sweep_.matmul].args[static_cast<size_t>(index)]].shape;
+    const bool k_last = index == 0 || plan_.graph[sweep_.matmul].transpose_b;
+    MatrixOperand operand;
+    operand.row_stride = k_last ? extents.k : 1;
+    operand.k_stride = k_last ? 1 : rows;
+    operand.batched = shape.batched && extents.batches > 1;
+    operand.batch_stride = shape.static_elements();
+    return operand;
+  };
+  context.cublas().prepare(describe_product(batch, dense(0, extents.m), dense(1, extents.n),
+                                            extents.n, extents.m * extents.n, 16));
+}
+
+void LibraryRunner::run(const RunState& state) const {
+  const Layout l = layout(state.batch);
+  if (l.end > state.scratch_bytes) {
+    fail(INGOT_INVALID_ARGUMENT, "the workspace is too small for {}", sweep_.name);
+  }
+  const MatrixOperand x = operand(state, 0, l.x), w = operand(state, 1, l.w);
+  const ProductExtents extents = product_extents(plan_, sweep_, state.batch);
+  Override product = {sweep_.matmul, state.scratch + l.product};
+  int64_t y_stride = extents.n, y_batch_stride = extents.m * extents.n;
+  if (placed_) {
+    MatrixOperand y;
+    const KernelTensor bound = state.bind(sweep_.matmul, plan_.graph[sweep_.matmul].shape);
+    y.data = product.data = bound.data;
+    y.rows = plan_.graph[sweep_.matmul].shape.rows;
+    y.row_stride = y.rows == 1 ? extents.n : bound.strides[kRows];
+    y.batched = plan_.graph[sweep_.matmul].shape.batched;
+    y.batch_stride = y_batch_stride = bound.strides[kBatch];
+    const bool plain = extents.n == 1 || bound.strides[kFeatures] == 1;
+    if (!plain || (extents.batches == 1 && !y.fold_batch(state.batch))) {
+      fail(INGOT_UNSUPPORTED, "the result of {} must have contiguous rows", sweep_.name);
+    }
+    y_stride = y.row_stride;
+    product.value = kNoValue;
+  }
+  state.context.cublas().run(
+      describe_product(state.batch, x, w, y_stride, y_batch_stride, alignment_of(product.data)),
+      x.data, w.data, product.data, state.scratch + l.library, kLibraryWorkspace, state.stream);
+  RunState behind = state;
+  behind.scratch = state.scratch + l.behind;
+  for (const KernelRunner& kernel : behind_) kernel.run(behind, product);
+}
+
+nlohmann::json LibraryRunner::describe() const {
+  nlohmann::json kernels = nlohmann::json::array();
+  for (const KernelRunner& kernel : behind_) kernels.push_back(kernel.describe());
+  const char* precision = compute_ == DType::bf16              ? "bf16"
+                          : compute_ == DType::f16             ? "fp16"
+                          : compute_ == DType::f64             ? "f64"
+                          : plan_.precision == Precision::tf32 ? "tf32"
+                                                               : "ieee fp32";
+  return {{"provider", fmt::format("cuBLASLt ({})", precision)}, {"kernels", kernels}};
+}
+
+}  // namespace ingot::cuda

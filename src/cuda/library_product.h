@@ -1,0 +1,39 @@
+// A product sweep through cuBLASLt, what follows the product as a sweep of its own.
+#pragma once
+
+#include "cuda/matrix_operand.h"
+#include "cuda/sweep_runner.h"
+
+namespace ingot::cuda {
+
+class LibraryRunner {
+ public:
+  LibraryRunner(const Plan& plan, int sweep, Modules& modules);
+
+  size_t scratch_bytes(int64_t batch) const;
+  std::vector<int> units() const;
+  void prepare(Context& context, int64_t batch);
+  void run(const RunState& state) const;
+  nlohmann::json describe() const;
+
+ private:
+  // Scratch memory: copies of x and w, the library's, the product where the plan has no place.
+  struct Layout {
+    size_t x = 0, w = 0, library = 0, product = 0, behind = 0, end = 0;
+  };
+  Layout layout(int64_t batch) const;
+  bool converts(int index) const;
+  MatrixOperand operand(const RunState& state, int index, size_t scratch_offset) const;
+  LibraryProduct describe_product(int64_t batch, MatrixOperand x, MatrixOperand w, int64_t y_stride,
+                                  int64_t y_batch_stride, int y_alignment) const;
+
+  const Plan& plan_;
+  const Sweep& sweep_;
+  DType compute_ = DType::f32;  // of the operands
+  DType result_ = DType::f32;
+  bool placed_ = false;  // the product itself has a place in the plan
+  OperandCopy x_copy_, w_copy_;
+  std::vector<KernelRunner> behind_;
+};
+
+}  // namespace ingot::cuda

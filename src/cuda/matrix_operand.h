@@ -1,0 +1,51 @@
+// The operands of a product sweep as matrices in the caller's memory or the workspace.
+#pragma once
+
+#include "cuda/run_state.h"
+
+namespace ingot::cuda {
+
+// Element (batch, row, k) of an operand: x by samples m, w by features n.
+struct MatrixOperand {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  int64_t rows = 0, k = 0;  // of one batch entry
+  int64_t row_stride = 0, k_stride = 1, batch_stride = 0;
+  bool batched = false;
+
+  // Folds the batch into the rows where the strides allow it.
+  bool fold_batch(int64_t batch);
+  // Whether a library takes it as it is: one stride 1, the other at least the extent.
+  bool has_library_strides() const;
+};
+
+// A product's extents for a batch size; what does not depend on where the tensors are.
+struct ProductExtents {
+  int64_t batches = 1;  // independent products: 1 unless the weight is batched
+  int64_t m = 0, n = 0, k = 0;
+};
+ProductExtents product_extents(const Plan& plan, const Sweep& sweep, int64_t batch);
+
+// Operand 0 (x) or 1 (w) as it lies in memory; nullopt where no strides over batch, rows and k
+// describe it (a view of a tensor with gaps): it must be copied first.
+std::optional<MatrixOperand> matrix_operand(const RunState& state, const Sweep& sweep, int index);
+
+// Copies an operand into dense memory (rows by k), in a dtype. The kernels are units of `modules`.
+class OperandCopy {
+ public:
+  OperandCopy(const Plan& plan, const Sweep& sweep, int index, DType to, Modules& modules);
+
+  size_t bytes(int64_t batch) const;
+  int unit() const { return unit_; }
+  MatrixOperand run(const RunState& state, void* destination) const;
+
+ private:
+  const Plan& plan_;
+  const Sweep& sweep_;
+  int index_;
+  ValueId value_;
+  DType from_, to_;
+  int unit_;
+};
+
+}  // namespace ingot::cuda

@@ -1,0 +1,86 @@
+#include "cuda/modules.h"
+
+#include "support/error.h"
+
+namespace ingot::cuda {
+
+Modules::~Modules() {
+  // At exit, or in a forked child, the driver may be gone already; it frees the modules itself.
+  const Driver* d = try_driver(nullptr);
+  if (d == nullptr) return;
+  for (auto& [context, own] : contexts_) {
+    if (d->cuCtxPushCurrent(own.handle) != kCudaSuccess) continue;
+    for (auto& [unit, loaded] : own.loaded) d->cuModuleUnload(loaded->module);
+    CUcontext popped = nullptr;
+    d->cuCtxPopCurrent(&popped);
+  }
+}
+
+int Modules::add(Unit unit) {
+  {
+    const std::shared_lock lock(mutex_);
+    if (const auto found = index_.find(unit.source.text); found != index_.end()) {
+      return found->second;
+    }
+  }
+  const std::unique_lock lock(mutex_);
+  const auto [found, inserted] =
+      index_.try_emplace(unit.source.text, static_cast<int>(units_.size()));
+  if (inserted) units_.push_back(std::move(unit));
+  return found->second;
+}
+
+void Modules::load(Context& context, const std::vector<int>& wanted) {
+  const std::lock_guard loading(loading_);
+  std::vector<int> missing;
+  std::vector<Unit> units;
+  {
+    const std::shared_lock lock(mutex_);
+    const auto own = contexts_.find(&context);
+    for (const int unit : wanted) {
+      if (own != contexts_.end() && own->second.loaded.contains(unit)) continue;
+      missing.push_back(unit);
+      units.push_back(units_[static_cast<size_t>(unit)]);
+    }
+  }
+  if (missing.empty()) return;
+  std::vector<CompileRequest> requests;
+  for (const Unit& unit : units) requests.push_back(unit.source);
+  const std::vector<std::string> code = compile_all(requests, context.sm(), cache_);
+
+  const Driver& d = driver();
+  for (size_t i = 0; i < missing.size(); ++i) {
+    auto loaded = std::make_unique<LoadedUnit>();
+    check(d.cuModuleLoadData(&loaded->module, code[i].c_str()), "loading a kernel");
+    for (const std::string& name : units[i].functions) {
+      CUfunction function = nullptr;
+      check(d.cuModuleGetFunction(&function, loaded->module, name.c_str()), "looking for a kernel");
+      if (units[i].shared_bytes > 0) {
+        check(d.cuFuncSetAttribute(function, kMaxDynamicSharedBytes,
+                                   static_cast<int>(units[i].shared_bytes)),
+              "reserving shared memory");
+      }
+      loaded->functions.push_back(function);
+    }
+    const std::unique_lock lock(mutex_);
+    PerContext& own = contexts_[&context];
+    own.handle = context.handle();
+    own.loaded[missing[i]] = std::move(loaded);
+  }
+}
+
+const LoadedUnit& Modules::get(Context& context, int unit) {
+  for (;;) {
+    {
+      const std::shared_lock lock(mutex_);
+      const auto own = contexts_.find(&context);
+      if (own != contexts_.end()) {
+        const auto found = own->second.loaded.find(unit);
+        if (found != own->second.loaded.end()) return *found->second;
+      }
+    }
+    load(context, {unit});
+  }
+}
+
+}  // namespace ingot::cuda

@@ -1,0 +1,56 @@
+// Kernels of a program, compiled when first needed and loaded once per context.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <vector>
+
+#include "cuda/compiler.h"
+#include "cuda/context.h"
+
+namespace ingot::cuda {
+
+// A translation unit and the functions that the host launches from it.
+struct Unit {
+  CompileRequest source;
+  std::vector<std::string> functions;
+  size_t shared_bytes = 0;  // dynamic, of every function
+};
+
+// Functions of one unit in one context, in the order of Unit::functions.
+struct LoadedUnit {
+  CUmodule module = nullptr;
+  std::vector<CUfunction> functions;
+};
+
+class Modules {
+ public:
+  explicit Modules(CubinCache cache) : cache_(std::move(cache)) {}
+  ~Modules();
+
+  // A number for the unit, the same for the same source. Thread-safe, as everything here.
+  int add(Unit unit);
+  // Compiles and loads what is missing; the context must be current.
+  void load(Context& context, const std::vector<int>& units);
+  // Loads it if it was not.
+  const LoadedUnit& get(Context& context, int unit);
+
+ private:
+  struct PerContext {
+    CUcontext handle = nullptr;
+    std::map<int, std::unique_ptr<LoadedUnit>> loaded;
+  };
+
+  const CubinCache cache_;
+  std::mutex loading_;       // one thread compiles; the others wait for what it makes
+  std::shared_mutex mutex_;  // of the tables
+  std::vector<Unit> units_;
+  std::map<std::string, int> index_;
+  std::map<Context*, PerContext> contexts_;
+};
+
+}  // namespace ingot::cuda

@@ -1,0 +1,63 @@
+// A product sweep: Ingot's own kernel with its epilogue where there is one for this GPU, precision
+// and shape; cuBLASLt and what follows as a sweep of its own elsewhere.
+#include <algorithm>
+
+#include "cuda/hopper_product.h"
+#include "cuda/library_product.h"
+#include "cuda/sweep_runner.h"
+
+namespace ingot::cuda {
+namespace {
+
+class ProductRunner : public SweepRunner {
+ public:
+  ProductRunner(const Plan& plan, int sweep, Modules& modules, const nlohmann::json& features)
+      : library_(plan, sweep, modules) {
+    if (!features.value("hopper_product", true)) {
+      why_library_ = "the hopper_product capability is off";
+    } else {
+      hopper_ = HopperProduct::make(plan, sweep, modules, &why_library_);
+    }
+  }
+
+  size_t scratch_bytes(int64_t batch) const override {
+    const size_t own = hopper_ ? hopper_->scratch_bytes(batch) : 0;
+    return std::max(own, library_.scratch_bytes(batch));
+  }
+
+  std::vector<int> units(int64_t batch) override {
+    if (hopper_ && hopper_->serves(batch)) return hopper_->units(batch);
+    return library_.units();
+  }
+
+  void prepare(Context& context, int64_t batch) override {
+    if (!hopper_ || context.sm() != 90 || !hopper_->serves(batch)) library_.prepare(context, batch);
+  }
+
+  void run(const RunState& state) override {
+    if (state.batch == 0) return;
+    if (hopper_ && state.context.sm() == 90 && hopper_->run(state)) return;
+    library_.run(state);
+  }
+
+  nlohmann::json describe(int64_t batch) override {
+    if (hopper_ && hopper_->serves(batch)) return hopper_->describe(batch);
+    nlohmann::json result = library_.describe();
+    if (!why_library_.empty()) result["reason"] = why_library_;
+    return result;
+  }
+
+ private:
+  LibraryRunner library_;
+  std::unique_ptr<HopperProduct> hopper_;
+  std::string why_library_;
+};
+
+}  // namespace
+
+std::unique_ptr<SweepRunner> make_product_runner(const Plan& plan, int sweep, Modules& modules,
+                                                 const nlohmann::json& features) {
+  return std::make_unique<ProductRunner>(plan, sweep, modules, features);
+}
+
+}  // namespace ingot::cuda

@@ -1,0 +1,61 @@
+// Runs one sweep of a plan on a GPU.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "backend/executable.h"
+#include "codegen/kernel_source.h"
+#include "cuda/run_state.h"
+
+namespace ingot::cuda {
+
+class SweepRunner {
+ public:
+  virtual ~SweepRunner() = default;
+
+  // Bytes of scratch memory behind the plan's buffers (256-byte aligned) that a run needs.
+  virtual size_t scratch_bytes(int64_t batch) const = 0;
+  // The units that a run with this batch size needs.
+  virtual std::vector<int> units(int64_t batch) = 0;
+  // What else can be done beforehand; the context is current.
+  virtual void prepare(Context& context, int64_t batch) = 0;
+  virtual void run(const RunState& state) = 0;
+  virtual nlohmann::json describe(int64_t batch) = 0;
+};
+
+// Overrides where a value is: a product that has no place in the plan.
+struct Override {
+  ValueId value = kNoValue;
+  void* data = nullptr;
+};
+
+// Launches the kernels of a generated source, in order.
+class KernelRunner {
+ public:
+  KernelRunner(KernelSource source, Modules& modules);
+
+  size_t scratch_bytes(int64_t batch) const;
+  int unit() const { return unit_; }
+  const KernelSource& source() const { return source_; }
+  // splits: of partial states that are in the scratch memory already.
+  void run(const RunState& state, Override instead = {}, int64_t splits = 0) const;
+  nlohmann::json describe() const;
+
+ private:
+  bool admits(const KernelEntry& entry, const RunState& state, const KernelTensor* tensors) const;
+
+  KernelSource source_;
+  int unit_;
+};
+
+std::unique_ptr<SweepRunner> make_kernels_runner(const Plan& plan, int sweep, Modules& modules);
+// features: ProgramOptions::capabilities.
+std::unique_ptr<SweepRunner> make_product_runner(const Plan& plan, int sweep, Modules& modules,
+                                                 const nlohmann::json& features);
+
+inline size_t align_to_256(size_t bytes) {
+  return (bytes + 255) / 256 * 256;
+}
+
+}  // namespace ingot::cuda
