@@ -12,7 +12,11 @@ namespace ingot::math {
 
 template <class T>
 INGOT_HD T infinity() {
+#if defined(__CUDACC_RTC__)
+  return T(__int_as_float(0x7f800000));  // NVRTC has no __builtin_huge_val
+#else
   return T(__builtin_huge_val());
+#endif
 }
 
 #define INGOT_MATH_UNARY(name)     \
