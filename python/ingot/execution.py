@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from ingot import policy
 from ingot.capture.captured import Captured, Region, Slot, TorchStep
-from ingot.runtime.library import STATUS_UNSUPPORTED, IngotError
+from ingot.runtime.library import STATUS_UNAVAILABLE, IngotError
 from ingot.runtime.program import Program
 
 _PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer if hasattr(nn, "Buffer") else nn.Parameter)
@@ -137,7 +137,7 @@ def _compile(region: Region, device_type, precision, tf32, options) -> Program:
                 options=options,
             )
         except IngotError as error:
-            if error.status != STATUS_UNSUPPORTED:
+            if error.status == STATUS_UNAVAILABLE:
                 raise
             problem = error
     raise RefusedError(_blamed(region, str(problem)))

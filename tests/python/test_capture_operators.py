@@ -223,6 +223,14 @@ class Products(nn.Module):
 
 PRODUCTS = {
     "mm": (lambda m, x: x @ m.weight, [(4, 8)]),
+    "merged_rows": (
+        lambda m, x: torch.relu(x.reshape(-1, 8) @ m.weight).view(-1, 3, 5) * 2,
+        [(4, 3, 8)],
+    ),
+    "merged_rows_norm": (
+        lambda m, x: F.layer_norm(x.view(-1, 8), (8,)) @ m.weight,
+        [(4, 3, 8)],
+    ),
     "mm_method": (lambda m, x: torch.mm(x, m.weight) + m.bias, [(4, 8)]),
     "matmul_rows": (lambda m, x: torch.matmul(x, m.weight), [(4, 3, 8)]),
     "matmul_t": (lambda m, x: x @ m.second.T.T @ m.second.t(), [(4, 5)]),

@@ -64,13 +64,19 @@ def product(sizes: Sequence[int]) -> int:
 
 
 def natural_axes(sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Axes for a tensor that nothing else decides: the last dimension on the features."""
+    """Axes for a tensor that nothing else decides: the last dimension on the features; what
+    merges the batch with another dimension, on the batch and the rows."""
     real = [index for index, size in enumerate(sizes) if size != 1]
-    axes: dict[int, int] = {}
-    if real and sizes[real[0]] < 0:
-        axes[real.pop(0)] = 0
+    axes: dict[int, tuple[int, ...]] = {}
+    places: tuple[int, ...] | None
     # A batch or extent-1 dimension in front leaves [rows, groups, features] for the others.
-    places = {0: (), 1: (3,), 2: (1, 3), 3: (1, 2, 3)}.get(len(real))
+    free = {0: (), 1: (3,), 2: (1, 3), 3: (1, 2, 3)}
+    if real and sizes[real[0]] < 0:
+        merged = sizes[real[0]] < -1
+        axes[real.pop(0)] = (0, 1) if merged else (0,)
+        if merged:
+            free = {0: (), 1: (3,), 2: (2, 3)}
+    places = free.get(len(real))
     if places is None:
         raise UnfitError(f"a tensor of {len(sizes)} dimensions has more than the four axes")
     if len(real) == 1 and real[0] != len(sizes) - 1 and len(sizes) >= 3:
@@ -79,15 +85,18 @@ def natural_axes(sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     for index, place in zip(real, places):
         if sizes[index] < 0:
             raise UnfitError("the batch is not its first dimension")
-        axes[index] = place
-    return tuple((axes[index],) if index in axes else () for index in range(len(sizes)))
+        axes[index] = (place,)
+    return tuple(axes.get(index, ()) for index in range(len(sizes)))
 
 
 def extents_for(sizes: Sequence[int], dims: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
-    """Extents along the axes where each dimension has at most one axis."""
+    """Extents along the axes where each dimension has one axis at most, or is the batch times
+    something."""
     extents = [1] * AXES
     for size, axes in zip(sizes, dims):
-        if axes:
+        if len(axes) == 2:
+            extents[axes[0]], extents[axes[1]] = BATCH, -size
+        elif axes:
             extents[axes[0]] = size
     return tuple(extents)
 

@@ -140,6 +140,8 @@ class RegionBuilder:
                 for size, run in zip(own, dims):
                     if size != 1 and len(run) == 1:
                         extents[run[0]] = size
+                    elif size < -1 and run == (0, 1):
+                        extents[0], extents[1] = -1, -size
         for size, run in zip(sizes, dims):
             if product([extents[axis] for axis in run]) != size:
                 raise UnfitError("a broadcast along which no operand varies")

@@ -17,7 +17,6 @@ from ingot.capture.layout import (
     Leaf,
     UnfitError,
     Value,
-    natural_axes,
     product,
     regroup,
     relabel_drop,
@@ -358,22 +357,11 @@ def _matmul(call: Call, a: Operand, b: Operand, transposed: bool) -> Value:
     extents = (a.extents[0], rows, 1, columns)
     sizes = (*a.sizes[:-1], columns)
     value = Value(identity, extents, (), (), call.dtype or a.dtype)
-    if lead_dims is None:
-        # Several dimensions lie on the rows: give them axes of their own again.
-        dims = natural_axes(sizes)
-        extents = tuple(
-            product([s for s, run in zip(sizes, dims) if run == (axis,)]) for axis in range(4)
-        )
-        identity = region.emit(
-            "view", [identity], {"shape": ["B" if e == -1 else e for e in extents]}
-        )
-        return Value(identity, extents, dims, sizes, value.dtype)
     return Value(identity, extents, (*lead_dims, (3,) if columns != 1 else ()), sizes, value.dtype)
 
 
 def _rows_by_features(call: Call, a: Value):
-    """`a` as [batch, rows, 1, K]: id, axes of its leading dimensions (None where they were
-    merged), rows."""
+    """`a` as [batch, rows, 1, K]: id, axes of its leading dimensions, rows."""
     for size, run in zip(a.sizes, a.dims):
         if product([a.extents[axis] for axis in run]) != size:
             raise UnfitError("an expanded tensor")
@@ -387,18 +375,14 @@ def _rows_by_features(call: Call, a: Value):
     if lead != sorted(lead) or (last and lead and last[0] < lead[-1]):
         raise UnfitError("a product of transposed elements")
     identity = call.region.view(a, (a.extents[0], rows, 1, features))
-    if not rest or (len(rest) == 1 and rest == [1]):
-        return identity, tuple(a.dims[:-1]), rows
-    dims, plain = [], True
+    dims = []
     for run in a.dims[:-1]:
-        own = tuple(axis for axis in run if a.extents[axis] != 1)
-        if own == tuple(rest):
-            dims.append((1,))
-        elif own in ((), (0,)):
-            dims.append(own)
-        else:
-            plain = False
-    return identity, tuple(dims) if plain else None, rows
+        own = [axis for axis in run if a.extents[axis] != 1]
+        inner = [axis for axis in own if axis != 0]
+        if inner and inner != rest:
+            raise UnfitError("a product whose rows lie on several dimensions")
+        dims.append((*own[: len(own) - len(inner)], 1) if inner else tuple(own))
+    return identity, tuple(dims), rows
 
 
 def _right_operand(call: Call, b: Operand, transposed: bool, contracted: int, columns: int):

@@ -1,0 +1,183 @@
+"""Loading model files, overriding their constants, and writing ModelNew."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import ingot
+import pytest
+import torch
+from ingot.model_file import (
+    ModelFileError,
+    constants_of,
+    load_model_file,
+    override_constants,
+    write_whole,
+)
+from ingot.model_writer import render_model, write_model
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+GOOD = """
+import torch
+from torch import nn
+batch_size = 4
+in_features, out_features = 8, 6
+wide: int = out_features * 2
+note = '''two
+lines'''
+
+
+class Model(nn.Module):
+    def __init__(self, in_features, wide):
+        super().__init__()
+        self.linear = nn.Linear(in_features, wide)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x)) * 2
+
+
+def get_inputs():
+    return [torch.rand(batch_size, in_features)]
+
+
+def get_init_inputs():
+    return [in_features, wide]
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def make(text, name="model.py"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return make
+
+
+def test_overrides_reach_what_is_computed_from_them(write):
+    file = load_model_file(write(GOOD), {"batch_size": "7", "out_features": 5})
+    assert file.make_inputs()[0].shape == (7, 8)
+    assert file.make_module().linear.weight.shape == (10, 8)
+    assert file.constants["batch_size"] == 7 and file.constants["out_features"] == 5
+    assert "batch_size = 7" in file.source and "in_features, out_features = 8, 5" in file.source
+
+
+def test_overrides_keep_line_numbers():
+    changed = override_constants(GOOD, {"note": "short", "in_features": 123456})
+    assert len(changed.splitlines()) == len(GOOD.splitlines())
+    assert constants_of(changed)["note"] == "short"
+    assert constants_of(changed)["in_features"] == 123456
+
+
+def test_overrides_with_text_that_is_not_ascii():
+    source = 'x = "äöü"; y = 3\nz = "日本"; w = 4\n'
+    assert constants_of(override_constants(source, {"y": 5, "w": 6})) == {
+        "x": "äöü",
+        "y": 5,
+        "z": "日本",
+        "w": 6,
+    }
+
+
+PROBLEMS = {
+    "no class": (GOOD.replace("class Model", "class Other"), {}, "defines no class 'Model'"),
+    "no inputs": (GOOD.replace("get_inputs", "inputs"), {}, "defines no function 'get_inputs'"),
+    "not a class": (GOOD + "\nModel = 3\n", {}, "'Model' is a int"),
+    "raises": (GOOD + "\nundefined_name\n", {}, r"model\.py:28: the file raised NameError"),
+    "exits": (GOOD + "\nraise SystemExit(3)\n", {}, r"model\.py:28: the file raised SystemExit"),
+    "syntax": (GOOD + "\ndef f(:\n", {}, r"model\.py:28: invalid syntax"),
+    "unknown constant": (GOOD, {"batch": "3"}, "no constant 'batch'.*batch_size"),
+    "no literal": (GOOD, {"batch_size": "4+"}, "must be a Python literal"),
+}
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_problems_are_named(write, problem):
+    text, overrides, message = PROBLEMS[problem]
+    with pytest.raises(ModelFileError, match=message):
+        load_model_file(write(text), overrides)
+
+
+def test_problems_of_calls_are_named(write):
+    inputs = "return [torch.rand(batch_size, in_features)]"
+    file = load_model_file(write(GOOD.replace(inputs, "return 3")))
+    with pytest.raises(ModelFileError, match=r"get_inputs\(\) gives a int; it must give a list"):
+        file.make_inputs()
+    file = load_model_file(write(GOOD.replace("[in_features, wide]", "[in_features]")))
+    with pytest.raises(ModelFileError, match=r"Model\(\.\.\.\) raised TypeError"):
+        file.make_module()
+    file = load_model_file(write(GOOD.replace("torch.rand(batch_size", "torch.rand(1 // 0")))
+    with pytest.raises(ModelFileError, match=r"model\.py:22: get_inputs\(\) raised ZeroDivision"):
+        file.make_inputs()
+
+
+def test_missing_and_binary_files(tmp_path):
+    with pytest.raises(ModelFileError, match="cannot read .*No such file"):
+        load_model_file(tmp_path / "absent.py")
+    (tmp_path / "binary.py").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ModelFileError, match="not UTF-8"):
+        load_model_file(tmp_path / "binary.py")
+
+
+def test_files_beside_the_model_can_be_imported(write):
+    write("width = 9\n", "helper_of_model.py")
+    file = load_model_file(write("from helper_of_model import width\n" + GOOD))
+    assert file.Model is not None
+
+
+def small(name):
+    path = EXAMPLES / name
+    sizes = {"batch_size": 6, "in_features": 32, "out_features": 48, "hidden_features": 24}
+    known = constants_of(path.read_text())
+    return load_model_file(path, {k: v for k, v in sizes.items() if k in known})
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_written_models_compute_what_the_original_does(name, tmp_path):
+    original = small(name)
+    torch.manual_seed(0)
+    module = original.make_module()
+    inputs = original.make_inputs()
+    optimised = ingot.optimize(module, inputs)
+    path = tmp_path / "model_new.py"
+    write_model(path, original, optimised.ingot_report(), None)
+    new = load_model_file(path, class_name="ModelNew")
+    torch.manual_seed(0)
+    candidate = new.make_module()
+    assert candidate.state_dict().keys() == module.state_dict().keys()
+    for key, tensor in module.state_dict().items():
+        assert torch.equal(candidate.state_dict()[key], tensor)
+    with torch.no_grad():
+        torch.testing.assert_close(candidate(*inputs), module(*inputs), rtol=1e-4, atol=1e-4)
+    assert candidate._ingot.last is not None
+    assert "Operators replaced:" in new.Model.__doc__ and "linear" in new.Model.__doc__
+    assert new.constants == original.constants
+
+
+def test_hostile_text_in_a_report_stays_text(write):
+    file = load_model_file(write(GOOD))
+    item = {"what": 'a"""', "where": "C:\\new\\x.py", "by": "b\nc", "why": '"""\\', "x": 1}
+    report = {
+        "operators_replaced": [item],
+        "optimisations": [{**item, "identity_or_reason": '""" + 1'}],
+        "unsupported": [item],
+    }
+    text = render_model(file, report, "ieee")
+    namespace: dict = {}
+    exec(compile(text, "model_new.py", "exec"), namespace)
+    assert namespace["ModelNew"].ingot_precision == "ieee"
+
+
+def test_files_appear_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "out.py"
+    write_whole(path, "a = 1\n")
+    assert path.read_text() == "a = 1\n"
+    with pytest.raises(ModelFileError, match="cannot write"):
+        write_whole(tmp_path / "absent" / "out.py", "a = 2\n")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ModelFileError, match="cannot write"):
+        write_whole(tmp_path / "folder", "a = 2\n")
+    assert sorted(os.listdir(tmp_path)) == ["folder", "out.py"]
