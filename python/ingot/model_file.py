@@ -203,7 +203,7 @@ def override_constants(source: str, overrides: Mapping[str, Any], name: str = "m
             raise ModelFileError(
                 f"{name} has no constant '{key}' at its top level (it has {known})"
             )
-        edits += [(expression, _literal(key, value)) for expression in places[key]]
+        edits += [(place, _literal(key, value, place)) for place in places[key]]
     lines = source.encode().splitlines(keepends=True)
     starts = [0, *itertools.accumulate(len(line) for line in lines)]
     text = source.encode()
@@ -222,11 +222,14 @@ def _span(expression: ast.expr, starts: list[int]) -> tuple[int, int]:
     )
 
 
-def _literal(key: str, value: Any) -> str:
+def _literal(key: str, value: Any, old: ast.expr) -> str:
+    """The value's text; a text that is no literal stands for itself where a text stood."""
     if isinstance(value, str):
         try:
             value = ast.literal_eval(value)
         except (ValueError, SyntaxError) as error:
+            if isinstance(old, ast.Constant) and isinstance(old.value, str):
+                return repr(value)
             raise ModelFileError(
                 f"the value of '{key}' is {value!r}; it must be a Python literal such as 256, "
                 "1e-5, True or 'text'"

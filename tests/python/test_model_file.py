@@ -86,9 +86,9 @@ PROBLEMS = {
     "no class": (GOOD.replace("class Model", "class Other"), {}, "defines no class 'Model'"),
     "no inputs": (GOOD.replace("get_inputs", "inputs"), {}, "defines no function 'get_inputs'"),
     "not a class": (GOOD + "\nModel = 3\n", {}, "'Model' is a int"),
-    "raises": (GOOD + "\nundefined_name\n", {}, r"model\.py:28: the file raised NameError"),
-    "exits": (GOOD + "\nraise SystemExit(3)\n", {}, r"model\.py:28: the file raised SystemExit"),
-    "syntax": (GOOD + "\ndef f(:\n", {}, r"model\.py:28: invalid syntax"),
+    "raises": (GOOD + "\nundefined_name\n", {}, r"model\.py:27: the file raised NameError"),
+    "exits": (GOOD + "\nraise SystemExit(3)\n", {}, r"model\.py:27: the file raised SystemExit"),
+    "syntax": (GOOD + "\ndef f(:\n", {}, r"model\.py:27: invalid syntax"),
     "unknown constant": (GOOD, {"batch": "3"}, "no constant 'batch'.*batch_size"),
     "no literal": (GOOD, {"batch_size": "4+"}, "must be a Python literal"),
 }
@@ -110,7 +110,7 @@ def test_problems_of_calls_are_named(write):
     with pytest.raises(ModelFileError, match=r"Model\(\.\.\.\) raised TypeError"):
         file.make_module()
     file = load_model_file(write(GOOD.replace("torch.rand(batch_size", "torch.rand(1 // 0")))
-    with pytest.raises(ModelFileError, match=r"model\.py:22: get_inputs\(\) raised ZeroDivision"):
+    with pytest.raises(ModelFileError, match=r"model\.py:21: get_inputs\(\) raised ZeroDivision"):
         file.make_inputs()
 
 
