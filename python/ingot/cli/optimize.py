@@ -143,7 +143,8 @@ def _optimized_report(loaded: Any, precision: str, device: str) -> dict:
                     optimized.ingot_prepare(*inputs)
     except torch.OutOfMemoryError as error:
         raise ModelFileError(f"{loaded.path}: too large for {device}: {error}") from error
-    return optimized.ingot_report()
+    batch = next((int(v.shape[0]) for v in inputs if getattr(v, "ndim", 0)), None)
+    return optimized.ingot_report(batch)
 
 
 def _measured_ms(result: dict) -> float | None:
