@@ -1,4 +1,4 @@
-"""Checks the CUDA backend on a GPU against the fp64 evaluator: every sweep, streams, graphs, threads.
+"""Checks the CUDA backend on a GPU against fp64: every sweep, streams, graphs, threads.
 
 python check_programs.py path/to/libingot.so [--small] [--only NAME]
 
@@ -143,7 +143,6 @@ def check_fork(library, graph, cache) -> list[str]:
     if child == 0:
         code = 1
         try:
-            program.library.lib.ingot_last_error.restype
             program.handle and program.prepare(8)
         except RuntimeError as failure:
             code = 0 if "fork" in str(failure) else 2
