@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["IngotError", "OptimizedModule", "optimize"]
+__all__ = ["IngotError", "IngotWarning", "OptimizedModule", "optimize"]
 
 _HOMES = {
     "IngotError": "ingot.runtime.library",
+    "IngotWarning": "ingot.module",
     "OptimizedModule": "ingot.module",
     "optimize": "ingot.module",
 }

@@ -11,9 +11,22 @@ from torch.utils import _pytree as pytree
 from ingot import policy
 from ingot.capture.captured import Captured, Region, Slot, TorchStep
 from ingot.runtime.library import STATUS_UNAVAILABLE, IngotError
-from ingot.runtime.program import Program
+from ingot.runtime.program import Binding, Program
 
 _PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer if hasattr(nn, "Buffer") else nn.Parameter)
+
+
+def _increment_versions(tensors: list[torch.Tensor]) -> None:
+    try:
+        torch.autograd.graph.increment_version(tensors)
+    except TypeError:  # PyTorch 2.4 takes one tensor
+        for tensor in tensors:
+            torch.autograd.graph.increment_version(tensor)
+    except RuntimeError:
+        # Tensors made in inference mode have no version.
+        for tensor in tensors:
+            if not tensor.is_inference():
+                torch.autograd.graph.increment_version(tensor)
 
 
 class RefusedError(Exception):
@@ -65,15 +78,17 @@ class Compiled:
             for members, name in self._direct_leaves
         ]
 
-    def run_direct(self, leaves: list[torch.Tensor]) -> torch.Tensor:
-        result = self.direct.run(leaves)[0]
+    def run_direct(self, binding: Binding, leaves: list[torch.Tensor]) -> torch.Tensor:
+        """With leaves that match a binding of `direct`."""
+        result = self.direct.run_bound(binding, leaves)[0]
         if self._updated:
             self._count_updates()
         return result
 
     def run(self, tensors) -> Any:
         if self.direct is not None:
-            return self.run_direct(self.leaves(tensors))
+            leaves = self.leaves(tensors)
+            return self.run_direct(self.direct.bind(leaves), leaves)
         values: list[Any] = [None] * self.captured.slots
         for slot, (members, name) in enumerate(self._sources):
             values[slot] = tensors[name] if members is None else members[name]
@@ -113,8 +128,7 @@ class Compiled:
 
     def _count_updates(self) -> None:
         # As after an operator of PyTorch's that writes in place: autograd's check must see it.
-        buffers = [members[name] for members, name in self._updated]
-        torch.autograd.graph.increment_version(buffers)
+        _increment_versions([members[name] for members, name in self._updated])
 
     def tensors_are_plain(self) -> bool:
         return all(

@@ -71,14 +71,14 @@ class _State:
         entry = self.last
         if entry is not None and not kwargs and not _intercepted():
             compiled = entry.compiled
-            leaves = self._unchanged(entry, compiled, args)
-            if leaves is not None:
-                return compiled.run_direct(leaves)
+            bound = self._unchanged(entry, compiled, args)
+            if bound is not None:
+                return compiled.run_direct(*bound)
         return self.slow_call(module, args, kwargs)
 
     @staticmethod
     def _unchanged(entry: _Entry, compiled: Compiled, args: tuple):
-        """The program's tensors, where this call is like one that was seen to be right."""
+        """The program's binding and tensors, where this call is like one seen to be right."""
         try:
             if len(args) != entry.signature:
                 return None
@@ -99,7 +99,7 @@ class _State:
             device_type = "cuda" if binding.on_cuda else "cpu"
             if policy.ambient(device_type) != entry.mode:
                 return None
-            return leaves
+            return binding, leaves
         except (RuntimeError, KeyError, AttributeError):
             # No strides (sparse), a member that went away or became None.
             return None

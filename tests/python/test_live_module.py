@@ -591,6 +591,27 @@ def test_autocast(pair):
         agree(optimised, twin, fed)
 
 
+def test_inference_mode():
+    with torch.inference_mode():
+        model = Model()
+        twin = copy.deepcopy(model)
+        agree(ingot.optimize(model), twin, x())
+    model = Model()
+    twin = copy.deepcopy(model)
+    optimised = ingot.optimize(model, (x(),))
+    with torch.inference_mode():
+        found = agree(optimised, twin, x())
+    assert found.is_inference()
+    agree(optimised, twin, x())
+
+
+def test_updates_are_seen_by_autograd(pair):
+    optimised, _ = pair
+    before = optimised.bn.running_mean._version
+    optimised(x())
+    assert optimised.bn.running_mean._version > before
+
+
 def test_memory_is_released():
     model = Model()
     optimised = ingot.optimize(model, (x(),))

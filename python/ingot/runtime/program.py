@@ -44,6 +44,8 @@ BATCH = -1
 # 64-bit words of an ingot_tensor: data, 4 sizes, 4 strides, (dtype, device).
 _WORDS = ctypes.sizeof(_library.Tensor) // 8
 
+_empty_strided = torch.empty_strided
+
 # Bindings kept per program: layouts and batch sizes seen last.
 _MAX_BINDINGS = 64
 
@@ -113,13 +115,12 @@ class ResultLayout:
 class _Slot:
     """Argument storage of one call in flight."""
 
-    __slots__ = ("address", "array", "words", "workspace")
+    __slots__ = ("address", "array", "words")
 
     def __init__(self, template: bytes):
         self.array = (ctypes.c_int64 * (len(template) // 8)).from_buffer_copy(template)
         self.words = memoryview(self.array).cast("B").cast("q")
         self.address = ctypes.addressof(self.array)
-        self.workspace: torch.Tensor | None = None
 
 
 class Binding:
@@ -127,6 +128,8 @@ class Binding:
 
     __slots__ = (
         "batch",
+        "count",
+        "device",
         "device_index",
         "expected",
         "on_cuda",
@@ -195,6 +198,7 @@ class Program:
         self._run = self._library.ingot_program_run
         self._bindings: dict[Any, Binding] = {}
         self.last_binding: Binding | None = None
+        self._workspaces: deque[torch.Tensor] = deque()
         self._lock = threading.Lock()
 
     def prepare(self, batch: int, device_index: int = -1) -> None:
@@ -223,9 +227,10 @@ class Program:
 
     def run(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Runs on the graph's leaves, in order, on the current stream; returns new tensors."""
-        binding = self.last_binding
-        if binding is None or not binding.matches(tensors):
-            binding = self._bind(tensors)
+        return self.run_bound(self.bind(tensors), tensors)
+
+    def run_bound(self, binding: Binding, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """`run` for tensors that are known to match the binding."""
         try:
             slot = binding.slots.pop()
         except IndexError:
@@ -234,13 +239,10 @@ class Program:
         for tensor in tensors:
             words[at] = tensor.data_ptr()
             at += _WORDS
-        like = tensors[0]
+        device = binding.device
         results = []
-        for sizes, strides, dtype, contiguous in binding.outputs:
-            if contiguous:
-                result = like.new_empty(sizes, dtype=dtype)
-            else:
-                result = like.new_empty_strided(sizes, strides, dtype=dtype)
+        for sizes, strides, dtype in binding.outputs:
+            result = _empty_strided(sizes, strides, dtype=dtype, device=device)
             words[at] = result.data_ptr()
             at += _WORDS
             results.append(result)
@@ -248,29 +250,46 @@ class Program:
         if binding.on_cuda:
             # From PyTorch's allocator at every call: that is what makes it safe on several
             # streams and inside a CUDA graph's capture.
-            workspace = (
-                like.new_empty((workspace_bytes,), dtype=torch.uint8) if workspace_bytes else None
-            )
+            workspace = None
+            if workspace_bytes:
+                workspace = _empty_strided(
+                    (workspace_bytes,), (1,), dtype=torch.uint8, device=device
+                )
             stream = torch._C._cuda_getCurrentRawStream(binding.device_index)
         else:
-            workspace, stream = slot.workspace, None
-            if workspace is None and workspace_bytes:
-                workspace = slot.workspace = _aligned_bytes(workspace_bytes)
+            workspace, stream = self._host_workspace(workspace_bytes), None
         status = self._run(
             self._handle,
             binding.batch,
             slot.address,
-            at // _WORDS,
+            binding.count,
             None if workspace is None else workspace.data_ptr(),
             workspace_bytes,
             stream,
         )
         binding.slots.append(slot)
+        if workspace is not None and not binding.on_cuda:
+            self._workspaces.append(workspace)
         if status:
             raise self._library.error(status)
         return results
 
-    def _bind(self, tensors: Sequence[torch.Tensor]) -> Binding:
+    def _host_workspace(self, size: int) -> torch.Tensor | None:
+        """Kept from call to call (one for each call in flight): fresh pages cost more than the
+        sweeps that write them."""
+        if not size:
+            return None
+        try:
+            workspace = self._workspaces.pop()
+        except IndexError:
+            return _aligned_bytes(size)
+        return workspace if workspace.numel() >= size else _aligned_bytes(size)
+
+    def bind(self, tensors: Sequence[torch.Tensor]) -> Binding:
+        """What a call with tensors like these needs, worked out or remembered."""
+        binding = self.last_binding
+        if binding is not None and binding.matches(tensors):
+            return binding
         key = tuple((t.shape, t.stride(), t.dtype, t.get_device(), type(t)) for t in tensors)
         binding = self._bindings.get(key)
         if binding is None:
@@ -304,11 +323,12 @@ class Program:
             sizes, strides, axis_strides = layout.allocation(batch)
             extents = concrete(layout.extents, batch)
             _fill(array[len(tensors) + index], extents, axis_strides, layout.dtype, device_index)
-            contiguous = list(strides) == _contiguous_strides(sizes)
-            binding.outputs.append((sizes, strides, layout.dtype, contiguous))
+            binding.outputs.append((sizes, strides, layout.dtype))
         binding.batch = batch
         binding.expected = key
         binding.on_cuda = self.on_cuda
+        binding.device = tensors[0].device
+        binding.count = len(array)
         binding.device_index = device_index
         binding.template = bytes(array)
         binding.slots = deque()
@@ -334,14 +354,6 @@ def _fill(entry, sizes, strides, dtype, device) -> None:
     entry.strides[:] = strides
     entry.dtype = DTYPE_CODES[dtype]
     entry.device = device
-
-
-def _contiguous_strides(sizes: Sequence[int]) -> list[int]:
-    strides, step = [0] * len(sizes), 1
-    for dimension in reversed(range(len(sizes))):
-        strides[dimension] = step
-        step *= max(sizes[dimension], 1)
-    return strides
 
 
 def _aligned_bytes(size: int, alignment: int = 256) -> torch.Tensor:
