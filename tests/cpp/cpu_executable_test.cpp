@@ -11,6 +11,7 @@
 #include "graph/builder.h"
 #include "graph/evaluate.h"
 #include "graph/importer.h"
+#include "support/element.h"
 #include "support/threads.h"
 
 namespace ingot {
@@ -364,6 +365,222 @@ TEST(CpuExecutable, EmptyBatch) {
   const Graph graph = gemm_scale_bn(8, 8);
   const Outcome out = run_on_cpu(graph, 0, random_leaves(graph, 0, 7));
   EXPECT_TRUE(out.results[0].values.empty());
+}
+
+// A tensor of any dtype and strides, with room before its first element.
+struct Buffer {
+  std::vector<std::byte> bytes;
+  ingot_tensor view{};
+};
+
+Buffer make_buffer(const Shape& shape, int64_t batch, ingot_dtype dtype,
+                   const std::array<int, kAxes>& order, int64_t step, size_t offset,
+                   std::mt19937& random) {
+  Buffer b;
+  int64_t stride = step;
+  for (size_t i = kAxes; i-- > 0;) {
+    const int axis = order[i];
+    b.view.sizes[axis] = shape.extent(static_cast<Axis>(axis), batch);
+    b.view.strides[axis] = stride;
+    stride *= b.view.sizes[axis];
+  }
+  b.bytes.resize(static_cast<size_t>(stride * element_size(dtype)) + offset);
+  b.view.data = b.bytes.data() + offset;
+  b.view.dtype = dtype;
+  b.view.device = -1;
+  std::uniform_real_distribution<double> uniform(-2, 2);
+  for (int64_t i = 0; i < stride; ++i) {
+    store_element(b.view.data, dtype, i, dtype == INGOT_I64 ? 3 : uniform(random));
+  }
+  return b;
+}
+
+// Runs leaves as they lie on the CPU and in fp64; results and buffers must agree.
+void compare_buffers(const Graph& graph, int64_t batch, std::vector<Buffer> leaves,
+                     int64_t result_step, double tolerance) {
+  std::vector<Buffer> copies = leaves;
+  std::mt19937 random(1);
+  ProgramOptions options;
+  auto executable =
+      make_cpu_executable(make_plan(graph, cpu_target(options), Precision::fp32), options);
+  std::vector<ingot_tensor> on_cpu, in_fp64;
+  const auto bind = [](Buffer& buffer, size_t offset) {
+    buffer.view.data = buffer.bytes.data() + offset;
+    return buffer.view;
+  };
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    const auto offset =
+        static_cast<size_t>(static_cast<std::byte*>(leaves[i].view.data) - leaves[i].bytes.data());
+    on_cpu.push_back(bind(leaves[i], offset));
+    in_fp64.push_back(bind(copies[i], offset));
+  }
+  std::vector<Buffer> results;
+  std::vector<DoubleTensor> truths;
+  for (const Result& result : graph.results) {
+    const Node& node = graph[result.value];
+    results.push_back(make_buffer(node.shape, batch, static_cast<ingot_dtype>(node.dtype),
+                                  {0, 1, 2, 3}, result_step, 0, random));
+    truths.push_back(make_double(node.shape, batch));
+  }
+  for (size_t i = 0; i < results.size(); ++i) {
+    on_cpu.push_back(bind(results[i], 0));
+    truths[i].view.data = truths[i].values.data();
+    in_fp64.push_back(truths[i].view);
+  }
+  std::vector<std::byte> workspace(executable->workspace_size(batch) + 256);
+  void* base = workspace.data();
+  size_t space = workspace.size();
+  std::align(256, executable->workspace_size(batch), base, space);
+  executable->run(batch, on_cpu, base, executable->workspace_size(batch), nullptr);
+  evaluate(graph, batch, in_fp64);
+  for (size_t r = 0; r < results.size(); ++r) {
+    for (size_t i = 0; i < truths[r].values.size(); ++i) {
+      const double found = load_element(results[r].view.data, results[r].view.dtype,
+                                        static_cast<int64_t>(i) * result_step);
+      const double truth = truths[r].values[i];
+      if (std::isnan(truth)) {
+        ASSERT_TRUE(std::isnan(found)) << graph.name << " result " << r << " at " << i;
+      } else if (std::isinf(truth)) {
+        ASSERT_EQ(found, truth) << graph.name << " result " << r << " at " << i;
+      } else {
+        ASSERT_NEAR(found, truth, tolerance) << graph.name << " result " << r << " at " << i;
+      }
+    }
+  }
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    ASSERT_EQ(leaves[i].view.dtype, copies[i].view.dtype);
+    const auto elements =
+        static_cast<int64_t>(leaves[i].bytes.size()) / element_size(leaves[i].view.dtype);
+    for (int64_t e = 0; e + 1 < elements; ++e) {
+      ASSERT_NEAR(load_element(leaves[i].view.data, leaves[i].view.dtype, e),
+                  load_element(copies[i].view.data, copies[i].view.dtype, e), tolerance)
+          << graph.name << " leaf " << i << " at " << e;
+    }
+  }
+}
+
+Graph from_json(const nlohmann::json& values, const std::string& name) {
+  const nlohmann::json json{{"ingot_graph", 1},
+                            {"name", name},
+                            {"values", values},
+                            {"results", {{{"value", values.size() - 1}, {"name", "y"}}}},
+                            {"updates", nlohmann::json::array()}};
+  return import_graph(json.dump());
+}
+
+nlohmann::json leaf(const char* op, const char* dtype, const nlohmann::json& shape) {
+  static int count = 0;
+  return {{"op", op}, {"name", "v" + std::to_string(count++)}, {"dtype", dtype}, {"shape", shape}};
+}
+
+void compare_layouts(const Graph& graph, int64_t batch, double tolerance) {
+  const std::array<int, kAxes> orders[] = {{0, 1, 2, 3}, {3, 2, 1, 0}, {1, 0, 3, 2}};
+  std::mt19937 random(9);
+  for (const auto& order : orders) {
+    for (const int64_t step : {1, 2}) {
+      for (const size_t offset : {size_t{0}, size_t{1}}) {
+        std::vector<Buffer> leaves;
+        for (const ValueId id : graph.leaves()) {
+          leaves.push_back(make_buffer(graph[id].shape, batch,
+                                       static_cast<ingot_dtype>(graph[id].dtype), order, step,
+                                       graph[id].role == LeafRole::buffer ? 0 : offset, random));
+        }
+        compare_buffers(graph, batch, std::move(leaves), step, tolerance);
+        if (testing::Test::HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(CpuExecutable, AnyStridesAlignmentAndDtype) {
+  for (const auto& [dtype, tolerance] :
+       {std::pair{"f32", 2e-4}, {"f64", 1e-10}, {"f16", 6e-2}, {"bf16", 4e-1}}) {
+    const Graph graph = from_json(
+        {leaf("input", dtype, {"B", 1, 1, 30}),
+         leaf("parameter", dtype, {1, 24, 1, 30}),
+         leaf("parameter", dtype, {1, 1, 1, 24}),
+         {{"op", "linear"}, {"args", {0, 1, 2}}, {"attributes", nlohmann::json::object()}},
+         {{"op", "tanh"}, {"args", {3}}},
+         {{"op", "softmax"}, {"args", {4}}, {"attributes", nlohmann::json::object()}}},
+        dtype);
+    compare_layouts(graph, 19, tolerance);
+    if (HasFatalFailure()) return;
+  }
+}
+
+TEST(CpuExecutable, CountersAndCumulativeAverage) {
+  const nlohmann::json f{1, 1, 1, 20};
+  const Graph graph = from_json({leaf("input", "f32", {"B", 1, 1, 20}),
+                                 leaf("buffer", "f32", f),
+                                 leaf("buffer", "f32", f),
+                                 leaf("buffer", "i64", {1, 1, 1, 1}),
+                                 {{"op", "batch_norm"},
+                                  {"args", {0, -1, -1, 1, 2, 3}},
+                                  {"attributes", {{"training", true}, {"eps", 1e-5}}}}},
+                                "cumulative");
+  compare_layouts(graph, 70, 1e-4);
+}
+
+TEST(CpuExecutable, NormsAndPoolsOverGroups) {
+  const nlohmann::json empty = nlohmann::json::object();
+  const auto one = [&](const char* op, const nlohmann::json& attributes) {
+    const Graph graph = from_json({leaf("input", "f32", {"B", 6, 1, 24}),
+                                   {{"op", op}, {"args", {0}}, {"attributes", attributes}}},
+                                  op);
+    compare_layouts(graph, 11, 1e-4);
+  };
+  one("layer_norm", {{"eps", 1e-5}});
+  one("rms_norm", {{"eps", 1e-5}});
+  one("instance_norm", {{"eps", 1e-5}});
+  one("group_norm", {{"groups", 3}, {"eps", 1e-5}, {"channels", "rows"}});
+  one("max_pool", {{"kernel", 4}});
+  one("avg_pool", {{"kernel", 3}});
+  one("log_softmax", empty);
+  one("softmax", {{"axes", {"rows"}}});
+  one("argmax", {{"axes", {"features"}}});
+  one("argmax", {{"axes", {"rows"}}});
+  one("argmax", {{"axes", {"batch"}}});
+  one("logsumexp", {{"axes", {"batch"}}});
+}
+
+TEST(CpuExecutable, MatricesOfEveryLayout) {
+  for (const bool transpose : {true, false}) {
+    for (const char* batched : {"B", ""}) {
+      const nlohmann::json first = *batched != 0 ? nlohmann::json("B") : nlohmann::json(1);
+      const nlohmann::json b =
+          transpose ? nlohmann::json{first, 13, 1, 9} : nlohmann::json{first, 9, 1, 13};
+      const Graph graph = from_json(
+          {leaf("input", "f32", {"B", 5, 1, 9}),
+           leaf("input", "f32", b),
+           {{"op", "matmul"}, {"args", {0, 1}}, {"attributes", {{"transpose_b", transpose}}}}},
+          "matmul");
+      compare_layouts(graph, 4, 1e-5);
+      if (HasFatalFailure()) return;
+    }
+  }
+}
+
+TEST(CpuExecutable, NaNAndInfinityGoWhereTheyShould) {
+  GraphBuilder b;
+  const ValueId x = b.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, 90});
+  for (const AxisMask axes : {axis_bit(kBatch), axis_bit(kFeatures)}) {
+    for (const Finish finish :
+         {Finish::sum, Finish::max, Finish::min, Finish::mean, Finish::variance,
+          Finish::log_sum_exp, Finish::sum_exp, Finish::max_exponent}) {
+      b.result(b.reduce(finish, x, axes), "r");
+    }
+    b.result(b.cast(b.reduce(Finish::argmax, x, axes), DType::f32), "a");
+  }
+  const Graph graph = b.take();
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  auto leaves = random_leaves(graph, 400, 8);
+  auto& values = leaves[0].values;
+  values[5 * 90 + 7] = kInfinity;
+  values[7 * 90 + 9] = -kInfinity;
+  values[9 * 90 + 9] = kInfinity;
+  values[399 * 90 + 60] = std::numeric_limits<float>::quiet_NaN();
+  for (int j = 0; j < 90; ++j) values[static_cast<size_t>(20 * 90 + j)] = -kInfinity;
+  compare(graph, 400, leaves, 1e-5);
 }
 
 }  // namespace
