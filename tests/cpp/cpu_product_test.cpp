@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cpu/product/blas.h"
+#include "cpu/product/onednn.h"
 #include "cpu/product/own.h"
 #include "cpu/product/provider.h"
 #include "support/element.h"
@@ -141,6 +142,13 @@ TEST(CpuProduct, OwnKeepsNaNAndInfinityInTheirRows) {
       EXPECT_EQ(std::isnan(value), i == 9);
     }
   }
+}
+
+TEST(CpuProduct, OneDnnMatchesDoubleWhereThereIsOne) {
+  const auto onednn = onednn_product();
+  if (onednn == nullptr) GTEST_SKIP() << "no oneDNN on this machine";
+  check(*onednn, {29, 65, 113, true}, INGOT_F32);
+  check(*onednn, {29, 65, 113, false}, INGOT_F32);
 }
 
 TEST(CpuProduct, LibraryMatchesDoubleWhereThereIsOne) {

@@ -47,7 +47,6 @@ class LibraryProduct final : public ProductProvider {
 };
 
 std::shared_ptr<const ProductProvider> find_library() {
-  // The builds that share OpenMP's pool come first; the pthread build brings a second one.
   for (const char* file : {"libopenblas.so.0", "libmkl_rt.so.2", "libblis.so.4"}) {
     void* handle = dlopen(file, RTLD_LAZY | RTLD_LOCAL);
     if (handle == nullptr) continue;

@@ -2,6 +2,7 @@
 
 #include "cpu/product/blas.h"
 #include "cpu/product/host.h"
+#include "cpu/product/onednn.h"
 #include "cpu/product/own.h"
 #include "support/error.h"
 
@@ -12,10 +13,15 @@ std::vector<std::shared_ptr<const ProductProvider>> product_providers(const Isa&
   const auto add = [&](std::shared_ptr<const ProductProvider> provider) {
     if (provider != nullptr) found.push_back(std::move(provider));
   };
-  // MKL runs at half of the AVX-512 peak on processors that are not Intel's (docs: cpu backend).
+  // MKL runs at half of the AVX-512 peak on processors that are not Intel's (docs/cpu-backend.md).
   if (!isa.intel && isa.level == Level::avx512) add(own_product(isa, false));
-  add(host_product());
-  if (found.empty() || host_product() == nullptr) add(library_product());
+  const std::shared_ptr<const ProductProvider> host = host_product();
+  add(host);
+  // A library of the system would bring a second pool of threads beside the host process's.
+  if (host == nullptr) {
+    add(onednn_product());
+    add(library_product());
+  }
   add(own_product(isa, true));
   return found;
 }
