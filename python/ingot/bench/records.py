@@ -61,7 +61,7 @@ def merge(path: Path, new: Iterable[dict]) -> list:
             raise ValueError(f"a record lacks {', '.join(sorted(missing))}")
         known[key_of(record)] = record
     records = [known[key] for key in sorted(known)]
-    write_whole(path, json.dumps(records, indent=1) + "\n")
+    write_whole(path, json.dumps(records, indent=1, ensure_ascii=False) + "\n")
     return records
 
 

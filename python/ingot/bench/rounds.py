@@ -13,10 +13,11 @@ from time import perf_counter
 
 import torch
 
-from .statistics import Ratio, Summary, median_ratio, never_slower, summarize
+from .statistics import ROUNDS_FOR_A_VERDICT, Ratio, Summary, median_ratio, never_slower, summarize
 from .timers import run_for, sleep, timer_for
 
 _clock = perf_counter
+_SHORT_ROUND_S = 1.0
 
 
 @dataclass
@@ -95,7 +96,7 @@ def compare(
     started = _clock()
     while result.rounds < options.rounds:
         over = _clock() - started > options.budget_s
-        if over and result.rounds >= options.fewest:
+        if over and result.rounds >= plan.fewest:
             break
         options.progress(f"round {result.rounds + 1} of {options.rounds}")
         turn = result.rounds % len(names)
@@ -113,18 +114,22 @@ def compare(
 class _RoundPlan:
     warmups: int
     calls: int
+    fewest: int
 
     @classmethod
     def fit(cls, settled: dict[str, float], device: torch.device, options: RoundOptions):
         """On a GPU as asked. On a CPU, where calls take from microseconds to seconds: as many as
-        the budget allows, a slow call being its own warm-up."""
+        the budget allows, a slow call being its own warm-up; enough rounds for a verdict where a
+        round is short, whatever the budget says."""
         if device.type == "cuda":
-            return cls(options.warmups, options.calls)
+            return cls(options.warmups, options.calls, options.fewest)
         one_round = sum(settled.values())
         affordable = options.budget_s / (options.rounds * max(one_round, 1e-7))
-        calls = max(1, min(options.calls, int(affordable * 0.8)))
+        calls = max(1, min(options.calls, int(affordable * 0.5)))
         warmups = 1 if calls > 2 else 0
-        return cls(warmups, max(1, calls - warmups))
+        short = one_round < _SHORT_ROUND_S
+        fewest = min(options.rounds, ROUNDS_FOR_A_VERDICT) if short else options.fewest
+        return cls(warmups, max(1, calls - warmups), fewest)
 
 
 def _one(timer, subject, device: torch.device, options: RoundOptions, number: int) -> float:

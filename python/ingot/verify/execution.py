@@ -61,7 +61,8 @@ def set_state(module: torch.nn.Module, values: dict, through_data: bool) -> None
 
 
 def place_inputs(values: list, device: torch.device, layout: str, earlier: list | None) -> list:
-    """The inputs on the device; written over `earlier` ones (the same tensors) where given."""
+    """Copies of the inputs on the device; written over `earlier` ones (the same tensors) where
+    given."""
     placed = []
     for i, value in enumerate(values):
         if not isinstance(value, torch.Tensor):
@@ -78,7 +79,7 @@ def place_inputs(values: list, device: torch.device, layout: str, earlier: list 
                 old.copy_(value)
             placed.append(old)
         else:
-            placed.append(lay_out(value.to(device), layout))
+            placed.append(lay_out(value.to(device, copy=True), layout))
     return placed
 
 
@@ -109,6 +110,14 @@ def outputs_of(result: Any) -> tuple:
         else:
             others.append(repr(leaf)[:200])
     return tensors, f"{spec} {others}", complaints
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor | None) -> bool:
+    """Whether two tensors are alike in shape, type and every bit: NaN equals itself here."""
+    if b is None or a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    a, b = a.detach().cpu().contiguous().reshape(-1), b.detach().cpu().contiguous().reshape(-1)
+    return a.numel() == 0 or torch.equal(a.view(torch.uint8), b.view(torch.uint8))
 
 
 def storage_of(tensor: torch.Tensor) -> int | None:

@@ -22,8 +22,9 @@ from .candidate import (
     encode_args,
     pickled,
 )
+from .execution import same_bits
 from .families import Family
-from .judging import MODES, Judge, OriginalNotInFp64Error, Trial, same_bits
+from .judging import MODES, Judge, OriginalNotInFp64Error, Trial
 from .measures import measure
 from .reference import Reference, Results, rows_of
 from .result import Check, VerifyResult
@@ -33,6 +34,7 @@ CANDIDATE_CLASSES = ["ModelNew", "Model"]
 
 OWN_INPUTS = "own inputs"
 _TIMED_INPUT_SETS = 3
+_MEMORY_SHARE = 0.8
 
 
 class PairError(Exception):
@@ -196,8 +198,7 @@ class _Verification:
     def _memory_limit(self) -> int:
         if self.options.memory_limit is not None:
             return self.options.memory_limit
-        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return int(0.8 * available)
+        return int(_MEMORY_SHARE * _available_memory())
 
     def _message_bytes(self) -> int:
         tensors = list(self.reference.initial_state.values())
@@ -477,6 +478,15 @@ class _Verification:
 
     def _fail(self, name: str, mode: str, message: str, trick: str = "") -> None:
         self.result.checks.append(Check(name, mode, "failed", message, trick))
+
+
+def _available_memory() -> int:
+    """Bytes that programs can still have, the page cache given back."""
+    with open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _resampled(value: Any) -> Any:

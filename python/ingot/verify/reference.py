@@ -20,13 +20,15 @@ _BLOCK_OF_NOISE_SEED = 20211
 
 @dataclass
 class Results:
-    """Outputs and buffers after one call, or the exception that it raised."""
+    """Outputs and buffers after one call, or the exception that it raised. changed_inputs: those
+    that the original itself works on in place."""
 
     outputs: list
     structure: str
     buffers: dict
     aliases: list
     error: Exception | None = None
+    changed_inputs: frozenset = frozenset()
 
 
 class Reference:
@@ -140,7 +142,12 @@ class Reference:
         buffers = {n: b.clone() for n, b in module.named_buffers(remove_duplicate=False)}
         # Clones: the next call must not reach into what this one returned.
         kept = [o.clone() if aliases else o for o in outputs]
-        return Results(kept, structure, buffers, aliases)
+        changed = frozenset(
+            i
+            for i, (value, used) in enumerate(zip(values, inputs, strict=True))
+            if isinstance(value, torch.Tensor) and not execution.same_bits(value, used)
+        )
+        return Results(kept, structure, buffers, aliases, changed_inputs=changed)
 
 
 def id_of(tensor: torch.Tensor) -> tuple:
