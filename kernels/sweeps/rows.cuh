@@ -81,6 +81,7 @@ struct RegisterRow {
 // Grid: ceil(rows / Teams) blocks of Team·Teams threads; Teams is 1 where a team is a whole block.
 template <class Body, int V, int Team, int Teams>
 struct RowsInRegisters {
+  static_assert(Team <= 32 || Teams == 1, "teams of several warps meet at the block's barrier");
   using Operands = typename Body::Operands;
   using Row = typename Body::Row;
 

@@ -9,6 +9,7 @@ namespace ingot {
 namespace {
 
 constexpr int kLoopedThreads = 512;
+constexpr int64_t kWarp = 32;
 constexpr int kBlockThreads = 256;   // of a block of several teams
 constexpr int64_t kHeldTarget = 16;  // values held by a thread, as teams grow up to 512 threads
 constexpr int64_t kHeldLimit = 32;   // with 1024 threads, of 64 registers each
@@ -269,7 +270,8 @@ class RowsWriter {
       if (held(team) > kHeldLimit) team = 1024;
       std::string call;
       if (held(team) <= kHeldLimit) {
-        const int64_t teams = std::max<int64_t>(1, kBlockThreads / team);
+        // Beyond a warp a team is a whole block: it meets at the block's barrier.
+        const int64_t teams = team <= kWarp ? kBlockThreads / team : 1;
         entry.threads = static_cast<int>(team * teams);
         entry.per_block = teams;
         call = fmt::format("rows_in_registers<ingot::{}, {}, {}, {}>(operands, rows)", functor_, w,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <set>
 
 #include "codegen/body_writer.h"
 #include "product/hopper/args.cuh"
@@ -18,6 +19,8 @@ using hopper::TensorMapSpec;
 
 // cuda.h's numbers.
 constexpr int kMapFloat16 = 6, kMapFloat32 = 7, kMapSwizzle128 = 3, kMapPromote256 = 3;
+// Numbers of samples on every side of where the choice of kernel turns.
+constexpr int64_t kSampleCounts[] = {64, 512, 1024, 4096, 16384, 65536};
 constexpr size_t kPartialBytes = sizeof(Moments<float>::State);
 
 bool same_shape(const hopper::OperandShape& a, const hopper::OperandShape& b) {
@@ -102,11 +105,9 @@ ProductShape HopperProduct::usual_shape(int64_t batch) const {
   return shape;
 }
 
-const HopperProduct::Prepared& HopperProduct::prepared(const ProductShape& shape,
-                                                       const hopper::DeviceLimits& device) {
+const HopperProduct::Prepared& HopperProduct::prepared(const ProductShape& shape) {
   const auto matches = [&](const std::unique_ptr<Prepared>& p) {
-    return same_shape(p->shape, shape) && p->device.multiprocessors == device.multiprocessors &&
-           p->device.max_clusters_of_two == device.max_clusters_of_two;
+    return same_shape(p->shape, shape);
   };
   {
     const std::shared_lock lock(mutex_);
@@ -115,8 +116,7 @@ const HopperProduct::Prepared& HopperProduct::prepared(const ProductShape& shape
   }
   auto p = std::make_unique<Prepared>();
   p->shape = shape;
-  p->device = device;
-  p->plan = hopper::plan_product(shape, device);
+  p->plan = hopper::plan_product(shape, {plan_.target.units, plan_.target.units / 2});
   if (p->plan.variant != hopper::Variant::unsupported) {
     const std::string text =
         product_kernel_text(epilogue_, p->plan.header, p->plan.kernel, p->plan.config);
@@ -139,24 +139,34 @@ size_t HopperProduct::bytes_of(const Prepared& p) const {
 }
 
 bool HopperProduct::serves(int64_t batch) const {
-  return const_cast<HopperProduct*>(this)->prepared(usual_shape(batch), {}).product_unit >= 0;
+  return const_cast<HopperProduct*>(this)->prepared(usual_shape(batch)).product_unit >= 0;
 }
 
 size_t HopperProduct::scratch_bytes(int64_t batch) const {
-  return bytes_of(const_cast<HopperProduct*>(this)->prepared(usual_shape(batch), {}));
+  return bytes_of(const_cast<HopperProduct*>(this)->prepared(usual_shape(batch)));
 }
 
+// Of every kernel that some batch size is served by, so that a change of batch never waits for a
+// compiler: plan_product() of product/hopper/launch.h chooses among a few by the samples.
 std::vector<int> HopperProduct::units(int64_t batch) {
-  const Prepared& p = prepared(usual_shape(batch), {});
-  std::vector<int> result = p.split_units;
-  result.push_back(p.product_unit);
-  if (merge_) result.push_back(merge_->unit());
-  return result;
+  const int64_t per_entry = std::max<int64_t>(1, usual_shape(1).m);
+  std::set<int64_t> batches = {batch};
+  for (const int64_t samples : kSampleCounts) {
+    batches.insert((samples + per_entry - 1) / per_entry);
+  }
+  std::set<int> result;
+  for (const int64_t size : batches) {
+    const Prepared& p = prepared(usual_shape(size));
+    result.insert(p.split_units.begin(), p.split_units.end());
+    result.insert(p.product_unit);
+  }
+  if (merge_) result.insert(merge_->unit());
+  result.erase(-1);
+  return {result.begin(), result.end()};
 }
 
-std::optional<ProductShape> HopperProduct::shape_of(const RunState&, const MatrixOperand& x,
-                                                    const MatrixOperand& w,
-                                                    const MatrixOperand& y) const {
+ProductShape HopperProduct::shape_of(const MatrixOperand& x, const MatrixOperand& w,
+                                     const MatrixOperand& y) const {
   ProductShape shape;
   shape.m = x.rows;
   shape.n = w.rows;
@@ -189,8 +199,7 @@ bool HopperProduct::run(const RunState& state) {
     }
     y.data = bound.data;
   }
-  const std::optional<ProductShape> shape = shape_of(state, *x, *w, y);
-  const Prepared& p = prepared(*shape, {state.context.multiprocessors(), 66});
+  const Prepared& p = prepared(shape_of(*x, *w, y));
   if (p.product_unit < 0 || bytes_of(p) > state.scratch_bytes) return false;
   launch_splits(state, p, *x, *w);
   launch_product(state, p, *x, *w, y);
@@ -272,7 +281,7 @@ void HopperProduct::launch_product(const RunState& state, const Prepared& p, con
 }
 
 nlohmann::json HopperProduct::describe(int64_t batch) {
-  const Prepared& p = prepared(usual_shape(batch), {});
+  const Prepared& p = prepared(usual_shape(batch));
   nlohmann::json kernels = nlohmann::json::array();
   for (const SplitStep& step : p.plan.splits) {
     const Unit unit = split_unit(step);

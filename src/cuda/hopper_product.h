@@ -29,7 +29,6 @@ class HopperProduct {
   // A launch description with what was compiled for it.
   struct Prepared {
     hopper::ProductShape shape;
-    hopper::DeviceLimits device;
     hopper::ProductPlan plan;
     int product_unit = -1;
     std::vector<int> split_units;
@@ -38,10 +37,9 @@ class HopperProduct {
 
   HopperProduct(const Plan& plan, int sweep, Modules& modules, ProductEpilogue epilogue);
   hopper::ProductShape usual_shape(int64_t batch) const;
-  std::optional<hopper::ProductShape> shape_of(const RunState& state, const MatrixOperand& x,
-                                               const MatrixOperand& w,
-                                               const MatrixOperand& y) const;
-  const Prepared& prepared(const hopper::ProductShape& shape, const hopper::DeviceLimits& device);
+  hopper::ProductShape shape_of(const MatrixOperand& x, const MatrixOperand& w,
+                                const MatrixOperand& y) const;
+  const Prepared& prepared(const hopper::ProductShape& shape);
   size_t bytes_of(const Prepared& p) const;
   void launch_splits(const RunState& state, const Prepared& p, const MatrixOperand& x,
                      const MatrixOperand& w) const;

@@ -1,5 +1,7 @@
 #include "cuda/modules.h"
 
+#include <set>
+
 #include "support/error.h"
 
 namespace ingot::cuda {
@@ -37,7 +39,7 @@ void Modules::load(Context& context, const std::vector<int>& wanted) {
   {
     const std::shared_lock lock(mutex_);
     const auto own = contexts_.find(&context);
-    for (const int unit : wanted) {
+    for (const int unit : std::set<int>(wanted.begin(), wanted.end())) {
       if (own != contexts_.end() && own->second.loaded.contains(unit)) continue;
       missing.push_back(unit);
       units.push_back(units_[static_cast<size_t>(unit)]);

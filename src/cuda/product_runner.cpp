@@ -26,8 +26,12 @@ class ProductRunner : public SweepRunner {
   }
 
   std::vector<int> units(int64_t batch) override {
-    if (hopper_ && hopper_->serves(batch)) return hopper_->units(batch);
-    return library_.units();
+    std::vector<int> result = library_.units();
+    if (hopper_) {
+      const std::vector<int> own = hopper_->units(batch);
+      result.insert(result.end(), own.begin(), own.end());
+    }
+    return result;
   }
 
   void prepare(Context& context, int64_t batch) override {
