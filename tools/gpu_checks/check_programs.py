@@ -1,4 +1,6 @@
-"""Checks the CUDA backend on a GPU against fp64: every sweep, streams, graphs, threads.
+"""Checks the CUDA backend on a GPU against the fp64 evaluator, each kind of sweep, and how it runs.
+
+Streams, captured graphs, strided inputs, threads and a forked process are part of it.
 
 python check_programs.py path/to/libingot.so [--small] [--only NAME]
 
@@ -143,7 +145,7 @@ def check_fork(library, graph, cache) -> list[str]:
     if child == 0:
         code = 1
         try:
-            program.handle and program.prepare(8)
+            program.prepare(8)
         except RuntimeError as failure:
             code = 0 if "fork" in str(failure) else 2
         os._exit(code)

@@ -45,11 +45,24 @@ def timed(call, flush) -> float:
     return start.elapsed_time(end)
 
 
+def profile(label: str, call) -> None:
+    """Microseconds of each kernel of a call, by name."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as recorded:
+        for _ in range(10):
+            call()
+        torch.cuda.synchronize()
+    for event in recorded.key_averages():
+        name = event.key.split("(")[0]
+        print(f"    {label}: {event.device_time_total / 10:9.1f} us  {name[:80]}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("library")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--cache", default="/tmp/ingot-check-cache")
+    parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     library = Library(arguments.library)
     flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
@@ -83,6 +96,8 @@ def main() -> None:
                 calls["ingot fp32"]()
             host = (time.perf_counter() - begin) / 200 * 1e6
             torch.cuda.synchronize()
+        if arguments.profile:
+            profile("ingot fp32", calls["ingot fp32"])
         row = {label: round(statistics.median(t[3:]), 4) for label, t in times.items()}
         exact = eager(name, [t.double() if t.is_floating_point() else t for t in leaves]).flatten()
         errors = {}

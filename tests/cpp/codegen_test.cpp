@@ -1,0 +1,175 @@
+// What the generator writes: its structure here, and that NVRTC compiles it where there is one.
+#include "codegen/kernel_source.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "codegen/product_epilogue.h"
+#include "cuda/compiler.h"
+#include "cuda/nvrtc.h"
+#include "graph/operators.h"
+#include "support/error.h"
+
+namespace ingot {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+Target cuda(bool fused) {
+  Target target;
+  target.device = Target::Device::cuda;
+  target.fused_epilogue = target.fused_statistics = fused;
+  target.product_flops = 2e14;
+  target.bandwidth = 4e12;
+  target.launch_seconds = 2e-6;
+  target.units = 132;
+  return target;
+}
+
+// x·Wᵀ + b, batch norm in training mode, optionally a softmax behind it.
+Graph seed(int64_t features, bool softmax) {
+  GraphBuilder builder;
+  const auto leaf = [&](LeafRole role, const char* name, Shape shape, DType dtype = DType::f32) {
+    return builder.leaf(role, name, dtype, shape);
+  };
+  const Shape vector{false, 1, 1, features};
+  const ValueId x = leaf(LeafRole::input, "x", {true, 1, 1, 64});
+  const ValueId w = leaf(LeafRole::parameter, "gemm.weight", {false, features, 1, 64});
+  const ValueId b = leaf(LeafRole::parameter, "gemm.bias", vector);
+  ValueId y = builder.pointwise(PointwiseOp::add_, {builder.matmul(x, w, true), b});
+  OperatorCall norm;
+  norm.args = {y,
+               leaf(LeafRole::parameter, "bn.weight", vector),
+               leaf(LeafRole::parameter, "bn.bias", vector),
+               leaf(LeafRole::buffer, "bn.running_mean", vector),
+               leaf(LeafRole::buffer, "bn.running_var", vector),
+               leaf(LeafRole::buffer, "bn.count", {}, DType::i64)};
+  norm.attributes = {{"training", true}, {"momentum", 0.1}};
+  y = find_operator("batch_norm")->define(builder, norm);
+  if (softmax) {
+    OperatorCall call;
+    call.args = {y};
+    y = find_operator("softmax")->define(builder, call);
+  }
+  builder.result(y, "y");
+  return builder.take();
+}
+
+const KernelEntry* entry_of(const std::vector<KernelSource>& sources, KernelRole role) {
+  for (const KernelSource& source : sources) {
+    for (const KernelEntry& entry : source.entries) {
+      if (entry.role == role) return &entry;
+    }
+  }
+  return nullptr;
+}
+
+TEST(Codegen, AColumnsSweepHasStatisticsMergeAndATail) {
+  const Plan plan = make_plan(seed(256, false), cuda(false), Precision::ieee);
+  const std::vector<KernelSource> sources = generate(plan);
+  ASSERT_EQ(sources.size(), 2u);
+  const KernelSource& statistics = sources[0];
+  EXPECT_THAT(statistics.name, HasSubstr("fused_"));
+  EXPECT_THAT(statistics.text, HasSubstr("using Statistics = Together<Moments<float>>;"));
+  EXPECT_THAT(statistics.text, HasSubstr("static constexpr i64 kColumns = 256"));
+  EXPECT_THAT(statistics.text, HasSubstr("columns_sweep<"));
+  EXPECT_THAT(statistics.text, HasSubstr("merge_sweep<"));
+  EXPECT_THAT(statistics.text, HasSubstr("variance_unbiased(state.first)"));
+  EXPECT_THAT(statistics.text, Not(HasSubstr("atomic")));
+  ASSERT_NE(entry_of(sources, KernelRole::merge), nullptr);
+  // The aligned variant first; one of width 1 for everything else.
+  EXPECT_EQ(statistics.entries[0].width, 4);
+  EXPECT_EQ(statistics.entries[1].width, 1);
+  // What does not depend on the sample is hoisted out of the loop over samples.
+  EXPECT_THAT(sources[1].text, HasSubstr("shared.v"));
+}
+
+TEST(Codegen, ASoftmaxHoldsItsRowInRegistersOrLoops) {
+  const Plan held = make_plan(seed(1024, true), cuda(false), Precision::ieee);
+  const std::vector<KernelSource> sources = generate(held);
+  EXPECT_THAT(sources.back().text, HasSubstr("Together<LogSumExp<float>> monoid(Index<0>)"));
+  EXPECT_THAT(sources.back().text, HasSubstr("rows_in_registers<"));
+  const Plan looped = make_plan(seed(100000, true), cuda(false), Precision::ieee);
+  EXPECT_THAT(generate(looped).back().text, HasSubstr("rows_looped<"));
+}
+
+TEST(Codegen, OddSizesHaveNoVectors) {
+  const Plan plan = make_plan(seed(333, true), cuda(false), Precision::ieee);
+  for (const KernelSource& source : generate(plan)) {
+    for (const KernelEntry& entry : source.entries) EXPECT_EQ(entry.width, 1) << entry.name;
+  }
+}
+
+TEST(Codegen, AProductTakesBodyAndStatisticsIntoItsEpilogue) {
+  const Plan plan = make_plan(seed(256, false), cuda(true), Precision::fp32);
+  std::string why;
+  const std::optional<ProductEpilogue> epilogue = write_epilogue(plan, 0, &why);
+  ASSERT_TRUE(epilogue) << why;
+  EXPECT_EQ(epilogue->moments, 1);
+  EXPECT_NE(epilogue->stored, kNoValue);
+  EXPECT_THAT(epilogue->functor_text, HasSubstr("product + feature.v"));
+  ASSERT_TRUE(epilogue->merge);
+  EXPECT_THAT(epilogue->merge->text, HasSubstr("merge_sweep<"));
+  EXPECT_THAT(epilogue->merge->text, Not(HasSubstr("columns_sweep<")));
+}
+
+TEST(Codegen, SplitsOfSamplesCoverThemOnce) {
+  const Plan plan = make_plan(seed(256, false), cuda(false), Precision::ieee);
+  const std::vector<KernelSource> sources = generate(plan);
+  const KernelSource& source = sources[0];
+  for (const int64_t batch : {int64_t{0}, int64_t{1}, int64_t{63}, int64_t{64}, int64_t{65},
+                              int64_t{1000}, int64_t{100000}, int64_t{1} << 33}) {
+    const SampleSplits cut = splits_of(source, source.entries[0], batch);
+    EXPECT_GE(cut.splits, 1);
+    EXPECT_GE(cut.splits * cut.per_split, batch);
+    EXPECT_LT((cut.splits - 1) * cut.per_split, std::max<int64_t>(batch, 1));
+  }
+}
+
+TEST(Codegen, HeadersOfASourceAreFoundThroughIncludes) {
+  const Plan plan = make_plan(seed(256, true), cuda(false), Precision::ieee);
+  const KernelSource source = generate(plan).back();
+  std::vector<std::string> paths;
+  for (const auto& [path, text] : cuda::headers_of(source.text)) paths.push_back(path);
+  EXPECT_THAT(paths, ::testing::Contains("common/monoid.cuh"));
+  EXPECT_THAT(paths, ::testing::Contains("sweeps/rows.cuh"));
+  EXPECT_THAT(paths, Not(::testing::Contains("sweeps/map.cuh")));
+}
+
+// Compiles without warnings, and nothing lies in local memory.
+TEST(Codegen, NvrtcCompilesEverySweepWithoutSpills) {
+  if (!cuda::nvrtc_info().available) GTEST_SKIP() << cuda::nvrtc_info().why;
+  for (const int64_t features : {int64_t{256}, int64_t{333}}) {
+    const Plan plan = make_plan(seed(features, true), cuda(false), Precision::ieee);
+    for (const KernelSource& source : generate(plan)) {
+      for (const int sm : {80, 90}) {
+        std::vector<std::string> options = cuda::compile_options(cuda::nvrtc_architecture(sm));
+        options.emplace_back("--ptxas-options=-v");
+        const cuda::Compilation result =
+            cuda::nvrtc_compile(source.name, source.text, cuda::headers_of(source.text), options);
+        EXPECT_THAT(result.log, Not(HasSubstr("warning"))) << result.log;
+        EXPECT_THAT(result.log, HasSubstr(" 0 bytes spill stores"));
+        EXPECT_THAT(result.log, Not(::testing::ContainsRegex("[1-9][0-9]* bytes stack frame")))
+            << source.name;
+      }
+    }
+  }
+}
+
+TEST(Nvrtc, SaysWhatIsWrongWithASource) {
+  if (!cuda::nvrtc_info().available) GTEST_SKIP() << cuda::nvrtc_info().why;
+  try {
+    cuda::nvrtc_compile("broken", "this is no kernel", {}, {"--gpu-architecture=sm_90a"});
+    FAIL() << "compiled";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), INGOT_FAILED);
+    EXPECT_THAT(error.what(), HasSubstr("broken"));
+    EXPECT_THAT(error.what(), HasSubstr("this is no kernel"));
+  }
+}
+
+}  // namespace
+}  // namespace ingot
