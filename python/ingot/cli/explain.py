@@ -37,7 +37,7 @@ from .render import show_plan
 @click.option(
     "--kernels-out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write each kernel's self-contained source into this folder.",
+    help="Write each kernel's source into this folder; it includes the headers of kernels/.",
 )
 @shared.set_option
 @shared.json_option
@@ -141,20 +141,15 @@ def _show_program(console: Any, program: dict) -> None:
 
 
 def _kernel_sources(programs: list) -> dict[str, str]:
-    """Kernel texts by name, wherever the backend put them in its part of the explanation."""
+    """Kernel texts by name; where two modes have unlike kernels of one name, the later one's name
+    ends in its mode."""
     found: dict[str, str] = {}
-
-    def collect(value: Any) -> None:
-        if isinstance(value, dict):
-            source = value.get("source")
-            if isinstance(source, str) and "\n" in source:
-                found.setdefault(str(value.get("name", f"kernel_{len(found)}")), source)
-            for inner in value.values():
-                collect(inner)
-        elif isinstance(value, list):
-            for inner in value:
-                collect(inner)
-
     for program in programs:
-        collect(program["explain"].get("executable"))
+        for sweep in program["explain"].get("executable", {}).get("sweeps", ()):
+            for kernel in sweep.get("kernels", ()):
+                name, text = kernel["name"], kernel.get("text", "")
+                if found.get(name, text) != text:
+                    name += f"_{program['mode']}"
+                if text:
+                    found[name] = text
     return found

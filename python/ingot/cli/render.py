@@ -41,13 +41,17 @@ def show_plan(console: Console, program: dict, measured_ms: float | None = None)
         "sweep",
         "kind",
         "over",
+        "by",
         *numbers,
         "why",
         right=numbers,
     )
-    for sweep in explanation.get("sweeps", ()):
+    runners = explanation.get("executable", {}).get("sweeps", ())
+    providers = [str(runner.get("provider", "")) for runner in runners]
+    for position, sweep in enumerate(explanation.get("sweeps", ())):
         made.add_row(
             *_cells(sweep, "name", "kind", "space"),
+            escape(providers[position] if position < len(providers) else ""),
             _number(sweep.get("bytes_read"), ".1f", 1e-6),
             _number(sweep.get("bytes_written"), ".1f", 1e-6),
             _number(sweep.get("flops"), ".2f", 1e-9),
