@@ -258,6 +258,29 @@ void time_shape(const Blas& blas, int64_t m, int64_t n, int64_t k, int rounds, b
   cudaFree(hw);
 }
 
+// Errors against fp64 beside cuBLAS fp32's: relative Frobenius and the worst row's.
+void compare_errors(const Blas& blas, Data x, Data w, const char* name) {
+  for (const int64_t k : {64, 256, 1024, 4096, 8192, 32768}) {
+    const ProductShape shape = row_major(256, 512, k);
+    const ProductPlan plans[] = {
+        plan_with(shape, {Variant::fused_split, 128, 1, 3, 4, 0, 8, 1}, {}),
+        plan_with(shape, {Variant::fused_split, 128, 1, 3, 4, 0, 8, 2}, {}),
+        plan_with(shape, {Variant::packed, 128, 2, 6, 6, 2, 8}, {}),
+        portable::plan_product(shape, 232448)};
+    Problem problem(shape, x, w, plans[2].workspace_bytes + plans[3].workspace_bytes);
+    const auto identity = [](double t, int64_t, int64_t) { return t; };
+    std::printf("%-18s K %6lld ", name, (long long)k);
+    for (const ProductPlan& plan : plans) {
+      bind(plan, shape, problem.buffers(), "plain", PlainEpilogue::Params{}).run();
+      const Errors e = problem.errors(identity);
+      std::printf(" %.2e/%.2e", e.frobenius, e.worst_row);
+    }
+    if (blas.ready()) blas.run(problem.x, problem.w, problem.y, 256, 512, int(k), false);
+    const Errors e = problem.errors(identity);
+    std::printf("  cublas fp32 %.2e/%.2e\n", e.frobenius, e.worst_row);
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -267,8 +290,8 @@ int main(int argc, char** argv) {
   ADD_CONFIG(FusedSplitConfig, 128, 3, 4, true, 1);
   ADD_CONFIG(FusedSplitConfig, 128, 3, 4, true, 2);
   ADD_CONFIG(FusedSplitConfig, 64, 3, 6, true, 1);
-  kernels()["portable::PackedConfig<4>/plain"] =
-      (const void*)portable_kernel<portable::PackedConfig<4>, PlainEpilogue>;
+  kernels()["portable::PackedConfig<2, 2>/plain"] =
+      (const void*)portable_kernel<portable::PackedConfig<2, 2>, PlainEpilogue>;
   ADD_CONFIG(PackedConfig, 128, 2, 6, 2);
   ADD_CONFIG(PackedConfig, 128, 2, 7, 0);
   ADD_CONFIG(PackedConfig, 192, 2, 5, 1);
@@ -286,6 +309,14 @@ int main(int argc, char** argv) {
   }
   const Blas blas;
   const bool wide_search = which == "search" || which == "all";
+  if (which == "errors") {
+    std::printf("frobenius/worst row: fused 64, fused 128, packed 64, portable 128\n");
+    compare_errors(blas, Data::uniform01, Data::weight, "rand x Linear");
+    compare_errors(blas, Data::normal, Data::normal, "normal x normal");
+    compare_errors(blas, Data::uniform01, Data::uniform01, "rand x rand");
+    compare_errors(blas, Data::uniform01, Data::wide_elements, "rand x 2^+-20");
+    return 0;
+  }
   if (which == "one") {
     time_shape(blas, 1024, 8192, 8192, rounds, false);
     return 0;

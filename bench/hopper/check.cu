@@ -36,10 +36,10 @@ void add_epilogue(const std::string& name) {
       (const void*)fused_split_kernel<FusedRare, E>;
   table["FusedSplitConfig<128, 3, 4, false, 2>/" + name] =
       (const void*)fused_split_kernel<FusedRarePlainStore, E>;
-  table["portable::PackedConfig<4>/" + name] =
-      (const void*)portable_kernel<portable::PackedConfig<4>, E>;
-  table["portable::PackedConfig<2>/" + name] =
-      (const void*)portable_kernel<portable::PackedConfig<2>, E>;
+  table["portable::PackedConfig<2, 2>/" + name] =
+      (const void*)portable_kernel<portable::PackedConfig<2, 2>, E>;
+  table["portable::PackedConfig<2, 1>/" + name] =
+      (const void*)portable_kernel<portable::PackedConfig<2, 1>, E>;
   table["PackedConfig<128, 2, 6, 2>/" + name] = (const void*)packed_kernel<Packed, E>;
   table["PackedConfig<192, 2, 5, 1>/" + name] = (const void*)packed_kernel<PackedWide, E>;
   table["PackedConfig<128, 2, 6, 0>/" + name] = (const void*)packed_kernel<PackedPlainStore, E>;

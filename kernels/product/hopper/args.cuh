@@ -40,7 +40,7 @@ struct ProductArgs {
   i64 y_stride;
   Moments<float>::State* partials[kMaxMoments];  // each [sample_tiles][n]
   i32 m, n, k;
-  i32 chunks;  // chunks of K, zero-padded: of 64 (an even number) or, weight packed, of 32
+  i32 chunks;  // chunks of K, zero-padded to an even number: of 64 (fused split) or of 32 (packed)
   TileRaster raster;
   i32 redo_all;  // tests: recompute every output in fp32 as if it had overflowed
 };

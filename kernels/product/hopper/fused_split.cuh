@@ -11,11 +11,12 @@
 //            and 2 consume, 64 features each.
 // Pipeline   A consumer holds two sets of fp16 fragments. In each step it issues the 12 wgmma of
 // the
-//            current chunk (lo·hi, hi·lo, hi·hi for each k16), splits the next chunk from fp32 in
-//            shared memory while they run, waits, and every kPromotion chunks adds their sum to its
-//            fp32 accumulators (wgmma itself rounds towards zero, so its sums must stay short). The
-//            two consumers alternate strictly, by named barriers: one splits and promotes while the
-//            other feeds the tensor cores. Left free they lock in phase and lose a fifth.
+//            current chunk (lo·hi and hi·lo of each k16, then hi·hi), splits the next chunk from
+//            fp32 in shared memory while they run, waits, and every kPromotion chunks adds their
+//            sum to its fp32 accumulators (wgmma itself rounds towards zero, so its sums must stay
+//            short). The two consumers alternate strictly, by named barriers: one splits and
+//            promotes while the other feeds the tensor cores. Left free they lock in phase and lose
+//            a fifth.
 // Scaling    Each row's power-of-two scale comes from its first chunk and has head room; a chunk
 //            that would overflow fp16 is split again at a new scale, and the row's accumulators
 //            follow (exactly). So any finite row works, including one that begins with zeros.
@@ -188,6 +189,8 @@ struct FusedSplitConsumer {
     constexpr u64 kLowPlane = 64 / 16;
     const u64 b = shared_matrix_descriptor(x.slot(x_cursor.slot));
     ptx::wgmma_fence();
+    // Cross terms first: wgmma truncates the whole sum at every step, which costs nothing while the
+    // sum is 2^-11 of what it will be.
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       const u64 hi = b + (step >> 1) * kSlabStep + (step & 1) * 2;
@@ -195,6 +198,11 @@ struct FusedSplitConsumer {
       const u32* fl = f.lo + 4 * step;
       Wgmma<kSamples>::rs(sum, fl[0], fl[1], fl[2], fl[3], hi, step > 0 || !first);
       Wgmma<kSamples>::rs(sum, fh[0], fh[1], fh[2], fh[3], hi + kLowPlane, 1);
+    }
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const u64 hi = b + (step >> 1) * kSlabStep + (step & 1) * 2;
+      const u32* fh = f.hi + 4 * step;
       Wgmma<kSamples>::rs(sum, fh[0], fh[1], fh[2], fh[3], hi, 1);
     }
   }

@@ -11,15 +11,15 @@ namespace ingot::portable {
 // shared_limit: bytes of dynamic shared memory a thread block may have (cc 8.0: 166912; 8.6, 8.9:
 // 101376; 9.0: 232448).
 inline hopper::ProductPlan plan_product(const hopper::ProductShape& shape, size_t shared_limit) {
-  constexpr size_t kStageBytes = 320 * 128, kTableBytes = 64 * 4;
+  constexpr size_t kSlabBytes = 320 * 128, kTableBytes = 64 * 4;
   hopper::ProductPlan plan;
   plan.variant = hopper::Variant::portable;
   plan.kernel = "product_portable";
   plan.header = "product/portable/packed.cuh";
-  const int stages = shared_limit >= 4 * kStageBytes + kTableBytes ? 4 : 2;
-  plan.config = "PackedConfig<" + std::to_string(stages) + ">";
+  const int slabs = shared_limit >= 4 * kSlabBytes + kTableBytes ? 2 : 1;
+  plan.config = "PackedConfig<2, " + std::to_string(slabs) + ">";
   plan.threads = 256;
-  plan.shared_bytes = size_t(stages) * kStageBytes + kTableBytes;
+  plan.shared_bytes = 2 * size_t(slabs) * kSlabBytes + kTableBytes;
   plan.tma_store = false;
   plan.features_per_tile = 256;
   plan.samples_per_tile = 64;

@@ -8,8 +8,9 @@
 // Threads    256: eight warps of 32 features × all 64 samples, so that a feature's statistics stay
 //            within a quad of one warp. A warp's two 16-row halves have the register layout of a
 //            wgmma warp, which lets the epilogue be shared.
-// Pipeline   kStages stages of 40 KiB: 128-byte rows, 16-byte pieces XORed with row & 7 so that
-//            ldmatrix meets no bank conflict. For each k16: lo·hi, hi·lo, hi·hi.
+// Pipeline   kStages stages of kSlabs slabs of 40 KiB, one __syncthreads a stage: 128-byte rows,
+//            16-byte pieces XORed with row & 7 so that ldmatrix meets no bank conflict. For each
+//            k16: lo·hi, hi·lo, hi·hi, each for eight accumulators before the next.
 // Promotion  every 128 of K into fp32 accumulators: mma.sync rounds its sums towards zero too.
 #pragma once
 
@@ -20,15 +21,17 @@ namespace ingot::portable {
 using hopper::ProductArgs;
 using hopper::ThreadTile;
 
-template <int kStages_>
+template <int kStages_, int kSlabs_>
 struct PackedConfig {
   static constexpr int kStages = kStages_;
+  static constexpr int kSlabs = kSlabs_;  // of 32 of K in a stage
   static constexpr int kFeatures = 256;
   static constexpr int kSamples = 64;
   static constexpr int kThreads = 256;
-  static constexpr int kPromotion = 4;  // stages
+  static constexpr int kPromotion = 4 / kSlabs;  // stages
   static constexpr int kRows = kFeatures + kSamples;
-  static constexpr int kStageBytes = kRows * 128;
+  static constexpr int kSlabBytes = kRows * 128;
+  static constexpr int kStageBytes = kSlabs * kSlabBytes;
   static constexpr int kSharedBytes = kStages * kStageBytes + kSamples * 4;
 };
 
@@ -45,10 +48,11 @@ INGOT_D u32 piece_address(u32 stage, u32 row, u32 piece) {
   return stage + row * 128 + ((piece ^ (row & 7)) << 4);
 }
 
-// Starts the copies of one stage: rows of the tile (features, then samples) × eight pieces.
+// Starts the copies of one slab: rows of the tile (features, then samples) × eight pieces; zeroes
+// past the matrices and past the last slab.
 template <class Config>
-INGOT_D void load_stage(u32 stage, const PackedOperands& operands, const ProductArgs& args,
-                        i32 slab, i32 first_feature, i32 first_sample) {
+INGOT_D void load_slab(u32 destination, const PackedOperands& operands, const ProductArgs& args,
+                       i32 slab, i32 first_feature, i32 first_sample) {
   constexpr int kPerThread = Config::kRows * 8 / Config::kThreads;
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
@@ -56,16 +60,17 @@ INGOT_D void load_stage(u32 stage, const PackedOperands& operands, const Product
     const i32 row = index >> 3, piece = index & 7;
     const bool is_weight = row < Config::kFeatures;
     const i32 source_row = is_weight ? first_feature + row : first_sample + row - Config::kFeatures;
-    const bool valid = source_row < (is_weight ? args.n : args.m);
+    const bool valid = source_row < (is_weight ? args.n : args.m) && slab < args.chunks;
     const char* base = static_cast<const char*>(is_weight ? operands.w : operands.x);
-    const i64 line = static_cast<i64>(valid ? source_row : 0) * args.chunks + slab;
-    ptx::copy_vector_async(piece_address(stage, row, piece), base + line * 128 + piece * 16, valid);
+    const i64 line = valid ? static_cast<i64>(source_row) * args.chunks + slab : 0;
+    ptx::copy_vector_async(piece_address(destination, row, piece), base + line * 128 + piece * 16,
+                           valid);
   }
 }
 
-// sum += this stage's products.
+// sum += the products of one slab.
 template <class Config>
-INGOT_D void multiply_stage(WarpSum& sum, u32 stage, i32 warp, i32 lane) {
+INGOT_D void multiply_slab(WarpSum& sum, u32 slab, i32 warp, i32 lane) {
   const i32 a_row = warp * 32 + (lane & 15), a_piece = lane >> 4;
   const i32 b_row = Config::kFeatures + (lane & 7) + ((lane >> 4) << 3), b_piece = (lane >> 3) & 1;
 #pragma unroll
@@ -74,26 +79,28 @@ INGOT_D void multiply_stage(WarpSum& sum, u32 stage, i32 warp, i32 lane) {
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
       const i32 row = a_row + 16 * block, piece = a_piece + 2 * step;
-      ptx::load_matrices(a_hi[block], piece_address(stage, row, piece));
-      ptx::load_matrices(a_lo[block], piece_address(stage, row, piece + 4));
+      ptx::load_matrices(a_hi[block], piece_address(slab, row, piece));
+      ptx::load_matrices(a_lo[block], piece_address(slab, row, piece + 4));
     }
 #pragma unroll
-    for (int pair = 0; pair < Config::kSamples / 16; ++pair) {
-      u32 b_hi[4], b_lo[4];  // two column groups: (k low, k high) each
-      const i32 row = b_row + 16 * pair, piece = b_piece + 2 * step;
-      ptx::load_matrices(b_hi, piece_address(stage, row, piece));
-      ptx::load_matrices(b_lo, piece_address(stage, row, piece + 4));
-      // One product of every accumulator before the next: dependent mma stand four apart.
+    for (int part = 0; part < Config::kSamples / 32; ++part) {
+      u32 b_hi[2][4], b_lo[2][4];  // of two pairs of column groups: (k low, k high) each
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        const i32 row = b_row + 32 * part + 16 * pair, piece = b_piece + 2 * step;
+        ptx::load_matrices(b_hi[pair], piece_address(slab, row, piece));
+        ptx::load_matrices(b_lo[pair], piece_address(slab, row, piece + 4));
+      }
 #pragma unroll
       for (int product = 0; product < 3; ++product) {
 #pragma unroll
-        for (int block = 0; block < 2; ++block) {
+        for (int group = 0; group < 4; ++group) {
 #pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            float* d = sum.block[block] + 4 * (2 * pair + half);
+          for (int block = 0; block < 2; ++block) {
+            float* d = sum.block[block] + 4 * (4 * part + group);
             const u32(&a)[4] = product == 0 ? a_lo[block] : a_hi[block];
-            const u32(&b)[4] = product == 1 ? b_lo : b_hi;
-            ptx::mma(d, a, b[2 * half], b[2 * half + 1]);
+            const u32* b = (product == 1 ? b_lo : b_hi)[group >> 1] + 2 * (group & 1);
+            ptx::mma(d, a, b[0], b[1]);
           }
         }
       }
@@ -114,27 +121,35 @@ INGOT_D void product_portable(const PackedOperands& operands, const ProductArgs&
   const i32 first_sample = sample_tile * Config::kSamples;
   ptx::dependency_wait();
 
-  const auto start = [&](i32 slab) {
-    if (slab < args.chunks) {
-      load_stage<Config>(base + slab % Config::kStages * Config::kStageBytes, operands, args, slab,
-                         first_feature, first_sample);
+  const auto stage_address = [&](i32 stage) {
+    return base + stage % Config::kStages * Config::kStageBytes;
+  };
+  const auto start = [&](i32 stage) {
+#pragma unroll
+    for (int i = 0; i < Config::kSlabs; ++i) {
+      load_slab<Config>(stage_address(stage) + i * Config::kSlabBytes, operands, args,
+                        stage * Config::kSlabs + i, first_feature, first_sample);
     }
     ptx::copy_commit();  // empty groups keep the count of the waits below
   };
 #pragma unroll
-  for (int slab = 0; slab < Config::kStages - 1; ++slab) start(slab);
+  for (int stage = 0; stage < Config::kStages - 1; ++stage) start(stage);
   if (threadIdx.x < Config::kSamples) {
     const i32 m = hopper::clamp_index(first_sample + threadIdx.x, args.m);
     ptx::store_shared(table + 4 * threadIdx.x, args.x_exponent[m]);
   }
 
   WarpSum acc = {}, sum = {};
-  for (i32 slab = 0; slab < args.chunks; ++slab) {
+  const i32 stages = (args.chunks + Config::kSlabs - 1) / Config::kSlabs;
+  for (i32 stage = 0; stage < stages; ++stage) {
     ptx::copy_wait<Config::kStages - 2>();
     __syncthreads();  // the stage has arrived for all, and the one refilled next is no longer read
-    start(slab + Config::kStages - 1);
-    multiply_stage<Config>(sum, base + slab % Config::kStages * Config::kStageBytes, warp, lane);
-    if ((slab + 1) % Config::kPromotion == 0 || slab + 1 == args.chunks) {
+    start(stage + Config::kStages - 1);
+#pragma unroll
+    for (int i = 0; i < Config::kSlabs; ++i) {
+      multiply_slab<Config>(sum, stage_address(stage) + i * Config::kSlabBytes, warp, lane);
+    }
+    if ((stage + 1) % Config::kPromotion == 0 || stage + 1 == stages) {
 #pragma unroll
       for (int i = 0; i < 64; ++i) {
         acc.block[i >> 5][i & 31] += sum.block[i >> 5][i & 31];
