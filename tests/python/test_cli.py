@@ -84,10 +84,11 @@ def test_help_of_each_command(command):
     assert command in run("--help").output
 
 
-def test_python_m_ingot():
+@pytest.mark.parametrize("module", ["ingot", "ingot.cli"])
+def test_python_m_ingot(module):
     environment = dict(os.environ, PYTHONPATH=str(ROOT / "python"))
     answer = subprocess.run(
-        [sys.executable, "-m", "ingot", "--version"],
+        [sys.executable, "-m", module, "--version"],
         capture_output=True,
         text=True,
         env=environment,
