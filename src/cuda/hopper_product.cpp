@@ -21,6 +21,8 @@ using hopper::TensorMapSpec;
 constexpr int kMapFloat16 = 6, kMapFloat32 = 7, kMapSwizzle128 = 3, kMapPromote256 = 3;
 // Numbers of samples on every side of where the choice of kernel turns.
 constexpr int64_t kSampleCounts[] = {64, 512, 1024, 4096, 16384, 65536};
+// Of the epilogue: kernel parameters may take 4 KB, tensor maps and arguments included.
+constexpr size_t kMaxOperands = 64;
 constexpr size_t kPartialBytes = sizeof(Moments<float>::State);
 
 bool same_shape(const hopper::OperandShape& a, const hopper::OperandShape& b) {
@@ -76,6 +78,10 @@ std::unique_ptr<HopperProduct> HopperProduct::make(const Plan& plan, int sweep, 
   } else if (arg(1).shape.batched) {
     *why = "its weight differs from sample to sample";
   } else if (std::optional<ProductEpilogue> epilogue = write_epilogue(plan, sweep, why)) {
+    if (epilogue->operands.size() > kMaxOperands) {
+      *why = "its epilogue reads more tensors than fit into a launch";
+      return nullptr;
+    }
     return std::unique_ptr<HopperProduct>(
         new HopperProduct(plan, sweep, modules, *std::move(epilogue)));
   }
@@ -270,7 +276,7 @@ void HopperProduct::launch_product(const RunState& state, const Prepared& p, con
   args.chunks = plan.chunks;
   args.raster = {plan.raster_feature_tiles, static_cast<i32>(plan.sample_tiles), plan.raster_group};
 
-  KernelTensor params[96];
+  KernelTensor params[kMaxOperands];
   for (size_t i = 0; i < epilogue_.operands.size(); ++i) {
     params[i] = state.bind(epilogue_.operands[i].value, epilogue_.operands[i].seen);
   }

@@ -65,16 +65,16 @@ def check(library, graph, batch, options, cache):
     ):
         if not all(torch.equal(a, b) for a, b in zip(first, other, strict=True)):
             problems.append("bits differ between runs")
-    # Inputs with gaps and at odd addresses.
+    # Inputs and parameters with gaps and at odd addresses.
     strided = []
     for t, value in zip(leaves, leaf_values(graph), strict=True):
-        if value["op"] == "input":
+        if value["op"] != "buffer":
             wide = torch.empty([*t.shape[:3], t.shape[3] + 3], dtype=t.dtype, device=t.device)
             wide[..., 1:-2] = t
             t = wide[..., 1:-2]
         strided.append(t)
     own = [
-        t if v["op"] == "input" else t.clone()
+        t if v["op"] != "buffer" else t.clone()
         for t, v in zip(strided, leaf_values(graph), strict=True)
     ]
     results = empty_results(graph, batch)
@@ -82,7 +82,7 @@ def check(library, graph, batch, options, cache):
     torch.cuda.synchronize()
     moved = max(error(t, c) for t, c in zip(truth, results, strict=False))
     if not moved <= TOLERANCE[precision]:
-        problems.append(f"strided input: error {moved:.1e}")
+        problems.append(f"strided operands: error {moved:.1e}")
     if not replays(program, graph, batch, leaves, first):
         problems.append("a captured graph gives other bits")
     return worst, problems

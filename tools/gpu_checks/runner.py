@@ -84,6 +84,21 @@ class Program:
         )
         return torch.full((size.value,), 0xFF, dtype=torch.uint8, device=device)
 
+    def bound(self, batch: int, leaves, results, workspace):
+        """A call with everything described beforehand: what it costs is the library's own."""
+        tensors = describe([*leaves, *results])
+        arguments = (
+            self.handle,
+            ctypes.c_int64(batch),
+            tensors,
+            len(tensors),
+            ctypes.c_void_p(workspace.data_ptr()),
+            ctypes.c_size_t(workspace.numel()),
+            ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
+        )
+        function = self.library.lib.ingot_program_run
+        return lambda: function(*arguments)
+
     def run(self, batch: int, leaves, results, workspace, stream=None) -> None:
         tensors = describe([*leaves, *results])
         stream = stream or torch.cuda.current_stream()
