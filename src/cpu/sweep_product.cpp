@@ -83,6 +83,12 @@ bool aligned(const Matrix& m) {
   return reinterpret_cast<uintptr_t>(m.data) % static_cast<uintptr_t>(width_of(m.dtype)) == 0;
 }
 
+// Whether rows lie at least their length apart, as every BLAS asks; broadcast and overlapping ones
+// do not.
+bool rows_apart(int64_t rows, int64_t stride, int64_t columns) {
+  return rows <= 1 || stride >= columns;
+}
+
 Matrix matrix_of(const Memory& memory) {
   return {memory.data,           memory.strides[kBatch],
           memory.strides[kRows], memory.strides[kFeatures],
@@ -109,14 +115,18 @@ void SweepRunner::run_product(const Addresses& addresses, std::byte* workspace) 
   const int64_t b_rows = transpose ? n : k, b_columns = transpose ? k : n;
 
   Matrix a = operand(0), b = operand(1), c = matrix_of(product_memory(addresses, workspace));
-  if (a.dtype != node.dtype || (a.column_stride != 1 && k > 1) || !aligned(a)) {
+  const bool apart =
+      rows_apart(rows, a.row_stride, k) && (rows > 1 || rows_apart(a_batch, a.batch_stride, k));
+  if (a.dtype != node.dtype || (a.column_stride != 1 && k > 1) || !aligned(a) || !apart) {
     a = densify(a, a_batch, rows, k, node.dtype, isa_.level);
   }
   // Bᵀ lying as B is the other layout; anything else is copied.
   bool b_transposed = transpose;
   int64_t ldb = b.row_stride;
-  if (b.dtype == node.dtype && aligned(b) && (b.column_stride == 1 || b_columns == 1)) {
-  } else if (b.dtype == node.dtype && aligned(b) && (b.row_stride == 1 || b_rows == 1)) {
+  if (b.dtype == node.dtype && aligned(b) && (b.column_stride == 1 || b_columns == 1) &&
+      rows_apart(b_rows, b.row_stride, b_columns)) {
+  } else if (b.dtype == node.dtype && aligned(b) && (b.row_stride == 1 || b_rows == 1) &&
+             rows_apart(b_columns, b.column_stride, b_rows)) {
     b_transposed = !transpose;
     ldb = b.column_stride;
   } else {
@@ -152,6 +162,10 @@ void SweepRunner::run_product(const Addresses& addresses, std::byte* workspace) 
       call.ldc = target.batch_stride;
     }
   }
+  // The stride of a single row means nothing, but is checked.
+  call.lda = std::max(call.lda, k);
+  call.ldb = std::max(call.ldb, b_transposed ? k : n);
+  call.ldc = std::max(call.ldc, n);
   const int64_t width = width_of(node.dtype);
   for (int64_t i = 0; i < calls; ++i) {
     call.a = a.data + (a_shape.batched ? i * a.batch_stride * width : 0);

@@ -237,6 +237,7 @@ PRODUCTS = {
     "addmm": (lambda m, x: torch.addmm(m.bias, x, m.weight, beta=0.5, alpha=2.0), [(4, 8)]),
     "chain": (lambda m, x: torch.relu(x @ m.weight) @ m.second, [(4, 8)]),
     "bmm": (lambda m, x, y: torch.bmm(x, y).relu(), [(4, 3, 8), (4, 8, 6)]),
+    "bmm_one_row": (lambda m, x, y: torch.bmm(x, y).relu(), [(4, 1, 8), (4, 8, 6)]),
     "bmm_t": (lambda m, x, y: torch.softmax(x @ y.transpose(1, 2), -1), [(4, 3, 8), (4, 6, 8)]),
     "attention": (
         lambda m, x, y: torch.softmax(x @ y.transpose(1, 2), -1) @ y,
