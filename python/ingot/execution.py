@@ -13,8 +13,6 @@ from ingot.capture.captured import Captured, Region, Slot, TorchStep
 from ingot.runtime.library import STATUS_UNAVAILABLE, IngotError
 from ingot.runtime.program import Binding, Program
 
-_PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer if hasattr(nn, "Buffer") else nn.Parameter)
-
 
 def _increment_versions(tensors: list[torch.Tensor]) -> None:
     try:
@@ -58,6 +56,11 @@ class Compiled:
         self._updated = _updated_buffers(captured, self._sources)
         self._single = captured.out_spec.is_leaf() and isinstance(captured.outputs[0], Slot)
         self._plan_steps()
+        self._read = self._sources
+        self.reads_tensors_only = all(
+            source.kind != "constant" or isinstance(source.tensor, torch.Tensor)
+            for source in captured.sources
+        )
         self.direct = self._direct_program()
 
     # The common case: one region takes everything, and gives the only output.
@@ -68,15 +71,12 @@ class Compiled:
         region = steps[0]
         if region.results != [self.captured.outputs[0].index]:
             return None
-        self._direct_leaves = [self._sources[slot] for slot in region.leaves]
+        self._read = [self._sources[slot] for slot in region.leaves]
         return self.programs[0]
 
     def leaves(self, tensors) -> list[torch.Tensor]:
-        """The tensors of `direct`, in its order."""
-        return [
-            tensors[name] if members is None else members[name]
-            for members, name in self._direct_leaves
-        ]
+        """What a call reads, looked up now: the tensors of `direct` in its order, else all."""
+        return [tensors[name] if members is None else members[name] for members, name in self._read]
 
     def run_direct(self, binding: Binding, leaves: list[torch.Tensor]) -> torch.Tensor:
         """With leaves that match a binding of `direct`."""
@@ -86,12 +86,14 @@ class Compiled:
         return result
 
     def run(self, tensors) -> Any:
+        leaves = self.leaves(tensors)
         if self.direct is not None:
-            leaves = self.leaves(tensors)
             return self.run_direct(self.direct.bind(leaves), leaves)
-        values: list[Any] = [None] * self.captured.slots
-        for slot, (members, name) in enumerate(self._sources):
-            values[slot] = tensors[name] if members is None else members[name]
+        return self.run_steps(leaves)
+
+    def run_steps(self, sources: list[torch.Tensor]) -> Any:
+        """Region by region and operator by operator, from the tensors of all sources."""
+        values: list[Any] = sources + [None] * (self.captured.slots - len(sources))
         for step, program, finished in self._steps:
             if program is not None:
                 results = program.run([values[slot] for slot in step.leaves])
@@ -129,13 +131,6 @@ class Compiled:
     def _count_updates(self) -> None:
         # As after an operator of PyTorch's that writes in place: autograd's check must see it.
         _increment_versions([members[name] for members, name in self._updated])
-
-    def tensors_are_plain(self) -> bool:
-        return all(
-            members is None or type(members[name]) in _PLAIN_TENSORS
-            for members, name in self._sources
-            if members is None or isinstance(members[name], torch.Tensor)
-        )
 
 
 def _compile(region: Region, device_type, precision, tf32, options) -> Program:

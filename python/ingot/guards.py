@@ -62,8 +62,9 @@ class Guards:
         modules = list(module.modules())
         self._dicts = [m.__dict__ for m in modules]
         self.flags = [m.training for m in modules]
-        self._modules = modules
-        self._classes = [m.__class__ for m in modules]
+        # Not the root itself, only its attributes: the snapshot must not keep it alive.
+        self._modules = modules[1:]
+        self._classes = [m.__class__ for m in self._modules]
         self._attributes = []
         self._tensors = []
         for m in modules:

@@ -26,8 +26,11 @@ from ingot.execution import Compiled, RefusedError
 from ingot.guards import Guards, hooked, opaque_attribute, training_flags
 from ingot.reporting import report
 from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError, library
+from ingot.runtime.program import are_like, description
 
 _MAX_ENTRIES = 64
+# A module that differs at every call would be captured at every call.
+_MAX_CAPTURES = 100
 _MAX_REFUSALS = 8
 
 # torch.export keeps global state; one capture at a time.
@@ -50,6 +53,21 @@ class _Entry:
         self.delegate_batches: frozenset = frozenset({0})
 
 
+class _Recent:
+    """The last call's entry and what its tensors were like. Never changed once made: threads
+    share it."""
+
+    __slots__ = ("binding", "compiled", "device_type", "entry", "expected")
+
+    def __init__(self, entry: _Entry, tensors, device_type: str):
+        self.entry, self.compiled, self.device_type = entry, entry.compiled, device_type
+        leaves = entry.compiled.leaves(tensors)
+        self.binding = None
+        if entry.compiled.direct is not None:
+            self.binding = entry.compiled.direct.bind(leaves)
+        self.expected = description(leaves)
+
+
 class _State:
     """What an optimised module knows beside the original's attributes."""
 
@@ -58,8 +76,9 @@ class _State:
         self.original_forward = _original_forward(type(module))
         self.name = _original_class(type(module)).__name__
         self.entries: dict[Any, _Entry] = {}
-        self.last: _Entry | None = None
+        self.last: _Recent | None = None
         self.warned: set[str] = set()
+        self.captures = 0
         self.lock = threading.RLock()
 
     def settings(self) -> dict:
@@ -68,17 +87,19 @@ class _State:
     # The fast path: everything as at the last call. ------------------------------------------
 
     def call(self, module: nn.Module, args: tuple, kwargs: dict) -> Any:
-        entry = self.last
-        if entry is not None and not kwargs and not _intercepted():
-            compiled = entry.compiled
-            bound = self._unchanged(entry, compiled, args)
-            if bound is not None:
-                return compiled.run_direct(*bound)
+        recent = self.last
+        if recent is not None and not kwargs and not _intercepted():
+            leaves = self._unchanged(recent, args)
+            if leaves is not None:
+                if recent.binding is None:
+                    return recent.compiled.run_steps(leaves)
+                return recent.compiled.run_direct(recent.binding, leaves)
         return self.slow_call(module, args, kwargs)
 
     @staticmethod
-    def _unchanged(entry: _Entry, compiled: Compiled, args: tuple):
-        """The program's binding and tensors, where this call is like one seen to be right."""
+    def _unchanged(recent: _Recent, args: tuple):
+        """The tensors that the call reads, where it is like the last one."""
+        entry = recent.entry
         try:
             if len(args) != entry.signature:
                 return None
@@ -88,18 +109,14 @@ class _State:
             guards = entry.guards
             if not guards.same_flags() or not guards.hold():
                 return None
-            leaves = compiled.leaves(args)
+            leaves = recent.compiled.leaves(args)
             if torch.is_grad_enabled():
                 for leaf in leaves:
                     if leaf.requires_grad:
                         return None
-            binding = compiled.direct.last_binding
-            if binding is None or not binding.matches(leaves):
+            if not are_like(leaves, recent.expected):
                 return None
-            device_type = "cuda" if binding.on_cuda else "cpu"
-            if policy.ambient(device_type) != entry.mode:
-                return None
-            return binding, leaves
+            return leaves if policy.ambient(recent.device_type) == entry.mode else None
         except (RuntimeError, KeyError, AttributeError):
             # No strides (sparse), a member that went away or became None.
             return None
@@ -126,8 +143,8 @@ class _State:
         if any(batched) and batch in entry.delegate_batches:
             return self.original_forward(module, *args, **kwargs)
         result = entry.compiled.run(tensors)
-        plain = not kwargs and len(tensors) == len(args) and entry.compiled.direct is not None
-        self.last = entry if plain else None
+        plain = not kwargs and len(tensors) == len(args) and entry.compiled.reads_tensors_only
+        self.last = _Recent(entry, tensors, tensors[0].device.type) if plain else None
         return result
 
     def _delegate(self, module, args, kwargs, reason: str | None) -> Any:
@@ -192,6 +209,14 @@ class _State:
                 return entry
             if entry is not None:
                 self.entries.clear()
+            self.captures += 1
+            if self.captures > _MAX_CAPTURES:
+                entry = _Entry(Guards(module), [])
+                entry.problem = (
+                    f"it changed in other ways than its tensors' values {_MAX_CAPTURES} times; "
+                    "PyTorch runs what is new"
+                )
+                return entry
             entry = self._compile(module, args, kwargs, device_type, mode, len(args))
             if len(self.entries) >= _MAX_ENTRIES:
                 self.entries.pop(next(iter(self.entries)))

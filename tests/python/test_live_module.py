@@ -612,6 +612,15 @@ def test_updates_are_seen_by_autograd(pair):
     assert optimised.bn.running_mean._version > before
 
 
+def test_endless_changes_end_the_captures(pair, monkeypatch):
+    optimised, twin = pair
+    monkeypatch.setattr("ingot.module._MAX_CAPTURES", 4)
+    with pytest.warns(IngotWarning, match="PyTorch runs what is new"):
+        for step in range(6):
+            optimised.gain = twin.gain = 1.0 + step
+            agree(optimised, twin, x())
+
+
 def test_memory_is_released():
     model = Model()
     optimised = ingot.optimize(model, (x(),))

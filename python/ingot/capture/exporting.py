@@ -193,8 +193,13 @@ def _export(module, leaves, spec, forward, examples, dynamic_shapes):
     twin = shallow_copy(module, forward)
     flat = _Flat(twin, leaves, spec)
     flat.training = module.training
-    with torch.no_grad():
-        program = _trace(flat, tuple(examples), dynamic_shapes)
+    try:
+        with torch.no_grad():
+            program = _trace(flat, tuple(examples), dynamic_shapes)
+    finally:
+        # Bound methods make cycles, which would keep the parameters until a collection.
+        for m in twin.modules():
+            m.__dict__.pop("forward", None)
     return flat._outputs, program
 
 

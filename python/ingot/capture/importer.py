@@ -239,7 +239,7 @@ class _Import:
         call = Call(region, arguments, dtype, sizes, self.autocast, used)
         value = TABLE[name](call)
         self._check(value, sizes)
-        if name == "ingot::batch_norm" or name == "aten::batch_norm":
+        if _is_batch_norm(node):
             self._note_batch_norm(node)
         self.entries[node] = _Entry(level, value)
         self.taken[node] = level
@@ -364,10 +364,15 @@ class _Import:
         )
 
     def _check_buffer_readers(self, outputs) -> None:
+        """One region may move a buffer several times, in order; nothing else may look at it."""
         for buffer in self.updated:
-            readers = [n for n in buffer.users if "batch_norm" not in _schema_name(n.target)]
-            if readers or len(buffer.users) > 1 or buffer in outputs:
-                raise CaptureError(f"{buffer.name} is both updated and read by its forward")
+            levels = {
+                self.taken.get(reader) if _is_batch_norm(reader) else None
+                for reader in buffer.users
+            }
+            if len(levels) > 1 or None in levels or buffer in outputs:
+                path = next(source.path for node, source in self.sources if node is buffer)
+                raise CaptureError(f"{path} is both updated and read by its forward")
 
     def _steps(self, outputs, slots: dict) -> list:
         wanted = self._wanted(outputs)
@@ -518,6 +523,10 @@ def _named_arguments(node: torch.fx.Node) -> dict[str, Any]:
         elif argument.has_default_value():
             named[argument.name] = argument.default_value
     return named
+
+
+def _is_batch_norm(node: torch.fx.Node) -> bool:
+    return _schema_name(node.target) in ("ingot::batch_norm", "aten::batch_norm")
 
 
 def _is_random(target: Any) -> bool:
