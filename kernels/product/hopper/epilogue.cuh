@@ -79,12 +79,13 @@ INGOT_D void unscale(float (&acc)[kValues], i32 row_exponent0, i32 row_exponent1
 
 // Running moments of one feature in one thread: sums of deviations from the thread's first value.
 // The pivot is itself a member of the sample, so at most log2(count) bits cancel in m2, whatever
-// the mean. (A thread whose first sample is padding has no other sample either.)
+// the mean. (A thread whose first sample is padding has no other sample either.) An infinite pivot
+// would turn the mean, which is infinite, into NaN: 0 serves there, since m2 is NaN anyway.
 struct MomentsAccumulator {
   float pivot, sum, sum_squares;
 
   INGOT_D void add(float value, bool first, bool valid) {
-    if (first) pivot = value;
+    if (first) pivot = value - value == 0.f ? value : 0.f;
     const float deviation = valid ? value - pivot : 0.f;
     sum += deviation;
     sum_squares = fmaf(deviation, deviation, sum_squares);
