@@ -60,9 +60,27 @@ bool overwrites_too_early(const Plan& plan, const Update& update) {
   return false;
 }
 
+// The caller's memory has the axes of its own value: a dense copy under other axes needs a copy in
+// turn.
+void copy_views_to_callers(Graph& graph) {
+  const auto own = [&](ValueId value) {
+    return graph[value].kind == NodeKind::view ? append_copy(graph, value) : value;
+  };
+  // append_copy() moves the graph: nothing of it may be referred to across a call.
+  for (size_t i = 0; i < graph.results.size(); ++i) {
+    const ValueId value = own(graph.results[i].value);
+    graph.results[i].value = value;
+  }
+  for (size_t i = 0; i < graph.updates.size(); ++i) {
+    const ValueId value = own(graph.updates[i].value);
+    graph.updates[i].value = value;
+  }
+}
+
 Plan plan_once(Graph graph, const Target& target, Precision precision, bool cut_views,
                const std::vector<ValueId>& deferred) {
   Plan plan;
+  if (cut_views) copy_views_to_callers(graph);
   plan.graph = std::move(graph);
   plan.target = target;
   plan.precision = precision;
@@ -76,8 +94,13 @@ Plan plan_seeing_views(const Graph& graph, const Target& target, Precision preci
                        const std::vector<ValueId>& deferred) {
   try {
     return plan_once(graph, target, precision, false, deferred);
-  } catch (const ShapeConflict&) {
+  } catch (const NoCommonFactoring&) {
+    // Views as copies serve every graph.
+  }
+  try {
     return plan_once(graph, target, precision, true, deferred);
+  } catch (const NoCommonFactoring&) {
+    throw std::logic_error("graph '" + graph.name + "' has no plan even with views as copies");
   }
 }
 
@@ -91,10 +114,15 @@ Plan make_plan(Graph graph, const Target& target, Precision precision) {
   // Buffers that would be overwritten too early are written by copies at the end instead.
   for (bool again = true; again;) {
     again = false;
-    for (Update& update : graph.updates) {
-      if (in(deferred, update.value) || !overwrites_too_early(plan, update)) continue;
-      update.value = append_copy(graph, update.value);
-      deferred.push_back(update.value);
+    for (size_t i = 0; i < graph.updates.size(); ++i) {
+      // In the plan's own graph the update may be a copy; the position is the same.
+      if (in(deferred, graph.updates[i].value) ||
+          !overwrites_too_early(plan, plan.graph.updates[i])) {
+        continue;
+      }
+      const ValueId copy = append_copy(graph, graph.updates[i].value);
+      graph.updates[i].value = copy;
+      deferred.push_back(copy);
       again = true;
     }
     if (again) plan = plan_seeing_views(graph, target, precision, deferred);

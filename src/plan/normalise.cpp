@@ -4,25 +4,11 @@
 
 #include "graph/builder.h"
 #include "plan/factoring.h"
+#include "rewrite/edit.h"
 #include "support/error.h"
 
 namespace ingot {
 namespace {
-
-std::vector<bool> needed_values(const Graph& graph) {
-  std::vector<bool> needed(graph.nodes.size(), false);
-  for (const Result& result : graph.results) needed[static_cast<size_t>(result.value)] = true;
-  for (const Update& update : graph.updates) {
-    needed[static_cast<size_t>(update.value)] = true;
-    needed[static_cast<size_t>(update.buffer)] = true;
-  }
-  for (size_t id = graph.nodes.size(); id-- > 0;) {
-    if (graph.nodes[id].kind == NodeKind::leaf) needed[id] = true;
-    if (!needed[id]) continue;
-    for (const ValueId arg : graph.nodes[id].args) needed[static_cast<size_t>(arg)] = true;
-  }
-  return needed;
-}
 
 AxisMask reduced_extents(const Shape& from, AxisMask axes) {
   AxisMask real = 0;
@@ -66,13 +52,10 @@ ValueId reduction_of_one(GraphBuilder& builder, Finish finish, ValueId x, DType 
 
 class Normaliser {
  public:
-  explicit Normaliser(const Graph& graph) : old_(graph), map_(graph.nodes.size(), kNoValue) {}
+  explicit Normaliser(Graph graph) : old_(std::move(graph)), map_(old_.nodes.size(), kNoValue) {}
 
   Graph run() {
-    const std::vector<bool> needed = needed_values(old_);
-    for (size_t i = 0; i < old_.nodes.size(); ++i) {
-      if (needed[i]) map_[i] = translate(old_.nodes[i]);
-    }
+    for (size_t i = 0; i < old_.nodes.size(); ++i) map_[i] = translate(old_.nodes[i]);
     Graph graph = builder_.graph();
     graph.name = old_.name;
     std::vector<ValueId> taken;
@@ -115,7 +98,7 @@ class Normaliser {
       case NodeKind::constant:
         return builder_.constant(node.constant, node.dtype);
       case NodeKind::matmul:
-        return builder_.matmul(node.args[0], node.args[1], node.transpose_b);
+        return builder_.matmul(in_memory(node.args[0]), in_memory(node.args[1]), node.transpose_b);
       case NodeKind::pointwise:
         return node.op == PointwiseOp::cast_ ? builder_.cast(node.args[0], node.dtype)
                                              : builder_.pointwise(node.op, node.args);
@@ -125,6 +108,12 @@ class Normaliser {
         return translate_reduction(node);
     }
     return kNoValue;
+  }
+
+  // A product loads its operands, and constants are not loaded.
+  ValueId in_memory(ValueId id) {
+    const Node& node = builder_.graph()[id];
+    return node.kind == NodeKind::constant ? builder_.cast(id, node.dtype) : id;
   }
 
   ValueId translate_view(const Node& node) {
@@ -147,7 +136,7 @@ class Normaliser {
     return id;
   }
 
-  const Graph& old_;
+  const Graph old_;
   std::vector<ValueId> map_;
   GraphBuilder builder_;
 };

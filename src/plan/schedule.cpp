@@ -10,10 +10,6 @@ namespace {
 // Rows that are owned whole by one team must fit near it (shared memory, a core's cache).
 constexpr int64_t kLargestOwnedRow = int64_t{1} << 17;
 
-// Thrown where views leave values without a common factoring; the caller schedules again with
-// views as copies.
-struct NoCommonFactoring {};
-
 AxisMask changed_axes(const Shape& from, const Shape& to) {
   AxisMask axes = 0;
   for (const Axis axis : {kBatch, kRows, kGroups, kFeatures}) {
@@ -46,7 +42,7 @@ class Scheduler {
   Scheduler(const Graph& graph, const Target& target, bool cut_views)
       : graph_(graph), target_(target), cut_views_(cut_views) {
     schedule_.labels.resize(graph.nodes.size());
-    factorings_.resize(graph.nodes.size());
+    schedule_.factorings.resize(graph.nodes.size());
   }
 
   Schedule run(const std::vector<ValueId>& deferred) {
@@ -60,13 +56,16 @@ class Scheduler {
       label(id) = label_node(id);
       last = std::max(last, label(id).time);
     }
-    for (const ValueId id : deferred) label(id) = {last + 1, Via::free, -1};
+    for (const ValueId id : deferred) {
+      label(id) = {last + 1, Via::free, -1};
+      factoring(id) = Factoring(graph_[id].shape);
+    }
     return std::move(schedule_);
   }
 
  private:
   Label& label(ValueId id) { return schedule_.labels[static_cast<size_t>(id)]; }
-  Factoring& factoring(ValueId id) { return factorings_[static_cast<size_t>(id)]; }
+  Factoring& factoring(ValueId id) { return schedule_.factorings[static_cast<size_t>(id)]; }
   Group& group_of(const Label& label) { return schedule_.groups[static_cast<size_t>(label.group)]; }
 
   Label label_node(ValueId id) {
@@ -142,7 +141,12 @@ class Scheduler {
     Factoring joint = Factoring(node.shape);
     for (const ValueId arg : node.args) {
       const bool same_size = graph_[arg].shape.static_elements() == node.shape.static_elements();
-      if (!same_size || label(arg).via == Via::stored) continue;
+      if (label(arg).via == Via::stored) continue;
+      if (!same_size) {
+        // Spread over a larger space, an operand is seen by its own axes alone.
+        if (factoring(arg) != Factoring(graph_[arg].shape)) throw NoCommonFactoring{};
+        continue;
+      }
       const auto common = Factoring::common(joint, factoring(arg), node.shape.static_elements());
       if (!common) throw NoCommonFactoring{};
       joint = *common;
@@ -164,7 +168,7 @@ class Scheduler {
     const Node& node = graph_[id];
     const Shape& from = graph_[node.args[0]].shape;
     const bool renames = renames_only(from, node.shape);
-    if (cut_views_ && !renames) {
+    if (cut_views_) {
       const int time =
           label(node.args[0]).via == Via::free ? label(node.args[0]).time : loadable(node.args[0]);
       const int index = add_group({.kind = SweepKind::map,
@@ -195,6 +199,7 @@ class Scheduler {
     if (node.shape.static_elements() != total) {
       return meeting.via == Via::rows && fits(node.shape, group.space);
     }
+    if (cut_views_ && node.shape != group.space) return false;
     const auto common = Factoring::common(group.factoring, factoring(id), total);
     if (!common || (meeting.via == Via::product && *common != group.factoring)) return false;
     group.factoring = *common;
@@ -219,7 +224,7 @@ class Scheduler {
       return own;
     }
     const int time = own.via == Via::free || own.via == Via::stored ? own.time : own.time + 1;
-    const int index = rows_group(time, arg, axes, own.via == Via::free);
+    const int index = rows_group(time, arg, axes);
     schedule_.groups[static_cast<size_t>(index)].reductions.push_back(id);
     return {time, Via::rows, index};
   }
@@ -232,15 +237,16 @@ class Scheduler {
       return false;
     }
     // Seen in another factoring, the owned elements are at most all of a batch entry.
+    if (shape != group.space && cut_views_) return false;
     if (shape != group.space) return shape.static_elements() <= kLargestOwnedRow;
     if (axes == group.axes) return true;
     return owned_elements(group.space, static_cast<AxisMask>(group.axes | axes)) <=
            kLargestOwnedRow;
   }
 
-  int rows_group(int time, ValueId arg, AxisMask axes, bool evaluated) {
+  int rows_group(int time, ValueId arg, AxisMask axes) {
     const Shape& space = graph_[arg].shape;
-    const Factoring own = evaluated ? factoring(arg) : Factoring(space);
+    const Factoring own = factoring(arg);
     for (size_t i = 0; i < schedule_.groups.size(); ++i) {
       Group& group = schedule_.groups[i];
       if (group.kind != SweepKind::rows || group.time != time || !may_own(group, arg, axes)) {
@@ -270,15 +276,13 @@ class Scheduler {
       group.statistics.push_back(id);
       return {own.time, Via::tail, own.group};
     }
-    const bool evaluated = own.via == Via::free;
-    const int time = evaluated || own.via == Via::stored ? own.time : own.time + 1;
+    const int time = own.via == Via::free || own.via == Via::stored ? own.time : own.time + 1;
     for (size_t i = 0; i < schedule_.groups.size(); ++i) {
       Group& group = schedule_.groups[i];
       if (group.kind == SweepKind::columns && group.time == time && group.space == space &&
           group.axes == axes) {
         const auto common =
-            Factoring::common(group.factoring, evaluated ? factoring(arg) : Factoring(space),
-                              space.static_elements());
+            Factoring::common(group.factoring, factoring(arg), space.static_elements());
         if (!common) continue;
         group.factoring = *common;
         group.statistics.push_back(id);
@@ -288,7 +292,7 @@ class Scheduler {
     const int index =
         add_group({.kind = SweepKind::columns, .time = time, .space = space, .axes = axes});
     Group& group = schedule_.groups[static_cast<size_t>(index)];
-    if (evaluated) group.factoring = factoring(arg);
+    group.factoring = factoring(arg);
     group.statistics.push_back(id);
     return {time, Via::tail, index};
   }
@@ -306,7 +310,6 @@ class Scheduler {
   const Target& target_;
   bool cut_views_;
   Schedule schedule_;
-  std::vector<Factoring> factorings_;  // under which each value's own slice can be evaluated
 };
 
 }  // namespace
@@ -330,14 +333,7 @@ bool renames_only(const Shape& from, const Shape& to) {
 
 Schedule make_schedule(const Graph& graph, const Target& target, bool cut_views,
                        const std::vector<ValueId>& deferred) {
-  if (!cut_views) {
-    try {
-      return Scheduler(graph, target, false).run(deferred);
-    } catch (const NoCommonFactoring&) {
-      // Views as copies serve every graph.
-    }
-  }
-  return Scheduler(graph, target, true).run(deferred);
+  return Scheduler(graph, target, cut_views).run(deferred);
 }
 
 }  // namespace ingot

@@ -39,11 +39,14 @@ struct Group {
 
 struct Schedule {
   std::vector<Label> labels;  // by value
+  // By value: how it can be seen where it is evaluated together with all that it follows from.
+  std::vector<Factoring> factorings;
   std::vector<Group> groups;
 };
 
-// cut_views: write every view that regroups elements as a dense copy of its own. Always possible,
-// seldom needed. deferred: copies that must come after everything else.
+// cut_views: write every view that regroups elements as a dense copy of its own; always possible,
+// seldom needed. Without it, throws NoCommonFactoring where views make it needed. deferred: copies
+// that must come after everything else.
 Schedule make_schedule(const Graph& graph, const Target& target, bool cut_views,
                        const std::vector<ValueId>& deferred);
 

@@ -49,7 +49,7 @@ class ShapeAssignment {
     if (graph_[id].kind == NodeKind::constant) return;
     shape.batched = graph_[id].shape.batched;
     const auto [place, fresh] = sweep_.shapes.emplace(id, shape);
-    if (!fresh && place->second != shape) throw ShapeConflict{};
+    if (!fresh && place->second != shape) throw NoCommonFactoring{};
     changed_ = changed_ || fresh;
   }
 
@@ -94,7 +94,7 @@ class ShapeAssignment {
 
   void settle(ValueId id) {
     if (known(id)) return;
-    if (!fits(graph_[id].shape, sweep_.space)) throw ShapeConflict{};
+    if (!fits(graph_[id].shape, sweep_.space)) throw NoCommonFactoring{};
     set(id, graph_[id].shape);
     propagate();
   }

@@ -5,10 +5,8 @@
 
 namespace ingot {
 
-// One load is used under two arrangements that no single one expresses.
-struct ShapeConflict {};
-
-// Fills sweep.shapes. Throws ShapeConflict.
+// Fills sweep.shapes. Throws NoCommonFactoring, also where one load is used under two arrangements
+// that no single one expresses.
 void assign_shapes(const Graph& graph, Sweep& sweep);
 
 }  // namespace ingot

@@ -42,6 +42,14 @@ class SweepBuilder {
 
   std::vector<Sweep> run() {
     find_cones();
+    // Products load their operands whatever it costs; known first, so that none is stored too late.
+    for (const Group& group : schedule_.groups) {
+      if (group.matmul == kNoValue) continue;
+      for (const ValueId arg : graph_[group.matmul].args) {
+        const ValueId source = operand_source(graph_, arg);
+        if (graph_[source].kind != NodeKind::leaf) demand(source, group.time);
+      }
+    }
     for (const Update& update : graph_.updates) demand(update.value, kForever);
     for (const Result& result : graph_.results) demand(result.value, kForever);
     int last = 0;
@@ -94,7 +102,8 @@ class SweepBuilder {
         const ValueId id = stack.back();
         stack.pop_back();
         const Node& node = graph_[id];
-        const bool inside = node.kind == NodeKind::pointwise || node.kind == NodeKind::view;
+        const bool inside = (node.kind == NodeKind::pointwise || node.kind == NodeKind::view) &&
+                            label(id).via != Via::stored;
         if (cone[static_cast<size_t>(id)] || !inside) continue;
         cone[static_cast<size_t>(id)] = true;
         stack.insert(stack.end(), node.args.begin(), node.args.end());
@@ -193,15 +202,18 @@ class SweepBuilder {
   // A free value that nothing of this time evaluates: in a sweep of its shape.
   void place_free(ValueId id, int time, std::vector<Group>& maps) {
     const Shape& shape = graph_[id].shape;
-    const auto same = std::find_if(maps.begin(), maps.end(), [&](const Group& group) {
-      return group.space == shape && is_deferred(group.stores.front()) == is_deferred(id);
-    });
-    if (same != maps.end()) {
-      same->stores.push_back(id);
+    const Factoring& own = schedule_.factorings[static_cast<size_t>(id)];
+    for (Group& group : maps) {
+      const auto common = Factoring::common(group.factoring, own, shape.static_elements());
+      if (group.space != shape || !common || is_deferred(group.stores.front()) != is_deferred(id)) {
+        continue;
+      }
+      group.factoring = *common;
+      group.stores.push_back(id);
       return;
     }
     Group group{.kind = SweepKind::map, .time = time, .space = shape, .stores = {id}};
-    group.factoring = Factoring(shape);
+    group.factoring = own;
     if (time == kPrelude) {
       group.reasons.push_back("a vector is cheaper to compute once than per element");
     } else if (is_deferred(id)) {

@@ -6,7 +6,7 @@
 
 namespace ingot {
 
-// Sweeps in the order in which they run. Throws ShapeConflict where a sweep cannot see all its
+// Sweeps in the order in which they run. Throws NoCommonFactoring where a sweep cannot see all its
 // values in one factoring.
 std::vector<Sweep> build_sweeps(const Graph& graph, const Target& target, Schedule schedule,
                                 const std::vector<ValueId>& deferred);

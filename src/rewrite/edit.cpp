@@ -1,5 +1,7 @@
 #include "rewrite/edit.h"
 
+#include <stdexcept>
+
 namespace ingot {
 namespace {
 
@@ -72,6 +74,11 @@ int rewrite_nodes(Graph& graph, std::vector<std::string>& where, const NodeRewri
       replaced += id != kNoValue;
     }
     if (id == kNoValue) id = append(builder, node);
+    // A constant is weaker than what it replaces: a user may infer another dtype from it.
+    if (builder.graph()[id].dtype != node.dtype) id = builder.cast(id, node.dtype);
+    if (builder.graph()[id].shape != node.shape) {
+      throw std::logic_error("a rewrite changed the shape of " + node.name + to_string(node.shape));
+    }
     map[i] = id;
     if (uses.size() <= static_cast<size_t>(id)) uses.resize(static_cast<size_t>(id) + 1, 0);
     uses[static_cast<size_t>(id)] += old_uses[i];

@@ -1,0 +1,268 @@
+#include "plan/plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "graph/evaluate.h"
+#include "graph/operators.h"
+#include "graph_testing.h"
+#include "plan/factoring.h"
+#include "plan/frontier.h"
+#include "plan_interpreter.h"
+
+namespace ingot {
+namespace {
+
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr int64_t kInner = 8, kOuter = 6;
+constexpr Shape kVector{false, 1, 1, kOuter};
+
+Target target_with(bool fused) {
+  Target target;
+  target.name = "test";
+  target.fused_epilogue = target.fused_statistics = fused;
+  return target;
+}
+
+// linear → scale → batch norm, or linear → batch norm → scale → softmax, as the seed models have
+// them.
+class Models {
+ public:
+  Graph gemm_scale_bn(bool training) {
+    ValueId y = linear();
+    y = builder_.pointwise(PointwiseOp::mul_, {y, parameter("scale")});
+    builder_.result(batch_norm(y, training), "y");
+    return builder_.take();
+  }
+  Graph gemm_bn_scale_softmax() {
+    const ValueId scale = builder_.leaf(LeafRole::parameter, "scale", DType::f32, {});
+    const ValueId y = builder_.pointwise(PointwiseOp::mul_, {scale, batch_norm(linear(), true)});
+    OperatorCall call{{y}, {{"axes", std::vector<int64_t>{kFeatures}}}};
+    builder_.result(apply_operator(builder_, "softmax", call), "y");
+    return builder_.take();
+  }
+
+ private:
+  ValueId parameter(const char* name) {
+    return builder_.leaf(LeafRole::parameter, name, DType::f32, kVector);
+  }
+  ValueId buffer(const char* name) {
+    return builder_.leaf(LeafRole::buffer, name, DType::f32, kVector);
+  }
+  ValueId linear() {
+    const ValueId x = builder_.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, kInner});
+    const ValueId w =
+        builder_.leaf(LeafRole::parameter, "weight", DType::f32, {false, kOuter, 1, kInner});
+    const ValueId bias = parameter("bias");
+    return builder_.pointwise(PointwiseOp::add_, {builder_.matmul(x, w, true), bias});
+  }
+  ValueId batch_norm(ValueId y, bool training) {
+    OperatorCall call;
+    call.args = {y,
+                 parameter("gamma"),
+                 parameter("beta"),
+                 buffer("mean"),
+                 buffer("var"),
+                 builder_.leaf(LeafRole::buffer, "count", DType::i64, {})};
+    call.attributes = {{"training", training},
+                       {"momentum", 0.1},
+                       {"eps", 1e-5},
+                       {"axes", std::vector<int64_t>{kBatch}}};
+    return apply_operator(builder_, "batch_norm", call);
+  }
+  GraphBuilder builder_;
+};
+
+std::vector<SweepKind> kinds(const Plan& plan) {
+  std::vector<SweepKind> list;
+  for (const Sweep& sweep : plan.sweeps) list.push_back(sweep.kind);
+  return list;
+}
+
+void expect_meaning(const Graph& graph, const Plan& plan) {
+  testing::Bindings expected(graph, 5, 7), actual(graph, 5, 7);
+  evaluate(graph, 5, expected.tensors());
+  testing::interpret(plan, 5, actual.tensors());
+  EXPECT_TRUE(testing::agree(expected, actual)) << to_string(plan);
+}
+
+TEST(Plan, FusesStatisticsIntoTheProduct) {
+  const Graph graph = Models().gemm_scale_bn(true);
+  const Plan plan = make_plan(graph, target_with(true), Precision::fp32);
+  ASSERT_THAT(kinds(plan), ElementsAre(SweepKind::product, SweepKind::map));
+  const Sweep& product = plan.sweeps[0];
+  // One Moments state serves mean, variance and the running statistics.
+  EXPECT_EQ(shared_states(plan.graph, product, product.statistics).size(), 1u);
+  EXPECT_FALSE(product.tail.empty());
+  for (const Update& update : plan.graph.updates) {
+    EXPECT_THAT(product.stores, Contains(update.value));
+  }
+  expect_meaning(graph, plan);
+}
+
+TEST(Plan, ReadsTheProductTwiceWhereNothingCanBeFused) {
+  const Graph graph = Models().gemm_scale_bn(true);
+  const Plan plan = make_plan(graph, target_with(false), Precision::fp32);
+  ASSERT_THAT(kinds(plan), ElementsAre(SweepKind::product, SweepKind::columns, SweepKind::map));
+  // Nothing but the product is stored at full size: bias and scale are applied again.
+  EXPECT_THAT(plan.sweeps[2].loads, Contains(plan.sweeps[0].matmul));
+  for (const ValueId id : plan.sweeps[1].stores) EXPECT_FALSE(plan.graph[id].shape.batched);
+  expect_meaning(graph, plan);
+}
+
+TEST(Plan, ResolvesSoftmaxInOneRowsSweep) {
+  const Graph graph = Models().gemm_bn_scale_softmax();
+  const Plan plan = make_plan(graph, target_with(true), Precision::fp32);
+  ASSERT_THAT(kinds(plan), ElementsAre(SweepKind::product, SweepKind::rows));
+  expect_meaning(graph, plan);
+}
+
+TEST(Plan, NeedsOneSweepInEvalMode) {
+  const Graph graph = Models().gemm_scale_bn(false);
+  const Plan plan = make_plan(graph, target_with(true), Precision::fp32);
+  EXPECT_EQ(plan.sweeps.back().kind, SweepKind::product);
+  expect_meaning(graph, plan);
+}
+
+TEST(Plan, ResolvesRowReductionsInSequenceInOneSweep) {
+  GraphBuilder builder;
+  ValueId y = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, kOuter});
+  const std::map<std::string, Attribute> axes = {{"axes", std::vector<int64_t>{kFeatures}}};
+  y = apply_operator(builder, "layer_norm", {{y}, axes});
+  y = apply_operator(builder, "softmax", {{y}, axes});
+  builder.result(y, "y");
+  const Graph graph = builder.take();
+  const Plan plan = make_plan(graph, target_with(false), Precision::fp32);
+  EXPECT_THAT(kinds(plan), ElementsAre(SweepKind::rows));
+  expect_meaning(graph, plan);
+}
+
+TEST(Plan, SeesGroupsAndFeaturesInOneSweep) {
+  GraphBuilder builder;
+  const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, kOuter});
+  const ValueId scale = builder.leaf(LeafRole::parameter, "s", DType::f32, kVector);
+  const ValueId groups = builder.view(x, {true, 1, 2, 3});
+  const ValueId mean = builder.reduce(Finish::mean, groups, axis_bit(kFeatures));
+  const ValueId centred = builder.pointwise(PointwiseOp::sub_, {groups, mean});
+  const ValueId back = builder.view(centred, {true, 1, 1, kOuter});
+  builder.result(builder.pointwise(PointwiseOp::mul_, {back, scale}), "y");
+  const Graph graph = builder.take();
+  const Plan plan = make_plan(graph, target_with(false), Precision::fp32);
+  ASSERT_THAT(kinds(plan), ElementsAre(SweepKind::rows));
+  EXPECT_EQ(plan.sweeps[0].space, (Shape{true, 1, 2, 3}));
+  EXPECT_EQ(plan.sweeps[0].shapes.at(scale), (Shape{false, 1, 2, 3}));
+  expect_meaning(graph, plan);
+}
+
+TEST(Plan, WritesABufferAfterItsLastReader) {
+  GraphBuilder builder;
+  const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, kOuter});
+  const ValueId running = builder.leaf(LeafRole::buffer, "running", DType::f32, kVector);
+  const ValueId mean = builder.reduce(Finish::mean, x, axis_bit(kBatch));
+  builder.update(builder.pointwise(PointwiseOp::add_, {running, mean}), running);
+  const ValueId centred = builder.pointwise(PointwiseOp::sub_, {x, mean});
+  builder.result(builder.pointwise(PointwiseOp::mul_, {centred, running}), "y");
+  const Graph graph = builder.take();
+  const Plan plan = make_plan(graph, target_with(false), Precision::fp32);
+  EXPECT_THAT(plan.sweeps.back().stores, ElementsAre(plan.graph.updates[0].value));
+  expect_meaning(graph, plan);
+}
+
+TEST(Plan, CopiesResultsThatAreLeavesOrShared) {
+  GraphBuilder builder;
+  const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, kOuter});
+  const ValueId y = builder.pointwise(PointwiseOp::relu_, {x});
+  builder.result(x, "x again");
+  builder.result(y, "y");
+  builder.result(y, "y again");
+  const Graph graph = builder.take();
+  expect_meaning(graph, make_plan(graph, target_with(false), Precision::fp32));
+}
+
+TEST(Plan, LetsBuffersOfDisjointLifetimesOverlap) {
+  Plan plan;
+  const Shape shape{true, 1, 1, 100};
+  plan.buffers = {{shape, DType::f32, 0, 1}, {shape, DType::f32, 2, 3}, {shape, DType::f32, 1, 2}};
+  size_t total = 0;
+  const auto offsets = plan.workspace_layout(64, &total);
+  EXPECT_EQ(total, 2u * 64 * 100 * 4);
+  EXPECT_EQ(offsets[0], offsets[1]);
+  EXPECT_NE(offsets[0], offsets[2]);
+  EXPECT_EQ(plan.workspace_layout(int64_t{1} << 32, &total).size(), 3u);
+  EXPECT_GT(total, size_t{1} << 40);
+}
+
+TEST(Plan, CountsBytesAndFlops) {
+  const Graph graph = Models().gemm_scale_bn(true);
+  const Plan plan = make_plan(graph, target_with(false), Precision::fp32);
+  const Cost cost = plan.cost(plan.sweeps[0], 1000);
+  EXPECT_EQ(cost.bytes_read, 4 * (1000 * kInner + kInner * kOuter));
+  EXPECT_EQ(cost.bytes_written, 4 * 1000 * kOuter);
+  EXPECT_EQ(cost.flops, 2 * 1000 * kInner * kOuter);
+  EXPECT_GE(cost.seconds, cost.limit_seconds);
+  EXPECT_THAT(to_string(plan), HasSubstr("must wait for every row"));
+}
+
+TEST(Plan, FindsBrokenPlans) {
+  const Plan good = make_plan(Models().gemm_scale_bn(true), target_with(false), Precision::fp32);
+  validate(good);
+  Plan plan = good;
+  plan.sweeps[0].stores.clear();
+  EXPECT_THROW(validate(plan), std::logic_error);
+  plan = good;
+  std::swap(plan.sweeps[1], plan.sweeps[2]);
+  EXPECT_THROW(validate(plan), std::logic_error);
+  plan = good;
+  plan.sweeps[2].body.pop_back();
+  EXPECT_THROW(validate(plan), std::logic_error);
+  plan = good;
+  std::reverse(plan.sweeps[2].body.begin(), plan.sweeps[2].body.end());
+  EXPECT_THROW(validate(plan), std::logic_error);
+}
+
+TEST(Plan, KnowsItsPrecisions) {
+  EXPECT_EQ(precision_from("tf32"), Precision::tf32);
+  EXPECT_THROW(precision_from("fp8"), std::runtime_error);
+}
+
+TEST(Strides, SplitAxesAndRefuseToMergeThem) {
+  const std::array<int64_t, kAxes> strides = {100, 40, 0, 3};
+  EXPECT_THAT(strides_in({true, 2, 1, 6}, strides, {true, 2, 2, 3}), ElementsAre(100, 40, 9, 3));
+  EXPECT_THAT(strides_in({false, 1, 1, 6}, {0, 0, 0, 5}, {false, 6, 1, 1}),
+              ElementsAre(0, 5, 0, 0));
+  EXPECT_THROW(strides_in({true, 2, 1, 6}, strides, {true, 1, 1, 12}), std::logic_error);
+}
+
+TEST(Factoring, FindsTheCoarsestCommonOne) {
+  const Factoring groups(Shape{true, 1, 3, 4}), rows(Shape{true, 3, 1, 4});
+  EXPECT_EQ(groups, rows);
+  const auto common = Factoring::common(groups, Factoring(Shape{true, 1, 6, 2}), 12);
+  ASSERT_TRUE(common);
+  EXPECT_EQ(common->shape(12, true, {}), (Shape{true, 3, 2, 2}));
+  EXPECT_FALSE(Factoring::common(groups, Factoring(Shape{true, 1, 2, 6}), 12));
+}
+
+TEST(Frontier, CountsASharedArgumentOnce) {
+  // y = f(a) + g(a): loading a (3) beats loading both f(a) and g(a) (2 each).
+  GraphBuilder builder;
+  const ValueId a = builder.leaf(LeafRole::input, "a", DType::f32, {true, 1, 1, 4});
+  const ValueId f = builder.pointwise(PointwiseOp::exp_, {a});
+  const ValueId g = builder.pointwise(PointwiseOp::tanh_, {a});
+  const ValueId y = builder.pointwise(PointwiseOp::add_, {f, g});
+  std::vector<AccessCost> costs(4, {2, 0.1});
+  costs[static_cast<size_t>(a)] = {3, kImpossible};
+  costs[static_cast<size_t>(y)].load = kImpossible;
+  EXPECT_THAT(cheapest_frontier(builder.graph(), costs, {y}).loaded, ElementsAre(a));
+  costs[static_cast<size_t>(f)].load = costs[static_cast<size_t>(g)].load = 1;
+  EXPECT_THAT(cheapest_frontier(builder.graph(), costs, {y}).loaded, ElementsAre(f, g));
+  costs[static_cast<size_t>(a)].load = kImpossible;
+  costs[static_cast<size_t>(g)].load = kImpossible;
+  EXPECT_FALSE(cheapest_frontier(builder.graph(), costs, {y}).feasible);
+}
+
+}  // namespace
+}  // namespace ingot
