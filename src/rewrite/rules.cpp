@@ -4,7 +4,8 @@ namespace ingot {
 
 const std::vector<Rule>& rules() {
   static const std::vector<Rule> all = {
-      common_subexpressions(),
+      common_subexpressions(), constant_folding(), neutral_operands(),       merge_constants(),
+      monotone_reductions(),   shift_invariance(), fold_scale_into_affine(), sum_of_linear(),
   };
   return all;
 }
