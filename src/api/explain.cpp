@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 
+#include "api/optimisations.h"
 #include "api/options.h"
 #include "graph/importer.h"
 #include "plan/cost.h"
@@ -173,7 +174,7 @@ json explain(Program& program, int64_t batch) {
           {"workspace_bytes", program.executable->workspace_size(batch)},
           {"executable", program.executable->describe(batch)},
           {"operators_replaced", operators_replaced(program)},
-          {"optimisations", json::array()}};
+          {"optimisations", optimisations(program, batch)}};
 }
 
 }  // namespace ingot::api
