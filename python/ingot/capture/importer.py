@@ -235,7 +235,7 @@ class _Import:
         used = frozenset(
             user.args[1] for user in node.users if user.target is operator.getitem and user.users
         )
-        region.set_origin(_origin_or_parameter(node), _where(node))
+        region.set_origin(_origin_or_name(node), _where(node))
         call = Call(region, arguments, dtype, sizes, self.autocast, used)
         value = TABLE[name](call)
         self._check(value, sizes)
@@ -457,7 +457,7 @@ class _Import:
             {
                 "what": _operator_name(node),
                 "where": _where(node),
-                "module": _origin_or_parameter(node),
+                "module": _origin_or_name(node),
                 "node": node.name,
             }
             for node in computing
@@ -574,20 +574,21 @@ def _where(node: torch.fx.Node) -> str:
     return found
 
 
-def _origin_or_parameter(node: torch.fx.Node) -> str:
-    """The module's path; for an operator of the root's own forward, the parameter it applies."""
+def _origin_or_name(node: torch.fx.Node) -> str:
+    """The module's path; for an operator of the root's own forward, the parameter that it applies,
+    or its own name."""
     path = _origin(node)
     if path:
         return path
     for argument in node.all_input_nodes:
         if argument.op == "placeholder" and argument.name.startswith("p_model_"):
             return argument.name[len("p_model_") :]
-    return ""
+    return _operator_name(node)
 
 
 def _label(node: torch.fx.Node) -> str:
     """What a reader would call an operator."""
-    name = _origin_or_parameter(node).rpartition(".")[2]
+    name = _origin_or_name(node).rpartition(".")[2]
     return name if name and not name.isdigit() else _operator_name(node)
 
 
