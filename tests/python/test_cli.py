@@ -22,6 +22,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--set", "batch_size=24", "--set", "in_features=40", "--set", "out_features=36"]
 
 
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    """The models are tiny: a candidate's second thread would only wait for the first."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
 def run(*arguments: str):
     return CliRunner().invoke(main, list(arguments))
 
