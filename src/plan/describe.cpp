@@ -12,9 +12,24 @@ namespace {
 
 constexpr size_t kLongestName = 6;  // parts
 
-std::string part_of(const Node& node) {
+// Whether a node belongs to a softmax's definition: its two reductions, x − max, exp, the quotient.
+bool in_softmax(const Graph& graph, const Node& node) {
+  const auto reduces = [&](ValueId id, Finish finish) {
+    return graph[id].kind == NodeKind::reduce && graph[id].finish == finish;
+  };
+  if (node.kind == NodeKind::reduce) {
+    return node.finish == Finish::max_exponent || node.finish == Finish::sum_exp;
+  }
+  if (node.kind != NodeKind::pointwise) return false;
+  if (node.op == PointwiseOp::sub_) return reduces(node.args[1], Finish::max_exponent);
+  if (node.op == PointwiseOp::div_) return reduces(node.args[1], Finish::sum_exp);
+  return node.op == PointwiseOp::exp_ && in_softmax(graph, graph[node.args[0]]);
+}
+
+std::string part_of(const Graph& graph, const Node& node) {
   std::string text = node.name;
   if (const size_t dot = text.rfind('.'); dot != std::string::npos) text = text.substr(dot + 1);
+  if (text.empty() && in_softmax(graph, node)) return "softmax";
   if (text.empty() || std::isdigit(static_cast<unsigned char>(text[0]))) {
     switch (node.kind) {
       case NodeKind::matmul:
@@ -39,7 +54,7 @@ std::string part_of(const Node& node) {
 std::string name_sweep(const Graph& graph, const Sweep& sweep) {
   std::vector<std::string> parts;
   const auto add = [&](ValueId id) {
-    const std::string part = part_of(graph[id]);
+    const std::string part = part_of(graph, graph[id]);
     if (!part.empty() && std::find(parts.begin(), parts.end(), part) == parts.end()) {
       parts.push_back(part);
     }
@@ -57,7 +72,7 @@ std::string name_sweep(const Graph& graph, const Sweep& sweep) {
 
 std::string value_text(const Graph& graph, ValueId id) {
   const Node& node = graph[id];
-  const std::string part = node.kind == NodeKind::leaf ? node.name : part_of(node);
+  const std::string part = node.kind == NodeKind::leaf ? node.name : part_of(graph, node);
   return part.empty() ? fmt::format("%{}", id) : fmt::format("%{} ({})", id, part);
 }
 
