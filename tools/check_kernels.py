@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -139,35 +140,44 @@ def header_sources() -> dict[str, str]:
     return sources
 
 
+# One process for all models: importing PyTorch takes longer than explaining a model.
+EXPLAIN = """
+import json, sys
+from ingot.cli import main
+for arguments in json.loads(sys.argv[1]):
+    print("ingot", *arguments, flush=True)
+    main(arguments, standalone_mode=False)
+"""
+
+
 def generated_sources(architecture: str, folder: Path) -> dict[str, str]:
-    """Kernels of the bundled models, as the installed command line writes them."""
-    command = [sys.executable, "-m", "ingot.cli"]
-    help_text = subprocess.run([*command, "explain", "--help"], capture_output=True, text=True)
-    if "--kernels-out" not in help_text.stdout:
-        print("note: `ingot explain --kernels-out` is not there: headers only")
-        return {}
-    sources = {}
-    for model in sorted((ROOT / "examples").glob("*.py")):
-        if "class Model" not in model.read_text():
-            continue
-        out = folder / architecture / model.stem
-        out.mkdir(parents=True, exist_ok=True)
-        number = re.sub(r"\D", "", architecture)
-        arguments = ["explain", str(model), "--device", "cuda", "--sm", number]
-        environment = {**os.environ, "TERM": "dumb"}
-        result = subprocess.run(
-            [*command, *arguments, "--kernels-out", str(out)],
-            capture_output=True,
-            text=True,
-            env=environment,
+    """Kernels of the bundled models, training and eval mode, as the command line writes them."""
+    models = [
+        model
+        for model in sorted((ROOT / "examples").glob("*.py"))
+        if "class Model" in model.read_text(encoding="utf-8")
+    ]
+    options = ["--device", "cuda", "--sm", re.sub(r"\D", "", architecture), "--mode", "both"]
+    options.append("--no-kernels")
+    commands = [
+        ["explain", str(model), *options, "--kernels-out", str(folder / architecture / model.stem)]
+        for model in models
+    ]
+    result = subprocess.run(
+        [sys.executable, "-c", EXPLAIN, json.dumps(commands)], capture_output=True, text=True
+    )
+    if result.returncode != 0:
+        raise SystemExit(
+            f"ingot explain failed for {architecture}:\n{result.stdout[-4000:]}"
+            f"{result.stderr[-4000:]}"
         )
-        if result.returncode != 0:
-            sys.exit(f"{model.name}: ingot explain failed\n{result.stdout}{result.stderr}")
-        files = sorted(out.rglob("*.cu"))
+    sources = {}
+    for model in models:
+        files = sorted((folder / architecture / model.stem).rglob("*.cu"))
         if not files:
-            sys.exit(f"{model.name}: ingot explain wrote no kernels")
+            raise SystemExit(f"ingot explain wrote no kernels of {model.name} for {architecture}")
         for file in files:
-            sources[f"{model.stem}/{file.relative_to(out)}"] = file.read_text()
+            sources[f"{model.stem}/{file.name}"] = file.read_text(encoding="utf-8")
     return sources
 
 
@@ -200,10 +210,15 @@ def main() -> int:
     for file in [Path(__file__), *sorted(KERNELS.rglob("*.cuh"))]:
         digest.update(file.read_bytes())
 
+    print("generating the kernels of the bundled models", flush=True)
     jobs = []
-    with tempfile.TemporaryDirectory() as folder:
-        for architecture in ARCHITECTURES:
-            sources = header_sources() | generated_sources(architecture, Path(folder))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        ThreadPoolExecutor(min(arguments.jobs, len(ARCHITECTURES))) as pool,
+    ):
+        generated = pool.map(lambda name: generated_sources(name, Path(folder)), ARCHITECTURES)
+        for architecture, kernels in zip(ARCHITECTURES, generated, strict=True):
+            sources = header_sources() | kernels
             jobs += [
                 Job(compiler, name, source, architecture)
                 for name, source in sources.items()
