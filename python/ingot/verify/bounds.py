@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import criteria
 from .criteria import ErrorModel
 
+_SUM_ROUNDINGS = 4.0  # of a blocked sum, relative to the mean
 _SMALLEST_NORMAL = 2.0**-126  # results below it may be flushed to zero
 
 
@@ -78,7 +79,24 @@ class Disturbance(TorchDispatchMode):
         if func in _EXACT:
             return result
         first.add_(self._noise(first) * self._pointwise_size(first))
+        if func in _BATCH_NORMS and isinstance(result, (tuple, list)) and result[1].numel():
+            self._disturb_mean(first, result[1], result[2], args[1])
         return result
+
+    def _disturb_mean(
+        self,
+        output: torch.Tensor,
+        mean: torch.Tensor,
+        inverse_deviation: torch.Tensor,
+        weight: torch.Tensor | None,
+    ) -> None:
+        """The mean of a batch is itself a rounded sum, and all rows share its error: it shows where
+        a column hardly varies."""
+        size = _SUM_ROUNDINGS * self._roundings.pointwise * mean.abs() * inverse_deviation
+        if weight is not None:
+            size = size * weight.abs()
+        size = torch.where(torch.isfinite(size), size, 0.0) * self._noise(size)
+        output.add_(size.reshape([1, -1] + [1] * (output.dim() - 2)))
 
     def _pointwise_size(self, value: torch.Tensor) -> torch.Tensor:
         size = value.abs() * self._roundings.pointwise + _SMALLEST_NORMAL
@@ -143,6 +161,11 @@ _PRODUCTS: dict = {
     _aten.addmm.default: lambda args: (args[1], args[2]),
     _aten.baddbmm.default: lambda args: (args[1], args[2]),
 }
+_BATCH_NORMS = frozenset(
+    getattr(_aten, name).default
+    for name in ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm")
+    if hasattr(_aten, name)
+)
 # Results that are a rearrangement of their arguments carry no rounding of their own.
 _EXACT = frozenset(
     {
