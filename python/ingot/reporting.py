@@ -49,13 +49,11 @@ def _add_program(result: dict, region, program, mode: str, batch: int | None) ->
         }
     )
     for operator in region.operators:
-        _add(
+        _add_replaced(
             result["operators_replaced"],
-            {
-                "what": operator["what"],
-                "where": operator["where"],
-                "by": _maker(operator, explanation, region.graph["name"]),
-            },
+            operator["what"],
+            operator["where"],
+            _makers(operator, explanation) or [region.graph["name"]],
         )
     for item in _optimisations(explanation):
         _add(result["optimisations"], item)
@@ -87,7 +85,17 @@ def _nodes(sweep: dict) -> list[dict]:
     return [*nodes, sweep["product"]] if "product" in sweep else nodes
 
 
-def _maker(operator: dict, explanation: dict, fallback: str) -> str:
+def _add_replaced(items: list, what: str, where: str, makers: list[str]) -> None:
+    """One row an operator, whichever modes it was compiled for."""
+    for item in items:
+        if (item["what"], item["where"]) == (what, where):
+            makers = [*item["by"].split(", "), *makers]
+            item["by"] = ", ".join(dict.fromkeys(makers))
+            return
+    items.append({"what": what, "where": where, "by": ", ".join(makers)})
+
+
+def _makers(operator: dict, explanation: dict) -> list[str]:
     """Names of the sweeps that compute something of the operator's."""
     wanted = (operator["module"], operator["where"])
     names = [
@@ -95,4 +103,4 @@ def _maker(operator: dict, explanation: dict, fallback: str) -> str:
         for sweep in explanation.get("sweeps", ())
         if any((node["origin"], node["source"]) == wanted for node in _nodes(sweep))
     ]
-    return ", ".join(dict.fromkeys(names)) or fallback
+    return list(dict.fromkeys(names))

@@ -48,7 +48,8 @@ int apply(Graph& graph, std::vector<std::string>& where) {
 }  // namespace
 
 const Rule& common_subexpressions() {
-  static const Rule rule = {"common-subexpressions", "f(a, b) = f(a, b)", RewriteLevel::ieee,
+  static const Rule rule = {"common-subexpressions",
+                            "equal operators on equal arguments have one value", RewriteLevel::ieee,
                             apply};
   return rule;
 }

@@ -128,7 +128,13 @@ class Disturbance(TorchDispatchMode):
             size = self._product_size(exact, *operands)
             if kept:
                 self._products[key] = (exact, size)
-        return exact + self._noise(exact) * size
+        return exact + self._product_noise(exact) * size
+
+    def _product_noise(self, exact: torch.Tensor) -> torch.Tensor:
+        """Half of its power is shared by all rows of a column: tensor cores truncate towards zero,
+        so a column's roundings have a bias, which the mean of a batch does not average out."""
+        shared = self._noise(exact.new_empty(exact.shape[-1]))
+        return (self._noise(exact) + shared) * 2**-0.5
 
     def _product_size(self, exact: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """a: [..., M, K], b: [..., K, N]."""

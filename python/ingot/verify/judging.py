@@ -161,8 +161,9 @@ class Judge:
                 if not torch.equal(found.to(own.device), own):
                     message = f"buffer {name} is not what the original's becomes"
             else:
+                found_there = _with_nonfinite_of(exact, found.to(self.device))
                 message = self._judge_tensor(
-                    trial, name, exact, found.to(self.device), own, 1, buffer_spreads[name]
+                    trial, name, exact, found_there, own, 1, buffer_spreads[name]
                 )
             if message and not problem[0]:
                 stale = same_bits(before[f"b:{name}"], found)
@@ -223,3 +224,11 @@ class Judge:
         if key is not None:
             self._spreads[key] = spread
         return spread
+
+
+def _with_nonfinite_of(exact: torch.Tensor, statistic: torch.Tensor) -> torch.Tensor:
+    """Statistics whose NaN and Inf count as one where the truth has either: the mean of a batch
+    with one Inf is Inf by PyTorch's CPU kernels and NaN by its CUDA ones (Welford's update subtracts
+    Inf from Inf)."""
+    undefined = ~torch.isfinite(exact) & ~torch.isfinite(statistic)
+    return torch.where(undefined, exact.to(statistic.dtype), statistic)
