@@ -228,7 +228,7 @@ class Judge:
 
 def _with_nonfinite_of(exact: torch.Tensor, statistic: torch.Tensor) -> torch.Tensor:
     """Statistics whose NaN and Inf count as one where the truth has either: the mean of a batch
-    with one Inf is Inf by PyTorch's CPU kernels and NaN by its CUDA ones (Welford's update subtracts
-    Inf from Inf)."""
+    with one Inf is Inf by PyTorch's CPU kernels and NaN by its CUDA ones (Welford's update
+    subtracts Inf from Inf)."""
     undefined = ~torch.isfinite(exact) & ~torch.isfinite(statistic)
     return torch.where(undefined, exact.to(statistic.dtype), statistic)
