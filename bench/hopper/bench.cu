@@ -142,6 +142,14 @@ std::vector<TileChoice> choices(const ProductShape& s, bool wide_search) {
   if (wide_search) {
     list.push_back({fused, 128, 1, 3, 4, 0, 16});
   }
+  for (const int slices : {2, 4, 8}) {  // as long as they are fewer than two waves of blocks
+    const int64_t tiles = divide_up(s.m, 128) * divide_up(s.n, 128);
+    if (divide_up(s.k, 128) < slices) break;
+    if (tiles * slices < 264) list.push_back({fused, 128, 1, 3, 4, 0, 8, 1, slices});
+    if (divide_up(s.m, 64) * divide_up(s.n, 128) * slices < 264) {
+      list.push_back({fused, 64, 1, 3, 6, 0, 8, 1, slices});
+    }
+  }
   if (s.m > 64) {
     list.push_back({packed, 128, 2, 6, 6, 2, 8});
     if (wide_search) list.push_back({packed, 128, 2, 7, 7, 0, 8});
@@ -290,6 +298,12 @@ int main(int argc, char** argv) {
   ADD_CONFIG(FusedSplitConfig, 128, 3, 4, true, 1);
   ADD_CONFIG(FusedSplitConfig, 128, 3, 4, true, 2);
   ADD_CONFIG(FusedSplitConfig, 64, 3, 6, true, 1);
+  ADD_CONFIG(FusedSplitConfig, 128, 3, 4, false, 1, 2);
+  ADD_CONFIG(FusedSplitConfig, 128, 3, 4, false, 1, 4);
+  ADD_CONFIG(FusedSplitConfig, 128, 3, 4, false, 1, 8);
+  ADD_CONFIG(FusedSplitConfig, 64, 3, 6, false, 1, 2);
+  ADD_CONFIG(FusedSplitConfig, 64, 3, 6, false, 1, 4);
+  ADD_CONFIG(FusedSplitConfig, 64, 3, 6, false, 1, 8);
   kernels()["portable::PackedConfig<2, 2>/plain"] =
       (const void*)portable_kernel<portable::PackedConfig<2, 2>, PlainEpilogue>;
   ADD_CONFIG(PackedConfig, 128, 2, 6, 2);

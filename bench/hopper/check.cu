@@ -22,6 +22,9 @@ using PackedWide = PackedConfig<192, 2, 5, 1>;
 using PackedPlainStore = PackedConfig<128, 2, 6, 0>;
 using PackedWidePlainStore = PackedConfig<192, 2, 5, 0>;
 
+template <int kSamples, int kStages, int kSlices>
+using FusedSliced = FusedSplitConfig<kSamples, 3, kStages, false, 1, kSlices>;
+
 template <class E>
 void add_epilogue(const std::string& name) {
   auto& table = kernels();
@@ -36,6 +39,12 @@ void add_epilogue(const std::string& name) {
       (const void*)fused_split_kernel<FusedRare, E>;
   table["FusedSplitConfig<128, 3, 4, false, 2>/" + name] =
       (const void*)fused_split_kernel<FusedRarePlainStore, E>;
+  table["FusedSplitConfig<128, 3, 4, false, 1, 2>/" + name] =
+      (const void*)fused_split_kernel<FusedSliced<128, 4, 2>, E>;
+  table["FusedSplitConfig<128, 3, 4, false, 1, 8>/" + name] =
+      (const void*)fused_split_kernel<FusedSliced<128, 4, 8>, E>;
+  table["FusedSplitConfig<64, 3, 6, false, 1, 4>/" + name] =
+      (const void*)fused_split_kernel<FusedSliced<64, 6, 4>, E>;
   table["portable::PackedConfig<2, 2>/" + name] =
       (const void*)portable_kernel<portable::PackedConfig<2, 2>, E>;
   table["portable::PackedConfig<2, 1>/" + name] =
@@ -49,6 +58,9 @@ void add_epilogue(const std::string& name) {
 const TileChoice kFused = {Variant::fused_split, 128, 1, 3, 4, 0, 8};
 const TileChoice kFusedThin = {Variant::fused_split, 64, 1, 3, 6, 0, 8};
 const TileChoice kFusedRare = {Variant::fused_split, 128, 1, 3, 4, 0, 8, 2};
+const TileChoice kFusedHalves = {Variant::fused_split, 128, 1, 3, 4, 0, 8, 1, 2};
+const TileChoice kFusedEighths = {Variant::fused_split, 128, 1, 3, 4, 0, 8, 1, 8};
+const TileChoice kFusedThinQuarters = {Variant::fused_split, 64, 1, 3, 6, 0, 8, 1, 4};
 const TileChoice kPacked = {Variant::packed, 128, 2, 6, 6, 2, 8};
 const TileChoice kPackedWide = {Variant::packed, 192, 2, 5, 5, 1, 8};
 
@@ -98,7 +110,7 @@ void check_runs(const Case& c, Problem& problem, B& bound, const char* what, Fin
 
 // Column means and variances from the partial states against fp64 over the stored result.
 void check_statistics(const Case& c, const Problem& problem, const ProductPlan& plan, int index) {
-  const size_t n = size_t(c.shape.n), tiles = size_t(plan.sample_tiles);
+  const size_t n = size_t(c.shape.n), tiles = size_t(plan.moment_tiles);
   std::vector<Moments<float>::State> states(n * tiles);
   CHECK(cudaMemcpy(states.data(), problem.buffers().partials[index],
                    states.size() * sizeof(states[0]), cudaMemcpyDeviceToHost));
@@ -213,6 +225,7 @@ int main(int argc, char** argv) {
       {"ragged 100x200x132", row_major(100, 200, 132), u, w, 1e-6, 6},
       {"ragged 300x333x68", row_major(300, 333, 68), u, w, 1e-6, 6},
       {"1x4x4", row_major(1, 4, 4), u, w, 1e-6, 6},
+      {"ragged 65x130x1100", row_major(65, 130, 1100), u, w, 1e-6, 6},
   };
   if (!small) {
     const auto shape = row_major(260, 516, 1028);
@@ -248,6 +261,9 @@ int main(int argc, char** argv) {
     const bool epilogues = c.x == u && c.w == w && c.shape.m <= 1024;
     for (const TileChoice& choice : {kFused, kFusedRare, kFusedThin, kPacked, kPackedWide})
       check(c, choice, epilogues);
+    for (const TileChoice& choice : {kFusedHalves, kFusedEighths, kFusedThinQuarters}) {
+      if (divide_up(c.shape.k, 128) >= choice.slices) check(c, choice, epilogues);
+    }
     check_portable(c, epilogues);
   }
   // Layouts and alignments that only the packed variant takes, and plain stores.

@@ -152,6 +152,11 @@ __global__ void digest(const unsigned* y, long long count, unsigned long long* o
   atomicAdd(out + 1, nans);
 }
 
+// Partial statistics of a feature, at most: a tile of 64 samples may be shared by 8 slices of K.
+inline size_t most_moment_tiles(int64_t m) {
+  return size_t(divide_up(m, 64)) * 8;
+}
+
 struct Errors {
   double frobenius = 0, worst_row = 0, units = 0;  // the last: worst error over error_unit()
   long long class_mismatches = 0;                  // NaN, ±Inf or finite elsewhere than truth
@@ -183,7 +188,7 @@ struct Problem {
     CHECK(cudaMalloc(&y, y_count * 4 + 64));
     y_base = y;
     y += s.y_aligned ? 0 : 1;
-    CHECK(cudaMalloc(&partials, size_t(divide_up(s.m, 64)) * size_t(s.n) * sizeof(*partials) * 2));
+    CHECK(cudaMalloc(&partials, most_moment_tiles(s.m) * size_t(s.n) * sizeof(*partials) * 2));
     CHECK(cudaMalloc(&workspace, workspace_bytes));
     rows = int(std::min<int64_t>(s.m, 64)), columns = int(std::min<int64_t>(s.n, 512));
     CHECK(cudaMalloc(&truth, size_t(rows * columns) * 8));
@@ -212,14 +217,14 @@ struct Problem {
     Buffers b;
     b.x = x, b.w = w, b.y = y, b.workspace = workspace;
     b.partials[0] = partials;
-    b.partials[1] = partials + divide_up(shape.m, 64) * shape.n;
+    b.partials[1] = partials + most_moment_tiles(shape.m) * size_t(shape.n);
     return b;
   }
   // NaN everywhere: what a kernel forgets to write shows.
   void poison() const {
     CHECK(cudaMemset(y_base, 0xff, y_count * 4 + 64));
     CHECK(cudaMemset(partials, 0xff,
-                     size_t(divide_up(shape.m, 64)) * size_t(shape.n) * sizeof(*partials) * 2));
+                     most_moment_tiles(shape.m) * size_t(shape.n) * sizeof(*partials) * 2));
     CHECK(cudaMemset(workspace, 0xff, workspace_bytes));
   }
   std::pair<unsigned long long, unsigned long long> digest_result() const {

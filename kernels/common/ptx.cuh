@@ -282,6 +282,15 @@ INGOT_D u32 cluster_rank() {
   return rank;
 }
 
+// Four floats to an address of this block's shared memory, but in block `rank` of the cluster.
+INGOT_D void store_shared_remote(u32 address, u32 rank, float4 v) {
+  u32 remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "f"(v.x),
+               "f"(v.y), "f"(v.z), "f"(v.w)
+               : "memory");
+}
+
 INGOT_D void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                    : "memory");

@@ -19,8 +19,6 @@ using hopper::TensorMapSpec;
 
 // cuda.h's numbers.
 constexpr int kMapFloat16 = 6, kMapFloat32 = 7, kMapSwizzle128 = 3, kMapPromote256 = 3;
-// Numbers of samples on every side of where the choice of kernel turns.
-constexpr int64_t kSampleCounts[] = {64, 512, 1024, 4096, 16384, 65536};
 // Of the epilogue: kernel parameters may take 4 KB, tensor maps and arguments included.
 constexpr size_t kMaxOperands = 64;
 constexpr size_t kPartialBytes = sizeof(Moments<float>::State);
@@ -97,6 +95,10 @@ HopperProduct::HopperProduct(const Plan& plan, int sweep, Modules& modules,
   if (epilogue_.merge) merge_.emplace(*epilogue_.merge, modules);
 }
 
+hopper::DeviceLimits HopperProduct::limits() const {
+  return {plan_.target.units, plan_.target.units / 2};
+}
+
 ProductShape HopperProduct::usual_shape(int64_t batch) const {
   const ProductExtents extents = product_extents(plan_, sweep_, batch);
   ProductShape shape;
@@ -122,7 +124,7 @@ const HopperProduct::Prepared& HopperProduct::prepared(const ProductShape& shape
   }
   auto p = std::make_unique<Prepared>();
   p->shape = shape;
-  p->plan = hopper::plan_product(shape, {plan_.target.units, plan_.target.units / 2});
+  p->plan = hopper::plan_product(shape, limits());
   if (p->plan.variant != hopper::Variant::unsupported) {
     const std::string text =
         product_kernel_text(epilogue_, p->plan.header, p->plan.kernel, p->plan.config);
@@ -132,7 +134,7 @@ const HopperProduct::Prepared& HopperProduct::prepared(const ProductShape& shape
       p->split_units.push_back(modules_.add(split_unit(step)));
     }
     p->partial_bytes =
-        align_to_16(static_cast<size_t>(p->plan.sample_tiles * shape.n) * kPartialBytes);
+        align_to_16(static_cast<size_t>(p->plan.moment_tiles * shape.n) * kPartialBytes);
   }
   const std::unique_lock lock(mutex_);
   prepared_.push_back(std::move(p));
@@ -153,11 +155,12 @@ size_t HopperProduct::scratch_bytes(int64_t batch) const {
 }
 
 // Of every kernel that some batch size is served by, so that a change of batch never waits for a
-// compiler: plan_product() of product/hopper/launch.h chooses among a few by the samples.
+// compiler.
 std::vector<int> HopperProduct::units(int64_t batch) {
-  const int64_t per_entry = std::max<int64_t>(1, usual_shape(1).m);
+  const ProductShape one = usual_shape(1);
+  const int64_t per_entry = std::max<int64_t>(1, one.m);
   std::set<int64_t> batches = {batch};
-  for (const int64_t samples : kSampleCounts) {
+  for (const int64_t samples : hopper::representative_samples(one, limits())) {
     batches.insert((samples + per_entry - 1) / per_entry);
   }
   std::set<int> result;
@@ -212,7 +215,7 @@ bool HopperProduct::run(const RunState& state) {
   if (merge_) {
     RunState behind = state;
     behind.scratch = state.scratch + align_to_256(p.plan.workspace_bytes);
-    merge_->run(behind, {}, p.plan.sample_tiles);
+    merge_->run(behind, {}, p.plan.moment_tiles);
   }
   return true;
 }

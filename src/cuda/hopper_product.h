@@ -36,6 +36,7 @@ class HopperProduct {
   };
 
   HopperProduct(const Plan& plan, int sweep, Modules& modules, ProductEpilogue epilogue);
+  hopper::DeviceLimits limits() const;
   hopper::ProductShape usual_shape(int64_t batch) const;
   hopper::ProductShape shape_of(const MatrixOperand& x, const MatrixOperand& w,
                                 const MatrixOperand& y) const;

@@ -81,12 +81,16 @@ INGOT_D void unscale(float (&acc)[kValues], i32 row_exponent0, i32 row_exponent1
 // The pivot is itself a member of the sample, so at most log2(count) bits cancel in m2, whatever
 // the mean. (A thread whose first sample is padding has no other sample either.) An infinite pivot
 // would turn the mean, which is infinite, into NaN: 0 serves there, since m2 is NaN anyway.
+//
+// Everything is held in units of 1/8 of the value, exactly: a first value far above the others is
+// squared once for each of them (48 at most), which must not overflow where m2 itself does not.
 struct MomentsAccumulator {
+  static constexpr float kUnit = 0.125f;
   float pivot, sum, sum_squares;
 
   INGOT_D void add(float value, bool first, bool valid) {
-    if (first) pivot = value - value == 0.f ? value : 0.f;
-    const float deviation = valid ? value - pivot : 0.f;
+    if (first) pivot = value - value == 0.f ? value * kUnit : 0.f;
+    const float deviation = valid ? fmaf(value, kUnit, -pivot) : 0.f;
     sum += deviation;
     sum_squares = fmaf(deviation, deviation, sum_squares);
   }
@@ -94,7 +98,7 @@ struct MomentsAccumulator {
     if (count == 0.f) return Moments<float>::identity();
     const float shift = sum / count;
     const float m2 = fmaf(-shift, sum, sum_squares);
-    return {count, pivot + shift, m2 < 0.f ? 0.f : m2};
+    return {count, (pivot + shift) / kUnit, m2 < 0.f ? 0.f : m2 / (kUnit * kUnit)};
   }
 };
 
@@ -165,6 +169,15 @@ INGOT_D void apply_epilogue(float (&values)[kValues], const ThreadTile& tile,
   }
 }
 
+// The same from complete sums, whose scale has been undone before they were added.
+template <class Epilogue, int kValues>
+INGOT_D void finish_sums(float (&sum)[kValues], const ThreadTile& tile, const ProductArgs& args,
+                         const typename Epilogue::Params& params, i32 sample_tile) {
+  const u32 marked = args.redo_all ? ~0u : nonfinite_groups(sum);
+  if (ptx::warp_any(marked != 0)) redo_groups(sum, args, marked, tile.n0, tile.m0);
+  apply_epilogue<Epilogue>(sum, tile, args, params, sample_tile);
+}
+
 // From accumulators to the values to store.
 template <class Epilogue, int kValues>
 INGOT_D void finish_product(float (&acc)[kValues], const ThreadTile& tile, i32 row_exponent0,
@@ -174,6 +187,45 @@ INGOT_D void finish_product(float (&acc)[kValues], const ThreadTile& tile, i32 r
   unscale(acc, row_exponent0, row_exponent1, column_exponents, tile.lane);
   if (ptx::warp_any(marked != 0)) redo_groups(acc, args, marked, tile.n0, tile.m0);
   apply_epilogue<Epilogue>(acc, tile, args, params, sample_tile);
+}
+
+// A tile whose K is cut into kSlices, one a block of the cluster (rank = slice): each block holds
+// the sum over its slice, for the whole tile. All send each other a share, thread to the same
+// thread, through distributed shared memory, and add what they get in the order of the slices. A
+// thread then holds kValues / kSlices complete values, those of the rank-th part of the samples.
+// `buffer` takes 4 · kValues · 256 bytes of this block's shared memory, which the product no longer
+// needs. Blocks whose producers have exited do not wait for them.
+template <int kSlices, int kValues>
+INGOT_D void exchange_slices(const float (&sum)[kValues], float (&share)[kValues / kSlices],
+                             u32 buffer, i32 consumer_thread) {
+  constexpr int kShare = kValues / kSlices, kVectors = kShare / 4;
+  constexpr u32 kPlane = 256 * 16;  // one vector of every consumer thread
+  static_assert(kShare % 4 == 0, "a share is whole groups of columns");
+  const u32 rank = ptx::cluster_rank(), place = buffer + consumer_thread * 16;
+  ptx::cluster_sync();  // all products of the cluster are done with their rings
+#pragma unroll
+  for (int to = 0; to < kSlices; ++to) {
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const float* part = sum + to * kShare + 4 * v;
+      ptx::store_shared_remote(place + (rank * kVectors + v) * kPlane, to,
+                               {part[0], part[1], part[2], part[3]});
+    }
+  }
+  ptx::cluster_sync();
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    float4 total = ptx::load_shared_vector(place + v * kPlane);
+#pragma unroll
+    for (int from = 1; from < kSlices; ++from) {
+      const float4 next = ptx::load_shared_vector(place + (from * kVectors + v) * kPlane);
+      total = {total.x + next.x, total.y + next.y, total.z + next.z, total.w + next.w};
+    }
+    share[4 * v] = total.x;
+    share[4 * v + 1] = total.y;
+    share[4 * v + 2] = total.z;
+    share[4 * v + 3] = total.w;
+  }
 }
 
 // Plain stores: eight lanes write 32 consecutive bytes of a row of y. Any alignment, any stride.

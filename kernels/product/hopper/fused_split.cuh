@@ -20,6 +20,10 @@
 // Scaling    Each row's power-of-two scale comes from its first chunk and has head room; a chunk
 //            that would overflow fp16 is split again at a new scale, and the row's accumulators
 //            follow (exactly). So any finite row works, including one that begins with zeros.
+// Slices     Where there are few tiles, a cluster of kSlices blocks shares one: each sums its part
+// of
+//            K, then they exchange sums through distributed shared memory and each finishes its
+//            part of the samples (epilogue.cuh, exchange_slices).
 // Release    A w slot is released after its loaded values have been used by a warp vote: an arrive
 //            that merely follows the loads lets TMA overwrite data still in flight to registers.
 //
@@ -35,13 +39,14 @@
 namespace ingot::hopper {
 
 template <int kSamples_, int kWeightStages_, int kSampleStages_, bool kTmaStore_ = true,
-          int kPromotion_ = 1>
+          int kPromotion_ = 1, int kSlices_ = 1>
 struct FusedSplitConfig {
   static constexpr int kSamples = kSamples_;
   static constexpr int kWeightStages = kWeightStages_;
   static constexpr int kSampleStages = kSampleStages_;
   static constexpr bool kTmaStore = kTmaStore_;
   static constexpr int kPromotion = kPromotion_;  // chunks summed by wgmma alone: 1 or 2
+  static constexpr int kSlices = kSlices_;        // of K, and blocks in a cluster: 1, 2, 4 or 8
   static constexpr int kFeatures = 128;
   static constexpr int kChunk = 64;
   static constexpr int kThreads = 384;
@@ -54,6 +59,8 @@ struct FusedSplitConfig {
                                       kSampleStages * kSampleBytes + 2 * kTableBytes +
                                       kBarrierBytes;
   static_assert(kSharedBytes <= 232448, "more shared memory than a Hopper block can have");
+  static_assert(kSlices == 1 || !kTmaStore, "what is left of a tile is too narrow for a TMA box");
+  static_assert(kSamples * 128 * 4 <= kWeightStages * kWeightBytes, "sums are exchanged there");
 };
 
 // A row's scale puts its first chunk's maximum at 2^10 … 2^11. Elements up to 2^12 certainly keep
@@ -277,23 +284,57 @@ struct FusedSplitConsumer {
       release(held_barrier);
     }
   }
+
+  // The same where the tile is shared by a cluster: `buffer` is the ring of weights.
+  INGOT_D void finish_shared_tile(float (&acc)[kValues], ThreadTile tile, u32 exponent_table,
+                                  u32 buffer, const ProductArgs& args,
+                                  const typename Epilogue::Params& params, i32 sample_tile) {
+    constexpr int kSlices = Config::kSlices;
+    const i32 rank = static_cast<i32>(ptx::cluster_rank());
+    unscale(acc, rows.exponent[0], rows.exponent[1], exponent_table, lane);
+    float share[kValues / kSlices];
+    exchange_slices<kSlices>(acc, share, buffer, (group * 4 + warp) * 32 + lane);
+    tile.m0 += rank * (kSamples / kSlices);
+    tile.box_m += rank * (kSamples / kSlices);
+    finish_sums<Epilogue>(share, tile, args, params, sample_tile * kSlices + rank);
+    if constexpr (Epilogue::kStore) store_direct(share, tile, args);
+    release(w.empty_barrier(held_slot));
+  }
+};
+
+// The block's first tile and the step to its next (persistent blocks), and its chunks of K.
+template <class Config>
+struct BlockShare {
+  i32 first, step, chunk_begin, chunk_end;
+
+  INGOT_D explicit BlockShare(const ProductArgs& args) {
+    first = static_cast<i32>(blockIdx.x) / Config::kSlices;
+    step = static_cast<i32>(gridDim.x) / Config::kSlices;
+    chunk_begin = 0;
+    chunk_end = args.chunks;
+    if constexpr (Config::kSlices > 1) {
+      const i32 rank = static_cast<i32>(ptx::cluster_rank()), pairs = args.chunks / 2;
+      chunk_begin = rank * pairs / Config::kSlices * 2;
+      chunk_end = (rank + 1) * pairs / Config::kSlices * 2;
+    }
+  }
 };
 
 // Fills one ring, tile after tile: kSlabs boxes of `rows` rows × 128 bytes a chunk.
 template <class Config, int kStages>
 INGOT_D void fused_split_produce(const Ring& ring, const TensorMap& map, const ProductArgs& args,
-                                 bool weights) {
+                                 const BlockShare<Config>& share, bool weights) {
   constexpr int kSlabs = Config::kChunk / 32;
   const i32 rows = weights ? Config::kFeatures : Config::kSamples;
   const i32 slab_step = weights ? 32 : 64;  // elements of the map: floats or halves
   RingCursor<kStages> cursor;
   cursor.parity = 1;
-  for (i32 t = blockIdx.x; t < args.raster.count(); t += gridDim.x) {
+  for (i32 t = share.first; t < args.raster.count(); t += share.step) {
     i32 feature_tile, sample_tile;
     args.raster.locate(t, feature_tile, sample_tile);
     const i32 row = weights ? feature_tile * Config::kFeatures : sample_tile * Config::kSamples;
-    if (weights && t + static_cast<i32>(gridDim.x) >= args.raster.count()) ptx::launch_dependents();
-    for (i32 chunk = 0; chunk < args.chunks; ++chunk) {
+    if (weights && t + share.step >= args.raster.count()) ptx::launch_dependents();
+    for (i32 chunk = share.chunk_begin; chunk < share.chunk_end; ++chunk) {
       const u32 full = ring.full_barrier(cursor.slot), slot = ring.slot(cursor.slot);
       ptx::mbarrier_wait(ring.empty_barrier(cursor.slot), cursor.parity);
       ptx::mbarrier_expect_bytes(full, ring.slot_bytes);
@@ -343,12 +384,13 @@ INGOT_D void product_fused_split(const TensorMap& w_map, const TensorMap& x_map,
   __syncthreads();
   ptx::dependency_wait();
 
+  const BlockShare<Config> share(args);
   if (warpgroup == 0) {
     ptx::register_decrease<40>();
     if (warp == 0 && lane == 0)
-      fused_split_produce<Config, Config::kWeightStages>(w, w_map, args, true);
+      fused_split_produce<Config, Config::kWeightStages>(w, w_map, args, share, true);
     if (warp == 1 && lane == 0)
-      fused_split_produce<Config, Config::kSampleStages>(x, x_map, args, false);
+      fused_split_produce<Config, Config::kSampleStages>(x, x_map, args, share, false);
   } else {
     ptx::register_increase<232>();
     using Consumer = FusedSplitConsumer<Config, Epilogue>;
@@ -359,19 +401,23 @@ INGOT_D void product_fused_split(const TensorMap& w_map, const TensorMap& x_map,
     Consumer consumer = {w, x, group, warp, lane, source, {}, {}, {}, 0};
     const u32 table = tables + group * Config::kTableBytes;
     if (group == 1) ptx::barrier_arrive(Consumer::kTurnBarrier, 256);
-    for (i32 t = blockIdx.x; t < args.raster.count(); t += gridDim.x) {
+    for (i32 t = share.first; t < args.raster.count(); t += share.step) {
       i32 feature_tile, sample_tile;
       args.raster.locate(t, feature_tile, sample_tile);
       load_sample_exponents<Config::kSamples>(table, args, sample_tile * Config::kSamples,
                                               threadIdx.x & 127, 1 + group);
       float acc[Consumer::kValues];
-      consumer.accumulate(acc, args.chunks);
+      consumer.accumulate(acc, share.chunk_end - share.chunk_begin);
       wait_sample_exponents(1 + group);
       // Found again rather than kept: the product has no register to spare.
       args.raster.locate(ptx::opaque(t), feature_tile, sample_tile);
       const ThreadTile tile = thread_tile(feature_tile * Config::kFeatures + group * 64,
                                           sample_tile * Config::kSamples, warp, lane, 1 + group);
-      consumer.finish_tile(acc, tile, table, y_map, args, params, sample_tile);
+      if constexpr (Config::kSlices > 1) {
+        consumer.finish_shared_tile(acc, tile, table, base, args, params, sample_tile);
+      } else {
+        consumer.finish_tile(acc, tile, table, y_map, args, params, sample_tile);
+      }
     }
     if (group == 0) ptx::barrier_sync(Consumer::kTurnBarrier, 256);  // group 1's last arrival
     if (warp == 0 && lane == 0) ptx::bulk_wait<0>();

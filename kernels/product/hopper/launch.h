@@ -77,8 +77,9 @@ struct ProductPlan {
   std::string header;           // to include
   unsigned grid = 0, threads = 384, cluster = 1;
   size_t shared_bytes = 0;
-  int samples_per_tile = 0, features_per_tile = 128;  // statistics: one partial per sample tile
+  int samples_per_tile = 0, features_per_tile = 128;
   int64_t sample_tiles = 0;
+  int64_t moment_tiles = 0;  // partial statistics of a feature: one a sample tile and slice of K
   int raster_feature_tiles = 0, raster_group = 1, chunks = 0;
   bool tma_store = true;
   TensorMapSpec w_map, x_map, y_map;  // y_map only if tma_store
@@ -96,7 +97,8 @@ struct TileChoice {
   int staging;                       // packed: buffers for TMA stores
   int raster_group;                  // feature tiles (clusters of them) a group
   int promotion =
-      1;  // chunks (fused: 64, packed: 32 of K) summed by wgmma before they are promoted
+      1;           // chunks (fused: 64, packed: 32 of K) summed by wgmma before they are promoted
+  int slices = 1;  // fused: blocks that share a tile, each with its part of K
 };
 
 inline int64_t divide_up(int64_t a, int64_t b) {
@@ -104,6 +106,18 @@ inline int64_t divide_up(int64_t a, int64_t b) {
 }
 inline size_t align_up(size_t bytes, size_t to) {
   return (bytes + to - 1) / to * to;
+}
+
+// Tiles that are under way at once. A cluster lies in one GPC, of 16 or 18 multiprocessors.
+inline int64_t cluster_slots(const TileChoice& c, const DeviceLimits& device) {
+  const int blocks = c.cluster * c.slices;
+  if (blocks == 1) return device.multiprocessors;
+  return blocks == 2 ? device.max_clusters_of_two : device.multiprocessors / 8 * 8 / blocks;
+}
+
+// Clusters' worth of tiles of the result.
+inline int64_t tiles_of(const ProductShape& shape, const TileChoice& c) {
+  return divide_up(shape.m, c.samples) * divide_up(shape.n, 128 * c.cluster);
 }
 
 inline size_t shared_bytes(const TileChoice& c) {
@@ -122,7 +136,7 @@ inline std::string config_text(const TileChoice& c, bool tma_store) {
   if (c.variant == Variant::fused_split) {
     return "FusedSplitConfig<" + number(c.samples) + ", " + number(c.weight_stages) + ", " +
            number(c.sample_stages) + ", " + (tma_store ? "true" : "false") + ", " +
-           number(c.promotion) + ">";
+           number(c.promotion) + (c.slices > 1 ? ", " + number(c.slices) : "") + ">";
   }
   return "PackedConfig<" + number(c.samples) + ", " + number(c.cluster) + ", " +
          number(c.sample_stages) + ", " + number(tma_store ? c.staging : 0) + ">";
@@ -179,22 +193,26 @@ inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice
   const bool fused = choice.variant == Variant::fused_split;
   const int64_t k_slabs = divide_up(shape.k, 32);
   plan.variant = choice.variant;
-  plan.tma_store = shape.stores_result && shape.y_aligned && shape.y_stride % 4 == 0;
+  plan.tma_store =
+      shape.stores_result && shape.y_aligned && shape.y_stride % 4 == 0 && choice.slices == 1;
   plan.kernel = fused ? "product_fused_split" : "product_packed";
   plan.header = fused ? "product/hopper/fused_split.cuh" : "product/hopper/packed.cuh";
   plan.config = config_text(choice, plan.tma_store);
   TileChoice stored = choice;
   if (!plan.tma_store) stored.staging = 0;
   plan.shared_bytes = shared_bytes(stored);
-  plan.cluster = unsigned(choice.cluster);
+  plan.cluster = unsigned(choice.cluster * choice.slices);
   plan.samples_per_tile = choice.samples;
   plan.sample_tiles = divide_up(shape.m, choice.samples);
+  plan.moment_tiles = plan.sample_tiles * choice.slices;
   plan.raster_feature_tiles = int(divide_up(shape.n, 128 * choice.cluster));
   plan.raster_group = std::min(choice.raster_group, plan.raster_feature_tiles);
   plan.chunks = int(divide_up(shape.k, fused ? 128 : 64) * 2);
-  const int64_t tiles = plan.sample_tiles * plan.raster_feature_tiles;
-  const int64_t slots = choice.cluster == 2 ? device.max_clusters_of_two : device.multiprocessors;
-  plan.grid = unsigned(std::min(tiles, slots) * choice.cluster);
+  const int64_t tiles = tiles_of(shape, choice);
+  // Blocks are persistent, but those of a shared tile, whose rings become exchange buffers.
+  plan.grid = choice.slices > 1
+                  ? unsigned(tiles * choice.slices)
+                  : unsigned(std::min(tiles, cluster_slots(choice, device)) * choice.cluster);
 
   add_split(plan, SplitStep::Operand::x, shape);
   if (!fused && !shape.weight_packed) add_split(plan, SplitStep::Operand::w, shape);
@@ -224,16 +242,22 @@ inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice
 // bytes.
 inline double estimate(const ProductShape& shape, const TileChoice& c, const DeviceLimits& device) {
   constexpr double kCyclesPerMicrosecond = 1600, kLaunch = 5, kSplitLaunch = 1.5;
+  constexpr double kExchange = 3000;              // cycles
   constexpr double kSplitPerElement = 8 / 3.8e6;  // 8 bytes at 3.8 TB/s
   const bool fused = c.variant == Variant::fused_split;
-  const int64_t tiles = divide_up(shape.m, c.samples) * divide_up(shape.n, 128 * c.cluster);
-  const int64_t slots = c.cluster == 2 ? device.max_clusters_of_two : device.multiprocessors;
+  const int64_t tiles = tiles_of(shape, c);
+  const int64_t slots = cluster_slots(c, device);
   const double per_k = c.samples == 192 ? 36.9 : fused && c.samples == 64 ? 19 : 25;  // cycles
   const double epilogue = c.samples == 192 ? 4500 : c.samples == 64 ? 2500 : fused ? 5800 : 3200;
   const double k = double(divide_up(shape.k, fused ? 128 : 32) * (fused ? 128 : 32));
   constexpr double kBytesPerMicrosecond = 4.0e6;
   const double weight_bytes = 4 * double(shape.n) * k;
-  double time = double(divide_up(tiles, slots)) * (k * per_k + epilogue) / kCyclesPerMicrosecond;
+  double tile = k * per_k + epilogue;
+  if (c.slices > 1) {
+    const double slice = 128 * double(divide_up(divide_up(shape.k, 128), c.slices));
+    tile = slice * per_k + epilogue / c.slices + kExchange;
+  }
+  double time = double(divide_up(tiles, slots)) * tile / kCyclesPerMicrosecond;
   time = kLaunch + std::max(time, weight_bytes / kBytesPerMicrosecond);
   time += kSplitLaunch + double(shape.m) * k * kSplitPerElement;
   if (!fused && !shape.weight_packed) time += kSplitLaunch + double(shape.n) * k * kSplitPerElement;
@@ -246,7 +270,7 @@ inline double estimate_library(const ProductShape& shape) {
   return 8 + std::max(1.3 * 2e-6 * m * n * k / 50, 4 * (m * k + n * k) / (m > 1 ? 2.0e6 : 3.8e6));
 }
 
-inline std::vector<TileChoice> tile_choices(const ProductShape& shape) {
+inline std::vector<TileChoice> tile_choices(const ProductShape& shape, const DeviceLimits& device) {
   std::vector<TileChoice> choices = {{Variant::packed, 128, 2, 6, 6, 2, 8},
                                      {Variant::packed, 192, 2, 5, 5, 1, 8}};
   if (shape.w.vector_rows(shape.k) && !shape.weight_packed) {
@@ -255,6 +279,14 @@ inline std::vector<TileChoice> tile_choices(const ProductShape& shape) {
     const int promotion = shape.k >= 8192 ? 2 : 1;
     if (shape.m <= 64) choices.push_back({Variant::fused_split, 64, 1, 3, 6, 0, 8, 1});
     choices.push_back({Variant::fused_split, 128, 1, 3, 4, 0, 8, promotion});
+    for (const int slices : {2, 4, 8}) {
+      if (divide_up(shape.k, 128) < slices) break;
+      for (const TileChoice& c :
+           {TileChoice{Variant::fused_split, 64, 1, 3, 6, 0, 8, 1, slices},
+            TileChoice{Variant::fused_split, 128, 1, 3, 4, 0, 8, 1, slices}}) {
+        if (tiles_of(shape, c) <= cluster_slots(c, device)) choices.push_back(c);
+      }
+    }
   }
   return choices;
 }
@@ -269,7 +301,7 @@ inline ProductPlan plan_product(const ProductShape& shape, const DeviceLimits& d
     plan.reason = "an extent exceeds 2^29";
     return plan;
   }
-  const std::vector<TileChoice> choices = tile_choices(shape);
+  const std::vector<TileChoice> choices = tile_choices(shape, device);
   const TileChoice* best = nullptr;
   double least = 0;
   for (const TileChoice& c : choices) {
@@ -282,6 +314,21 @@ inline ProductPlan plan_product(const ProductShape& shape, const DeviceLimits& d
   plan.library_us = library;
   plan.library_faster = library < least;
   return plan;
+}
+
+// Numbers of samples that between them are served by every kernel that any number is served by: a
+// change of batch size then never waits for a compiler.
+inline std::vector<int64_t> representative_samples(ProductShape shape, const DeviceLimits& device) {
+  constexpr int64_t kTile = 64, kFine = 64 * kTile, kMost = 16 * kFine;
+  std::vector<int64_t> samples;
+  std::vector<std::string> seen;
+  for (shape.m = kTile; shape.m <= kMost; shape.m += shape.m < kFine ? kTile : shape.m) {
+    const std::string config = plan_product(shape, device).config;
+    if (std::find(seen.begin(), seen.end(), config) != seen.end()) continue;
+    seen.push_back(config);
+    samples.push_back(shape.m);
+  }
+  return samples;
 }
 
 }  // namespace ingot::hopper

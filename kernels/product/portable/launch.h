@@ -24,6 +24,7 @@ inline hopper::ProductPlan plan_product(const hopper::ProductShape& shape, size_
   plan.features_per_tile = 256;
   plan.samples_per_tile = 64;
   plan.sample_tiles = hopper::divide_up(shape.m, 64);
+  plan.moment_tiles = plan.sample_tiles;
   plan.raster_feature_tiles = int(hopper::divide_up(shape.n, 256));
   plan.raster_group = std::min(8, plan.raster_feature_tiles);
   plan.chunks = int(hopper::divide_up(shape.k, 32));
