@@ -99,6 +99,7 @@ json describe_target(const Target& target) {
           {"product_flops", target.product_flops},
           {"bandwidth", target.bandwidth},
           {"launch_seconds", target.launch_seconds},
+          {"shared_bytes", target.shared_bytes},
           {"units", target.units}};
 }
 

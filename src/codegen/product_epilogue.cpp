@@ -161,21 +161,26 @@ std::optional<ProductEpilogue> write_epilogue(const Plan& plan, int sweep, std::
   return writer.write(plan, sweep);
 }
 
-std::string product_kernel_text(const ProductEpilogue& epilogue, const std::string& header,
-                                const std::string& product, const std::string& config) {
+std::string product_kernel_text(const ProductEpilogue& epilogue, const ProductTemplate& product) {
+  const std::string space = product.tensor_maps ? "hopper" : "portable";
+  const std::string parameters =
+      product.tensor_maps
+          ? "    const __grid_constant__ ingot::TensorMap w,\n"
+            "    const __grid_constant__ ingot::TensorMap x,\n"
+            "    const __grid_constant__ ingot::TensorMap y,\n"
+          : "    const __grid_constant__ ingot::portable::PackedOperands operands,\n";
   return fmt::format(
       "// {0}: a matrix product with everything behind it that needs no wait.\n"
       "#include \"common/pointwise.cuh\"\n#include \"{1}\"\n#include \"sweeps/tensor.cuh\"\n\n"
       "namespace ingot {{\n\n{2}\n}}  // namespace ingot\n\n"
-      "extern \"C\" __global__ void __launch_bounds__(384, 1) {0}(\n"
-      "    const __grid_constant__ ingot::TensorMap w, const __grid_constant__ ingot::TensorMap "
-      "x,\n"
-      "    const __grid_constant__ ingot::TensorMap y,\n"
+      "extern \"C\" __global__ void __launch_bounds__({3}, 1) {0}(\n{4}"
       "    const __grid_constant__ ingot::hopper::ProductArgs args,\n"
-      "    const __grid_constant__ ingot::{3}::Params params) {{\n"
-      "  using namespace ingot::hopper;\n"
-      "  {4}<{5}, ingot::{3}>(w, x, y, args, params);\n}}\n",
-      epilogue.kernel, header, epilogue.functor_text, epilogue.functor, product, config);
+      "    const __grid_constant__ ingot::{5}::Params params) {{\n"
+      "  using namespace ingot::{6};\n"
+      "  {7}<{8}, ingot::{5}>({9}, args, params);\n}}\n",
+      epilogue.kernel, product.header, epilogue.functor_text, product.threads, parameters,
+      epilogue.functor, space, product.function, product.config,
+      product.tensor_maps ? "w, x, y" : "operands");
 }
 
 std::vector<KernelSource> write_behind_product(const Plan& plan, int sweep) {

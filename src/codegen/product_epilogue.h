@@ -21,9 +21,14 @@ struct ProductEpilogue {
 // than moments, several m × n results, results that are not f32.
 std::optional<ProductEpilogue> write_epilogue(const Plan& plan, int sweep, std::string* why);
 
-// The translation unit of a product kernel: which template with which Config, from which header.
-std::string product_kernel_text(const ProductEpilogue& epilogue, const std::string& header,
-                                const std::string& product, const std::string& config);
+// A product kernel's template and what a launch of it looks like.
+struct ProductTemplate {
+  std::string header, function, config;
+  int threads = 0;
+  bool tensor_maps = false;  // it takes its operands as tensor maps; else as addresses
+};
+// The translation unit of a product kernel.
+std::string product_kernel_text(const ProductEpilogue& epilogue, const ProductTemplate& product);
 
 // Body, statistics and tail of a product sweep as a sweep that reads the product; empty where there
 // is nothing to do.

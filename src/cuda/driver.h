@@ -23,6 +23,7 @@ enum DeviceAttribute : int {
   kMemoryClockKhz = 36,
   kMemoryBusBits = 37,
   kL2Bytes = 38,
+  kMaxSharedBytes = 97,  // that a thread block may have, if it asks
   kComputeMajor = 75,
   kComputeMinor = 76
 };

@@ -4,6 +4,7 @@
 #include "cuda/cublas_lt.h"
 #include "cuda/driver.h"
 #include "cuda/nvrtc.h"
+#include "cuda/split_kernels.h"
 
 namespace ingot {
 namespace {
@@ -18,9 +19,17 @@ struct Rates {
 
 Rates rates_of(int sm) {
   if (sm == 90) return {50e12 / 132, 390e12 / 132, 700e12 / 132, 245e12 / 132};
-  if (sm >= 100) return {70e12 / 148, 900e12 / 148, 1500e12 / 148, 0};
-  return {19e12 / 108, 130e12 / 108, 250e12 / 108, 0};
+  if (sm >= 100) return {70e12 / 148, 900e12 / 148, 1500e12 / 148, 110e12 / 148};
+  return {19e12 / 108, 130e12 / 108, 250e12 / 108, 60e12 / 108};
 }
+
+// Shared memory that a thread block may have, by the programming guide.
+int shared_bytes_of(int sm) {
+  if (sm == 80 || sm == 87) return 163 * 1024;
+  return sm >= 90 && sm < 120 ? 227 * 1024 : 99 * 1024;
+}
+
+constexpr double kPortableOnHopper = 100e12 / 132;
 
 double product_flops(Precision precision, const Rates& rates, bool own_product) {
   switch (precision) {
@@ -64,6 +73,7 @@ Target cuda_target(const ProgramOptions& options) {
   target.bandwidth = options.sm >= 90 ? 4.2e12 : 1.6e12;
   target.cache_bytes = options.sm >= 90 ? 50e6 : 40e6;
   target.launch_seconds = 2e-6;
+  target.shared_bytes = shared_bytes_of(options.sm);
   target.name = "a GPU of compute capability " + std::to_string(options.sm / 10) + "." +
                 std::to_string(options.sm % 10) + " (none here)";
   if (const Driver* d = try_driver(nullptr)) {
@@ -76,12 +86,16 @@ Target cuda_target(const ProgramOptions& options) {
     target.units = device_attribute(device, kMultiprocessors);
     target.bandwidth = bandwidth_of(device);
     target.cache_bytes = device_attribute(device, kL2Bytes);
+    target.shared_bytes = device_attribute(device, kMaxSharedBytes);
     target.name = device_name(device);
   }
   const bool splits = options.precision == Precision::fp32 || options.precision == Precision::high;
-  const bool own = target.sm == 90 && splits && options.capabilities.value("hopper_product", true);
+  const SplitFamily family = split_family(target.sm, options.capabilities);
+  const bool own = splits && family != SplitFamily::none;
   target.fused_epilogue = target.fused_statistics = own;
-  target.product_flops = product_flops(options.precision, rates_of(target.sm), own) * target.units;
+  Rates rates = rates_of(target.sm);
+  if (target.sm == 90 && family == SplitFamily::portable) rates.split = kPortableOnHopper;
+  target.product_flops = product_flops(options.precision, rates, own) * target.units;
   return target;
 }
 
@@ -98,6 +112,7 @@ nlohmann::json describe_cuda_machine() {
       if (d->cuDeviceGet(&device, i) != kCudaSuccess) continue;
       d->cuDeviceTotalMem(&memory, device);
       const int sm = compute_capability(device);
+      const bool own = split_family(sm, json::object()) != SplitFamily::none;
       gpus.push_back({{"index", i},
                       {"name", device_name(device)},
                       {"compute_capability", sm},
@@ -105,7 +120,7 @@ nlohmann::json describe_cuda_machine() {
                       {"memory_bytes", memory},
                       {"bandwidth", bandwidth_of(device)},
                       {"supported", sm >= 80},
-                      {"fp32_product", sm == 90 ? "Ingot's, on tensor cores" : "cuBLASLt"}});
+                      {"fp32_product", own ? "Ingot's, on tensor cores" : "cuBLASLt"}});
     }
     result["gpus"] = gpus;
   } else {

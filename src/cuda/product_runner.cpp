@@ -2,8 +2,8 @@
 // and shape; cuBLASLt and what follows as a sweep of its own elsewhere.
 #include <algorithm>
 
-#include "cuda/hopper_product.h"
 #include "cuda/library_product.h"
+#include "cuda/split_product.h"
 #include "cuda/sweep_runner.h"
 
 namespace ingot::cuda {
@@ -13,39 +13,35 @@ class ProductRunner : public SweepRunner {
  public:
   ProductRunner(const Plan& plan, int sweep, Modules& modules, const nlohmann::json& features)
       : library_(plan, sweep, modules) {
-    if (!features.value("hopper_product", true)) {
-      why_library_ = "the hopper_product capability is off";
-    } else {
-      hopper_ = HopperProduct::make(plan, sweep, modules, &why_library_);
-    }
+    own_ = SplitProduct::make(plan, sweep, modules, features, &why_library_);
   }
 
   size_t scratch_bytes(int64_t batch) const override {
-    const size_t own = hopper_ ? hopper_->scratch_bytes(batch) : 0;
+    const size_t own = own_ ? own_->scratch_bytes(batch) : 0;
     return std::max(own, library_.scratch_bytes(batch));
   }
 
   std::vector<int> units(int64_t batch) override {
     std::vector<int> result = library_.units();
-    if (hopper_) {
-      const std::vector<int> own = hopper_->units(batch);
+    if (own_) {
+      const std::vector<int> own = own_->units(batch);
       result.insert(result.end(), own.begin(), own.end());
     }
     return result;
   }
 
   void prepare(Context& context, int64_t batch) override {
-    if (!hopper_ || context.sm() != 90 || !hopper_->serves(batch)) library_.prepare(context, batch);
+    if (!own_ || !own_->runs_on(context) || !own_->serves(batch)) library_.prepare(context, batch);
   }
 
   void run(const RunState& state) override {
     if (state.batch == 0) return;
-    if (hopper_ && state.context.sm() == 90 && hopper_->run(state)) return;
+    if (own_ && own_->runs_on(state.context) && own_->run(state)) return;
     library_.run(state);
   }
 
   nlohmann::json describe(int64_t batch) override {
-    if (hopper_ && hopper_->serves(batch)) return hopper_->describe(batch);
+    if (own_ && own_->serves(batch)) return own_->describe(batch);
     nlohmann::json result = library_.describe();
     if (!why_library_.empty()) result["reason"] = why_library_;
     return result;
@@ -53,7 +49,7 @@ class ProductRunner : public SweepRunner {
 
  private:
   LibraryRunner library_;
-  std::unique_ptr<HopperProduct> hopper_;
+  std::unique_ptr<SplitProduct> own_;
   std::string why_library_;
 };
 

@@ -37,6 +37,7 @@ struct Target {
   double bandwidth = 2e10;        // bytes per second of device or main memory
   double cache_bytes = 32e6;      // last-level cache
   double launch_seconds = 0;      // fixed cost of a sweep
+  int shared_bytes = 0;           // CUDA: shared memory that a thread block may have
   int units = 1;                  // SMs or cores
   std::string name;
 };

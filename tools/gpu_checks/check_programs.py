@@ -166,6 +166,8 @@ def main() -> int:
     if not arguments.small:
         options += [{"precision": p} for p in ("tf32", "fp16", "bf16")]
         options.append({"precision": "fp32", "capabilities": {"dependent_launch": False}})
+        options.append({"precision": "fp32", "capabilities": {"hopper_product": False}})
+    labels = {"dependent_launch": "-no-pdl", "hopper_product": "-portable"}
     failures = 0
     for (name, (graph, batches)), option in itertools.product(zoo().items(), options):
         if arguments.only not in name:
@@ -184,10 +186,11 @@ def main() -> int:
                     traceback.print_exc()
             failures += bool(problems)
             verdict = "; ".join(problems) or "ok"
-            label = option["precision"] + ("-no-pdl" if "capabilities" in option else "")
+            masked = next(iter(option.get("capabilities", {})), None)
+            label = option["precision"] + labels.get(masked, "")
             if problems or not arguments.small:
                 print(
-                    f"{name:28} {label:12} batch {batch:5} error {worst:.1e}  {verdict}", flush=True
+                    f"{name:28} {label:13} batch {batch:5} error {worst:.1e}  {verdict}", flush=True
                 )
     if not arguments.small and not arguments.only:
         for name in ("gemm_scale_bn", "gemm_bn_scale_softmax"):

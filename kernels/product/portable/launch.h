@@ -13,6 +13,19 @@ namespace ingot::portable {
 inline hopper::ProductPlan plan_product(const hopper::ProductShape& shape, size_t shared_limit) {
   constexpr size_t kSlabBytes = 320 * 128, kTableBytes = 64 * 4;
   hopper::ProductPlan plan;
+  if (shape.m <= 0 || shape.n <= 0 || shape.k <= 0) {
+    plan.reason = "an extent is zero";
+    return plan;
+  }
+  const int64_t tiles = hopper::divide_up(shape.m, 64) * hopper::divide_up(shape.n, 256);
+  if (tiles > INT32_MAX || shape.k > INT32_MAX / 4) {
+    plan.reason = "it has more than 2^31 tiles, or more than 2^29 terms";
+    return plan;
+  }
+  if (shared_limit < 2 * kSlabBytes + kTableBytes) {
+    plan.reason = "the GPU has too little shared memory";
+    return plan;
+  }
   plan.variant = hopper::Variant::portable;
   plan.kernel = "product_portable";
   plan.header = "product/portable/packed.cuh";

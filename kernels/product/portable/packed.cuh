@@ -15,6 +15,7 @@
 #pragma once
 
 #include "product/hopper/epilogue.cuh"
+#include "product/portable/args.cuh"
 
 namespace ingot::portable {
 
@@ -33,10 +34,6 @@ struct PackedConfig {
   static constexpr int kSlabBytes = kRows * 128;
   static constexpr int kStageBytes = kSlabs * kSlabBytes;
   static constexpr int kSharedBytes = kStages * kStageBytes + kSamples * 4;
-};
-
-struct PackedOperands {
-  const void *w, *x;
 };
 
 // Accumulators of a warp: two blocks of 16 features, 64 samples.

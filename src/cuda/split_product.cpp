@@ -1,4 +1,4 @@
-#include "cuda/hopper_product.h"
+#include "cuda/split_product.h"
 
 #include <algorithm>
 #include <mutex>
@@ -15,10 +15,7 @@ namespace {
 using hopper::ProductPlan;
 using hopper::ProductShape;
 using hopper::SplitStep;
-using hopper::TensorMapSpec;
 
-// cuda.h's numbers.
-constexpr int kMapFloat16 = 6, kMapFloat32 = 7, kMapSwizzle128 = 3, kMapPromote256 = 3;
 // Of the epilogue: kernel parameters may take 4 KB, tensor maps and arguments included.
 constexpr size_t kMaxOperands = 64;
 constexpr size_t kPartialBytes = sizeof(Moments<float>::State);
@@ -37,17 +34,6 @@ size_t align_to_16(size_t bytes) {
   return (bytes + 15) / 16 * 16;
 }
 
-CUtensorMap encode_map(const TensorMapSpec& spec, void* base) {
-  CUtensorMap map{};
-  const uint64_t extents[2] = {spec.columns, spec.rows}, strides[1] = {spec.row_bytes};
-  const uint32_t box[2] = {spec.box_columns, spec.box_rows}, steps[2] = {1, 1};
-  check(
-      driver().cuTensorMapEncodeTiled(&map, spec.half ? kMapFloat16 : kMapFloat32, 2, base, extents,
-                                      strides, box, steps, 0, kMapSwizzle128, kMapPromote256, 0),
-      "describing a matrix to the copy engine");
-  return map;
-}
-
 Unit split_unit(const SplitStep& step) {
   const std::string name = "product_" + identifier(step.kernel);
   const std::string text = fmt::format(
@@ -61,15 +47,16 @@ Unit split_unit(const SplitStep& step) {
 
 }  // namespace
 
-std::unique_ptr<HopperProduct> HopperProduct::make(const Plan& plan, int sweep, Modules& modules,
-                                                   std::string* why) {
+std::unique_ptr<SplitProduct> SplitProduct::make(const Plan& plan, int sweep, Modules& modules,
+                                                 const nlohmann::json& capabilities,
+                                                 std::string* why) {
   const Sweep& s = plan.sweeps[static_cast<size_t>(sweep)];
   const auto arg = [&](size_t i) -> const Node& {
     return plan.graph[plan.graph[s.matmul].args[i]];
   };
-  if (plan.target.sm != 90) {
-    *why = "Ingot's own product is for compute capability 9.0";
-  } else if (plan.precision != Precision::fp32 && plan.precision != Precision::high) {
+  const SplitFamily family = split_family(plan.target.sm, capabilities, why);
+  if (family == SplitFamily::none) return nullptr;
+  if (plan.precision != Precision::fp32 && plan.precision != Precision::high) {
     *why = "the precision policy asks for the library's product";
   } else if (arg(0).dtype != DType::f32 || arg(1).dtype != DType::f32) {
     *why = "its operands are not f32";
@@ -80,26 +67,23 @@ std::unique_ptr<HopperProduct> HopperProduct::make(const Plan& plan, int sweep, 
       *why = "its epilogue reads more tensors than fit into a launch";
       return nullptr;
     }
-    return std::unique_ptr<HopperProduct>(
-        new HopperProduct(plan, sweep, modules, *std::move(epilogue)));
+    return std::unique_ptr<SplitProduct>(
+        new SplitProduct(family, plan, sweep, modules, *std::move(epilogue)));
   }
   return nullptr;
 }
 
-HopperProduct::HopperProduct(const Plan& plan, int sweep, Modules& modules,
-                             ProductEpilogue epilogue)
-    : plan_(plan),
+SplitProduct::SplitProduct(SplitFamily family, const Plan& plan, int sweep, Modules& modules,
+                           ProductEpilogue epilogue)
+    : family_(family),
+      plan_(plan),
       sweep_(plan.sweeps[static_cast<size_t>(sweep)]),
       modules_(modules),
       epilogue_(std::move(epilogue)) {
   if (epilogue_.merge) merge_.emplace(*epilogue_.merge, modules);
 }
 
-hopper::DeviceLimits HopperProduct::limits() const {
-  return {plan_.target.units, plan_.target.units / 2};
-}
-
-ProductShape HopperProduct::usual_shape(int64_t batch) const {
+ProductShape SplitProduct::usual_shape(int64_t batch) const {
   const ProductExtents extents = product_extents(plan_, sweep_, batch);
   ProductShape shape;
   shape.m = extents.m;
@@ -113,7 +97,13 @@ ProductShape HopperProduct::usual_shape(int64_t batch) const {
   return shape;
 }
 
-const HopperProduct::Prepared& HopperProduct::prepared(const ProductShape& shape) {
+std::string SplitProduct::kernel_text(const ProductPlan& plan) const {
+  return product_kernel_text(epilogue_,
+                             {plan.header, plan.kernel, plan.config, static_cast<int>(plan.threads),
+                              plan.variant != hopper::Variant::portable});
+}
+
+const SplitProduct::Prepared& SplitProduct::prepared(const ProductShape& shape) {
   const auto matches = [&](const std::unique_ptr<Prepared>& p) {
     return same_shape(p->shape, shape);
   };
@@ -124,12 +114,10 @@ const HopperProduct::Prepared& HopperProduct::prepared(const ProductShape& shape
   }
   auto p = std::make_unique<Prepared>();
   p->shape = shape;
-  p->plan = hopper::plan_product(shape, limits());
+  p->plan = plan_split_product(family_, shape, plan_.target);
   if (p->plan.variant != hopper::Variant::unsupported) {
-    const std::string text =
-        product_kernel_text(epilogue_, p->plan.header, p->plan.kernel, p->plan.config);
-    p->product_unit =
-        modules_.add({{epilogue_.kernel, text}, {epilogue_.kernel}, p->plan.shared_bytes});
+    p->product_unit = modules_.add(
+        {{epilogue_.kernel, kernel_text(p->plan)}, {epilogue_.kernel}, p->plan.shared_bytes});
     for (const SplitStep& step : p->plan.splits) {
       p->split_units.push_back(modules_.add(split_unit(step)));
     }
@@ -141,26 +129,31 @@ const HopperProduct::Prepared& HopperProduct::prepared(const ProductShape& shape
   return *prepared_.back();
 }
 
-size_t HopperProduct::bytes_of(const Prepared& p) const {
+size_t SplitProduct::bytes_of(const Prepared& p) const {
   return align_to_256(p.plan.workspace_bytes) +
          align_to_256(p.partial_bytes * static_cast<size_t>(epilogue_.moments));
 }
 
-bool HopperProduct::serves(int64_t batch) const {
-  return const_cast<HopperProduct*>(this)->prepared(usual_shape(batch)).product_unit >= 0;
+// The plan counts on what this GPU's architecture has of shared memory.
+bool SplitProduct::runs_on(const Context& context) const {
+  return context.sm() == plan_.target.sm;
 }
 
-size_t HopperProduct::scratch_bytes(int64_t batch) const {
-  return bytes_of(const_cast<HopperProduct*>(this)->prepared(usual_shape(batch)));
+bool SplitProduct::serves(int64_t batch) const {
+  return const_cast<SplitProduct*>(this)->prepared(usual_shape(batch)).product_unit >= 0;
+}
+
+size_t SplitProduct::scratch_bytes(int64_t batch) const {
+  return bytes_of(const_cast<SplitProduct*>(this)->prepared(usual_shape(batch)));
 }
 
 // Of every kernel that some batch size is served by, so that a change of batch never waits for a
 // compiler.
-std::vector<int> HopperProduct::units(int64_t batch) {
+std::vector<int> SplitProduct::units(int64_t batch) {
   const ProductShape one = usual_shape(1);
   const int64_t per_entry = std::max<int64_t>(1, one.m);
   std::set<int64_t> batches = {batch};
-  for (const int64_t samples : hopper::representative_samples(one, limits())) {
+  for (const int64_t samples : representative_samples(family_, one, plan_.target)) {
     batches.insert((samples + per_entry - 1) / per_entry);
   }
   std::set<int> result;
@@ -174,8 +167,8 @@ std::vector<int> HopperProduct::units(int64_t batch) {
   return {result.begin(), result.end()};
 }
 
-ProductShape HopperProduct::shape_of(const MatrixOperand& x, const MatrixOperand& w,
-                                     const MatrixOperand& y) const {
+ProductShape SplitProduct::shape_of(const MatrixOperand& x, const MatrixOperand& w,
+                                    const MatrixOperand& y) const {
   ProductShape shape;
   shape.m = x.rows;
   shape.n = w.rows;
@@ -188,7 +181,7 @@ ProductShape HopperProduct::shape_of(const MatrixOperand& x, const MatrixOperand
   return shape;
 }
 
-bool HopperProduct::run(const RunState& state) {
+bool SplitProduct::run(const RunState& state) {
   std::optional<MatrixOperand> x = matrix_operand(state, sweep_, 0);
   std::optional<MatrixOperand> w = matrix_operand(state, sweep_, 1);
   if (!x || !w || !x->fold_batch(state.batch)) return false;
@@ -220,8 +213,8 @@ bool HopperProduct::run(const RunState& state) {
   return true;
 }
 
-void HopperProduct::launch_splits(const RunState& state, const Prepared& p, const MatrixOperand& x,
-                                  const MatrixOperand& w) const {
+void SplitProduct::launch_splits(const RunState& state, const Prepared& p, const MatrixOperand& x,
+                                 const MatrixOperand& w) const {
   for (size_t i = 0; i < p.plan.splits.size(); ++i) {
     const SplitStep& step = p.plan.splits[i];
     const MatrixOperand& from = step.operand == SplitStep::Operand::x ? x : w;
@@ -238,29 +231,12 @@ void HopperProduct::launch_splits(const RunState& state, const Prepared& p, cons
   }
 }
 
-void HopperProduct::launch_product(const RunState& state, const Prepared& p, const MatrixOperand& x,
-                                   const MatrixOperand& w, const MatrixOperand& y) const {
+void SplitProduct::launch_product(const RunState& state, const Prepared& p, const MatrixOperand& x,
+                                  const MatrixOperand& w, const MatrixOperand& y) const {
   const ProductPlan& plan = p.plan;
   std::byte* scratch = state.scratch;
-  const auto base = [&](TensorMapSpec::Source source) -> void* {
-    switch (source) {
-      case TensorMapSpec::Source::w:
-        return w.data;
-      case TensorMapSpec::Source::x:
-        return x.data;
-      case TensorMapSpec::Source::y:
-        return y.data;
-      case TensorMapSpec::Source::x_packed:
-        return scratch + plan.x_packed_offset;
-      case TensorMapSpec::Source::w_packed:
-        return scratch + plan.w_packed_offset;
-    }
-    return nullptr;
-  };
-  CUtensorMap w_map = encode_map(plan.w_map, base(plan.w_map.source));
-  CUtensorMap x_map = encode_map(plan.x_map, base(plan.x_map.source));
-  CUtensorMap y_map{};
-  if (plan.tma_store) y_map = encode_map(plan.y_map, y.data);
+  OperandArguments operands(plan, {x.data, w.data, y.data, scratch + plan.x_packed_offset,
+                                   scratch + plan.w_packed_offset});
 
   hopper::ProductArgs args{};
   args.x = {static_cast<const float*>(x.data), x.row_stride, x.k_stride};
@@ -283,24 +259,27 @@ void HopperProduct::launch_product(const RunState& state, const Prepared& p, con
   for (size_t i = 0; i < epilogue_.operands.size(); ++i) {
     params[i] = state.bind(epilogue_.operands[i].value, epilogue_.operands[i].seen);
   }
-  void* arguments[] = {&w_map, &x_map, &y_map, &args, params};
+  void* arguments[OperandArguments::kMost + 2];
+  const int count = operands.write_to(arguments);
+  arguments[count] = &args;
+  arguments[count + 1] = params;
   const LoadedUnit& loaded = state.modules.get(state.context, p.product_unit);
+  // Only Hopper's kernels know of clusters.
+  const unsigned cluster = family_ == SplitFamily::hopper ? plan.cluster : 0;
   state.launch(loaded.functions[0], plan.grid, static_cast<int>(plan.threads), arguments,
-               plan.shared_bytes, plan.cluster);
+               plan.shared_bytes, cluster);
 }
 
-nlohmann::json HopperProduct::describe(int64_t batch) {
+nlohmann::json SplitProduct::describe(int64_t batch) {
   const Prepared& p = prepared(usual_shape(batch));
   nlohmann::json kernels = nlohmann::json::array();
   for (const SplitStep& step : p.plan.splits) {
     const Unit unit = split_unit(step);
     kernels.push_back({{"name", unit.source.name}, {"text", unit.source.text}});
   }
-  kernels.push_back(
-      {{"name", epilogue_.kernel},
-       {"text", product_kernel_text(epilogue_, p.plan.header, p.plan.kernel, p.plan.config)}});
+  kernels.push_back({{"name", epilogue_.kernel}, {"text", kernel_text(p.plan)}});
   if (merge_) kernels.push_back(merge_->describe());
-  return {{"provider", "Ingot's fp32 product for Hopper (fp16 halves)"},
+  return {{"provider", name_of(family_)},
           {"config", p.plan.config},
           {"reason", p.plan.reason},
           {"kernels", kernels}};

@@ -1,21 +1,24 @@
-// A product sweep on Ingot's own Hopper kernels (kernels/product/hopper): fp32 accuracy from fp16
-// tensor cores, with the sweep's body and partial statistics in the epilogue.
+// A product sweep on Ingot's own kernels (kernels/product): fp32 accuracy from fp16 tensor cores,
+// with the sweep's body and partial statistics in the epilogue.
 #pragma once
 
 #include <shared_mutex>
 
 #include "codegen/product_epilogue.h"
 #include "cuda/matrix_operand.h"
+#include "cuda/split_kernels.h"
 #include "cuda/sweep_runner.h"
-#include "product/hopper/launch.h"
 
 namespace ingot::cuda {
 
-class HopperProduct {
+class SplitProduct {
  public:
   // nullptr, and why, where the plan's GPU, precision or epilogue is not one for these kernels.
-  static std::unique_ptr<HopperProduct> make(const Plan& plan, int sweep, Modules& modules,
-                                             std::string* why);
+  static std::unique_ptr<SplitProduct> make(const Plan& plan, int sweep, Modules& modules,
+                                            const nlohmann::json& capabilities, std::string* why);
+
+  // Whether the GPU is of the architecture that was planned for.
+  bool runs_on(const Context& context) const;
 
   // Whether dense, aligned operands of this batch size run here.
   bool serves(int64_t batch) const;
@@ -35,8 +38,9 @@ class HopperProduct {
     size_t partial_bytes = 0;  // of one statistic
   };
 
-  HopperProduct(const Plan& plan, int sweep, Modules& modules, ProductEpilogue epilogue);
-  hopper::DeviceLimits limits() const;
+  SplitProduct(SplitFamily family, const Plan& plan, int sweep, Modules& modules,
+               ProductEpilogue epilogue);
+  std::string kernel_text(const hopper::ProductPlan& plan) const;
   hopper::ProductShape usual_shape(int64_t batch) const;
   hopper::ProductShape shape_of(const MatrixOperand& x, const MatrixOperand& w,
                                 const MatrixOperand& y) const;
@@ -47,6 +51,7 @@ class HopperProduct {
   void launch_product(const RunState& state, const Prepared& p, const MatrixOperand& x,
                       const MatrixOperand& w, const MatrixOperand& y) const;
 
+  const SplitFamily family_;
   const Plan& plan_;
   const Sweep& sweep_;
   Modules& modules_;

@@ -1,0 +1,56 @@
+// The two families of kernels that make an fp32 product from fp16 halves (kernels/product/hopper
+// and kernels/product/portable), and all that differs between them outside of the kernels.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "cuda/driver.h"
+#include "plan/plan.h"
+#include "product/hopper/launch.h"
+#include "product/portable/args.cuh"
+
+namespace ingot::cuda {
+
+enum class SplitFamily : uint8_t {
+  none,
+  hopper,   // wgmma and TMA: compute capability 9.0
+  portable  // mma.sync and cp.async: 8.0 and up
+};
+
+// The family that serves a GPU, as far as `capabilities` (ProgramOptions) leaves it:
+// "hopper_product" and "portable_product" turn them off, and `"portable_product": true` asks for
+// the second where the library would be chosen. `why`, if not NULL, says why there is none.
+SplitFamily split_family(int sm, const nlohmann::json& capabilities, std::string* why = nullptr);
+
+// For explain().
+const char* name_of(SplitFamily family);
+
+hopper::ProductPlan plan_split_product(SplitFamily family, const hopper::ProductShape& shape,
+                                       const Target& target);
+// Numbers of samples that between them are served by every kernel that any number is served by.
+std::vector<int64_t> representative_samples(SplitFamily family, const hopper::ProductShape& shape,
+                                            const Target& target);
+
+// Where the operands of one launch are.
+struct ProductOperands {
+  void *x = nullptr, *w = nullptr, *y = nullptr;  // fp32
+  void *x_packed = nullptr, *w_packed = nullptr;
+};
+
+// What a product kernel takes before its ProductArgs: tensor maps, or the addresses themselves.
+class OperandArguments {
+ public:
+  OperandArguments(const hopper::ProductPlan& plan, const ProductOperands& operands);
+  OperandArguments(const OperandArguments&) = delete;
+  // Writes pointers to them, for a launch while this object lives; returns how many.
+  static constexpr int kMost = 3;
+  int write_to(void** arguments);
+
+ private:
+  bool maps_;
+  CUtensorMap w_{}, x_{}, y_{};
+  portable::PackedOperands packed_;
+};
+
+}  // namespace ingot::cuda
