@@ -1,0 +1,61 @@
+// cuBLAS for the bench programs, and the median that they report.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+#include "device.cuh"
+
+namespace bench {
+
+// cuBLAS by dlopen: y[m][n] = x[m][k] · w[n][k]ᵀ.
+class Blas {
+ public:
+  Blas() {
+    for (const char* name :
+         {"libcublas.so.13", "libcublas.so.12", "libcublas.so",
+          "/opt/torch/.venv/lib/python3.12/site-packages/nvidia/cu13/lib/libcublas.so.13",
+          "/usr/local/cuda/lib64/libcublas.so.13"}) {
+      if ((library_ = dlopen(name, RTLD_NOW | RTLD_GLOBAL))) break;
+    }
+    if (!library_) {
+      std::printf("no cuBLAS: %s\n", dlerror());
+      return;
+    }
+    int (*create)(void**) = nullptr;
+    int (*set_workspace)(void*, void*, size_t) = nullptr;
+    *(void**)&create = dlsym(library_, "cublasCreate_v2");
+    *(void**)&gemm_ = dlsym(library_, "cublasGemmEx");
+    *(void**)&set_workspace = dlsym(library_, "cublasSetWorkspace_v2");
+    if (create(&handle_)) std::printf("cublasCreate failed\n");
+    void* workspace = nullptr;
+    CHECK(cudaMalloc(&workspace, 64 << 20));
+    set_workspace(handle_, workspace, 64 << 20);
+  }
+  bool ready() const { return handle_ != nullptr; }
+  void run(const void* x, const void* w, void* y, int m, int n, int k, bool half) const {
+    constexpr int kFloat = 0, kHalf = 2, kCompute32 = 68;
+    const float one = 1.f, zero = 0.f;
+    const int type = half ? kHalf : kFloat;
+    if (gemm_(handle_, 1, 0, n, m, k, &one, w, type, k, x, type, k, &zero, y, kFloat, n, kCompute32,
+              -1)) {
+      std::printf("cublasGemmEx failed\n");
+    }
+  }
+
+ private:
+  void* library_ = nullptr;
+  void* handle_ = nullptr;
+  int (*gemm_)(void*, int, int, int, int, int, const void*, const void*, int, int, const void*, int,
+               int, const void*, void*, int, int, int, int) = nullptr;
+};
+
+inline double median(std::vector<double> v) {
+  std::sort(v.begin(), v.end());
+  return v.empty() ? 0 : v[v.size() / 2];
+}
+
+}  // namespace bench
