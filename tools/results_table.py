@@ -3,8 +3,9 @@
     tools/results_table.py            rewrites the part of README.md between the two markers
     tools/results_table.py --check    fails if that part is not what the records give
 
-Each file is named for its GPU and holds a list of records; times are milliseconds, errors are
-relative Frobenius errors against fp64.
+bench/results/<machine>.json holds a list of records of whole models; times are milliseconds, errors
+are relative Frobenius errors against fp64. bench/results/products/<machine>.json, where it exists,
+holds those of the matrix product alone by other libraries' emulations of fp32.
 """
 
 from __future__ import annotations
@@ -19,56 +20,91 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 BEGIN = "<!-- results: written by tools/results_table.py from bench/results -->"
 END = "<!-- end of results -->"
-HEADINGS = (
-    "model",
-    "shape",
-    "dtype",
-    "precision",
-    "mode",
-    "eager ms",
-    "torch.compile ms",
-    "Ingot ms",
-    "× eager",
-    "limit ms",
-    "error",
-    "eager's error",
-)
+KEY_COLUMNS = 4
+# A product by XLA, and the column that it stands in.
+XLA = {
+    "XLA TF32_TF32_F32_X3": "XLA tf32×3 †",
+    "XLA BF16_BF16_F32_X3": "XLA bf16×3 †",
+    "XLA BF16_BF16_F32_X6": "XLA bf16×6 †",
+}
 
 
 def number(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
 
 
-def row(record: dict) -> str:
+def arithmetic(record: dict) -> str:
+    """The model's own type, and the policy where it is another."""
+    dtype, precision = record["dtype"], record["precision"]
+    return dtype if dtype == precision else f"{dtype}, {precision}"
+
+
+def cells(record: dict, products: dict) -> dict:
+    """Heading: text, in the order of the columns."""
     eager, ingot = record.get("eager_ms"), record.get("ingot_ms")
-    cells = (
-        f"`{record['model']}`",
-        str(record["shape"]),
-        record["dtype"],
-        record["precision"],
-        record["mode"],
-        number(eager, ".3f"),
-        number(record.get("compile_ms"), ".3f"),
-        number(ingot, ".3f"),
-        number(eager / ingot if eager and ingot else None, ".2f"),
-        number(record.get("limit_ms"), ".3f"),
-        number(record.get("error"), ".1e"),
-        number(record.get("eager_error"), ".1e"),
-    )
-    return f"| {' | '.join(cells)} |"
+    row = {
+        "model": f"`{record['model']}`",
+        "shape": str(record["shape"]),
+        "type": arithmetic(record),
+        "mode": record["mode"],
+        "eager": number(eager, ".3f"),
+        "eager TF32": number(record.get("eager_tf32_ms"), ".3f"),
+        "torch.compile": number(record.get("compile_ms"), ".3f"),
+    }
+    for method, heading in XLA.items():
+        product = products.get((record["shape"], method)) if record["dtype"] == "fp32" else None
+        row[heading] = number(product and product["ms"], ".3f")
+    return row | {
+        "Ingot": number(ingot, ".3f"),
+        "× eager": number(eager / ingot if eager and ingot else None, ".2f"),
+        "limit": number(record.get("limit_ms"), ".3f"),
+        "error": number(record.get("error"), ".1e"),
+        "eager's error": number(record.get("eager_error"), ".1e"),
+    }
+
+
+def line(texts: list) -> str:
+    return f"| {' | '.join(texts)} |"
+
+
+def footnote(products: dict) -> list:
+    """What the columns of other libraries' products hold, and their errors."""
+    if not products:
+        return []
+    versions = ", ".join(sorted({r["version"] for r in products.values()}))
+    errors = []
+    for method, heading in XLA.items():
+        found = sorted(r["error"] for (_, m), r in products.items() if m == method)
+        if found:
+            ends = dict.fromkeys(f"{e:.1e}" for e in (found[0], found[-1]))
+            errors.append(f"{heading.removesuffix(' †')} {' to '.join(ends)}")
+    return [
+        "",
+        f"† The matrix product alone, by XLA's emulation of fp32 ({versions}); errors: "
+        f"{', '.join(errors)}.",
+    ]
+
+
+def table(records: list, products: dict) -> list:
+    """Lines. A column that no record fills is left out, unless it is Ingot's or eager's."""
+    rows = [cells(record, products) for record in records]
+    optional = {"eager TF32", *XLA.values()}
+    headings = [h for h in rows[0] if h not in optional or any(row[h] != "–" for row in rows)]
+    rule = "|" + " --- |" * KEY_COLUMNS + " ---: |" * (len(headings) - KEY_COLUMNS)
+    return [line(headings), rule, *(line([row[h] for h in headings]) for row in rows)]
 
 
 def tables(folder: Path) -> str:
     parts = []
     for file in sorted(folder.glob("*.json")):
         records = json.loads(file.read_text(encoding="utf-8"))
+        beside = folder / "products" / file.name
+        products = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else []
+        products = {(r["shape"], r["method"]): r for r in products}
         dates = sorted({str(record["date"])[:10] for record in records})
         period = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-        header = f"| {' | '.join(HEADINGS)} |"
-        rule = "|" + " --- |" * 5 + " ---: |" * (len(HEADINGS) - 5)
-        parts.append(
-            "\n".join([f"**{file.stem}**, {period}", "", header, rule, *map(row, records)])
-        )
+        heading = f"**{file.stem}**, {period}, milliseconds"
+        parts.append("\n".join([heading, "", *table(records, products), *footnote(products)]))
     return "\n\n".join(parts) or "No results have been recorded yet."
 
 

@@ -78,3 +78,26 @@ def test_results_table_follows_the_records(tmp_path: Path):
     assert table.expected(text, tmp_path) != text
     with pytest.raises(SystemExit, match="markers"):
         table.expected("no markers", tmp_path)
+
+
+def test_results_table_shows_other_products_beside_fp32_models(tmp_path: Path):
+    table = load("results_table")
+    key = {"model": "m", "shape": "2×3→4", "mode": "eval", "date": "2026-11-21"}
+    fp32 = key | {"dtype": "fp32", "precision": "fp32", "eager_ms": 3.0, "ingot_ms": 0.5}
+    high = fp32 | {"precision": "high", "eager_tf32_ms": 0.4}
+    half = fp32 | {"dtype": "bf16", "precision": "bf16"}
+    (tmp_path / "gpu.json").write_text(json.dumps([fp32, high, half]))
+    assert "XLA" not in table.tables(tmp_path)
+    product = {"shape": "2×3→4", "method": "XLA BF16_BF16_F32_X3", "ms": 0.9, "error": 1.8e-5}
+    other = product | {"shape": "9×9→9", "error": 9e-6}
+    (tmp_path / "products").mkdir()
+    found = [product | {"version": "jax 1"}, other | {"version": "jax 1"}]
+    (tmp_path / "products" / "gpu.json").write_text(json.dumps(found))
+    lines = table.tables(tmp_path).splitlines()
+    assert "| eager TF32 | torch.compile | XLA bf16×3 † | Ingot |" in lines[2]
+    assert "bf16×6" not in lines[2]
+    assert "| fp32 | eval | 3.000 | – | – | 0.900 | 0.500 | 6.00 |" in lines[4]
+    assert "| fp32, high | eval | 3.000 | 0.400 | – | 0.900 | 0.500 |" in lines[5]
+    assert "| bf16 | eval | 3.000 | – | – | – | 0.500 |" in lines[6]
+    assert lines[-1].startswith("† The matrix product alone")
+    assert "(jax 1); errors: XLA bf16×3 9.0e-06 to 1.8e-05." in lines[-1]
