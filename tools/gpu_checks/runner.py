@@ -82,7 +82,9 @@ class Program:
         self.library.call(
             "ingot_program_workspace_size", self.handle, ctypes.c_int64(batch), ctypes.byref(size)
         )
-        return torch.full((size.value,), 0xFF, dtype=torch.uint8, device=device)
+        memory = torch.full((size.value + 256,), 0xFF, dtype=torch.uint8, device=device)
+        start = -memory.data_ptr() % 256
+        return memory[start : start + size.value]
 
     def bound(self, batch: int, leaves, results, workspace):
         """A call with everything described beforehand: what it costs is the library's own."""
@@ -101,7 +103,8 @@ class Program:
 
     def run(self, batch: int, leaves, results, workspace, stream=None) -> None:
         tensors = describe([*leaves, *results])
-        stream = stream or torch.cuda.current_stream()
+        if workspace.is_cuda:
+            stream = (stream or torch.cuda.current_stream()).cuda_stream
         self.library.call(
             "ingot_program_run",
             self.handle,
@@ -110,7 +113,7 @@ class Program:
             len(tensors),
             ctypes.c_void_p(workspace.data_ptr()),
             ctypes.c_size_t(workspace.numel()),
-            ctypes.c_void_p(stream.cuda_stream),
+            ctypes.c_void_p(stream),
         )
 
 
