@@ -24,8 +24,10 @@ _SHORT_ROUND_S = 1.0
 class RoundOptions:
     """rounds: wanted; budget_s bounds them, at least `fewest` are made whatever it says. warmups
     and calls: of one subject in one round (a round's figure is the median of its calls).
-    rest_s: idle time before a subject's burst on a GPU. sustained_load_s: load before the sustained
-    figure. prepare(i): run before call i, outside the timed region (changes weights, say)."""
+    rest_s: idle time before a subject's burst on a GPU. extra_rounds: those of the figures beside
+    it on a GPU, with warm L2 and sustained, which follow the others. sustained_load_s: load before
+    the sustained figure. prepare(i): run before call i, outside the timed region (changes weights,
+    say)."""
 
     rounds: int = 20
     fewest: int = 7
@@ -33,6 +35,7 @@ class RoundOptions:
     warmups: int = 5
     calls: int = 20
     rest_s: float = 0.1
+    extra_rounds: int = 5
     sustained_load_s: float = 0.35
     sustained: bool = True
     warm: bool = True
@@ -99,10 +102,14 @@ def compare(
         if over and result.rounds >= plan.fewest:
             break
         options.progress(f"round {result.rounds + 1} of {options.rounds}")
-        turn = result.rounds % len(names)
-        for name in names[turn:] + names[:turn]:
-            _time_subject(timer, name, subjects[name], device, options, plan, result)
+        for name in _in_turn(names, result.rounds):
+            if device.type == "cuda":
+                sleep(options.rest_s)
+            seconds = _figure(timer, subjects[name], device, options, plan, True, plan.warmups)
+            result.cold.setdefault(name, []).append(seconds)
         result.rounds += 1
+    if device.type == "cuda":
+        _time_extras(timer, subjects, device, options, plan, result)
     result.note = (
         f"{result.rounds} rounds, {plan.calls} calls after {plan.warmups} warm-ups each"
         + ("" if result.rounds >= options.rounds else " (as many as the time allowed)")
@@ -141,19 +148,27 @@ def _one(timer, subject, device: torch.device, options: RoundOptions, number: in
     return _clock() - start
 
 
-def _time_subject(timer, name, subject, device, options, plan, result) -> None:
-    gpu = device.type == "cuda"
+def _in_turn(names: list, number: int) -> list:
+    turn = number % len(names)
+    return names[turn:] + names[:turn]
 
-    def figure(cold: bool, warmups: int) -> float:
-        for i in range(warmups):
-            _one(timer, subject, device, options, i)
-        return median(timer.time_calls(subject, plan.calls, cold, options.prepare))
 
-    if gpu:
-        sleep(options.rest_s)
-    result.cold.setdefault(name, []).append(figure(True, plan.warmups))
-    if gpu and options.warm:
-        result.warm.setdefault(name, []).append(figure(False, 1))
-    if gpu and options.sustained:
-        run_for(subject, options.sustained_load_s, timer.synchronize)
-        result.sustained.setdefault(name, []).append(figure(True, 0))
+def _figure(timer, subject, device, options, plan, cold: bool, warmups: int) -> float:
+    for i in range(warmups):
+        _one(timer, subject, device, options, i)
+    return median(timer.time_calls(subject, plan.calls, cold, options.prepare))
+
+
+def _time_extras(timer, subjects, device, options, plan, result) -> None:
+    """With warm L2, and under sustained load: after the bursts, which should find the GPU cool."""
+    for number in range(min(options.extra_rounds, result.rounds)):
+        options.progress(f"warm and sustained, round {number + 1} of {options.extra_rounds}")
+        for name in _in_turn(list(subjects), number):
+            subject = subjects[name]
+            if options.warm:
+                seconds = _figure(timer, subject, device, options, plan, False, 1)
+                result.warm.setdefault(name, []).append(seconds)
+            if options.sustained:
+                run_for(subject, options.sustained_load_s, timer.synchronize)
+                seconds = _figure(timer, subject, device, options, plan, True, 0)
+                result.sustained.setdefault(name, []).append(seconds)
