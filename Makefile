@@ -5,7 +5,7 @@
 .PHONY: demo test setup build unit asan python kernels docs format check-format clean
 
 demo: setup
-	.venv/bin/ingot optimize examples/gemm_scale_bn.py -o build/model_new.py
+	.venv/bin/ingot optimize examples/gemm_scale_bn.py -o build/model_new.py --report build/report.html
 
 test:
 	tools/setup --strict

@@ -7,13 +7,12 @@ from typing import Any
 from ingot.runtime.library import IngotError
 
 
+def empty_report() -> dict[str, Any]:
+    return {"operators_replaced": [], "optimisations": [], "unsupported": [], "programs": []}
+
+
 def report(entries, batch: int | None) -> dict:
-    result: dict[str, Any] = {
-        "operators_replaced": [],
-        "optimisations": [],
-        "unsupported": [],
-        "programs": [],
-    }
+    result = empty_report()
     for entry in list(entries):
         if entry.compiled is None:
             _add(result["unsupported"], {"what": "the module", "where": "", "why": entry.problem})
@@ -23,7 +22,7 @@ def report(entries, batch: int | None) -> dict:
             _add(result["unsupported"], {"what": item.what, "where": item.where, "why": item.why})
         mode = "training" if any(entry.flags) else "eval"
         for region, program in zip(captured.regions, entry.compiled.programs):
-            _add_program(result, region, program, mode, batch)
+            add_program(result, region, program, mode, batch)
     return result
 
 
@@ -32,7 +31,8 @@ def _add(items: list, item: dict) -> None:
         items.append(item)
 
 
-def _add_program(result: dict, region, program, mode: str, batch: int | None) -> None:
+def add_program(result: dict, region, program, mode: str, batch: int | None) -> None:
+    """Adds a compiled region to a report."""
     size = batch or program.last_batch or 1
     try:
         explanation = program.explain(size)
@@ -69,7 +69,12 @@ def _optimisations(explanation: dict) -> list[dict]:
         }
         for rewrite in explanation.get("rewrites", ())
     ]
-    items += explanation.get("optimisations", ())
+    # The library lists each rewrite a second time among these.
+    items += [
+        item
+        for item in explanation.get("optimisations", ())
+        if not item["what"].startswith("rewrite: ")
+    ]
     if not explanation.get("optimisations"):
         for sweep in explanation.get("sweeps", ()):
             where = ", ".join(dict.fromkeys(n["source"] for n in _nodes(sweep) if n["source"]))

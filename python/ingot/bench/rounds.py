@@ -111,7 +111,8 @@ def compare(
     if device.type == "cuda":
         _time_extras(timer, subjects, device, options, plan, result)
     result.note = (
-        f"{result.rounds} rounds, {plan.calls} calls after {plan.warmups} warm-ups each"
+        f"{result.rounds} rounds, each of {plan.calls} call{'s' * (plan.calls > 1)} after "
+        f"{plan.warmups} warm-up{'s' * (plan.warmups != 1)}"
         + ("" if result.rounds >= options.rounds else " (as many as the time allowed)")
     )
     return result

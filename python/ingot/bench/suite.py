@@ -26,13 +26,15 @@ _SEED = 20
 
 @dataclass
 class CaseResult:
-    """record: as bench/results keeps it. comparison: all samples. limit_s: see limits.py."""
+    """record: as bench/results keeps it. comparison: all samples. limit_s: see limits.py. report:
+    what the candidate says of itself (`ingot_report()`), None where it has nothing to say."""
 
     case: Case
     record: dict
     comparison: Comparison
     limit_s: float
     clocks: str
+    report: dict | None = None
 
 
 @dataclass
@@ -81,7 +83,9 @@ def measure_case(
     comparison = compare(named, device, options)
     clocks = describe(read_clocks(device.index or 0)) if device.type == "cuda" else ""
     record = _record(case, comparison, limit, found, eager)
-    return CaseResult(case, record, comparison, limit, clocks)
+    tells = getattr(candidate, "ingot_report", None)
+    report = tells(case.rows) if tells else None
+    return CaseResult(case, record, comparison, limit, clocks, report)
 
 
 def check_case(case: Case, examples: Path, device: torch.device, optimize: Callable) -> tuple:

@@ -9,6 +9,8 @@ import click
 
 import ingot
 
+from .options import ARGUMENTS
+
 __all__ = ["main"]
 
 _COMMANDS = {
@@ -22,6 +24,12 @@ _COMMANDS = {
 
 class _LazyGroup(click.Group):
     """Imports a command's module, and PyTorch with it, when the command is used."""
+
+    def make_context(self, info_name: Any, args: list, *rest: Any, **extra: Any) -> click.Context:
+        given = list(args)  # parsing empties it
+        ctx = super().make_context(info_name, args, *rest, **extra)
+        ctx.meta[ARGUMENTS] = given
+        return ctx
 
     def list_commands(self, ctx: click.Context) -> list:
         return list(_COMMANDS)

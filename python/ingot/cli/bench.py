@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from . import options as shared
+from . import reports
 from .console import output, print_json, progress
 from .errors import BadInputError, bad_input_from
 from .render import show_records
@@ -34,6 +35,7 @@ _SIZES = {"batch_size": "rows", "in_features": "inner", "out_features": "columns
     help="Merge the records into DIR/<machine>.json, as bench/results keeps them.",
 )
 @shared.set_option
+@shared.report_option
 @shared.json_option
 def command(
     device: str | None,
@@ -47,6 +49,7 @@ def command(
     examples: str | None,
     results: Path | None,
     settings: tuple,
+    report_file: Path | None,
     as_json: bool,
 ) -> None:
     """Times the bundled models: eager, eager with TF32, torch.compile, Ingot, and the limit.
@@ -62,6 +65,7 @@ def command(
     from ingot.model_file import ModelFileError
 
     chosen = torch.device(shared.chosen_device(device))
+    shared.check_writable(report_file)
     cases = _cases(models, rows, mode, half, dict(settings))
     made = []
     with progress() as say, bad_input_from(FileNotFoundError, IngotError, ModelFileError):
@@ -81,6 +85,8 @@ def command(
             if results is not None:
                 path = results / f"{suite.machine_name(chosen)}.json"
                 records.merge(path, [result.record])
+        if report_file is not None:
+            reports.of_bench(report_file, made, chosen)
     if as_json:
         print_json(
             [{**r.record, "samples": r.comparison.to_dict(), "clocks": r.clocks} for r in made]
@@ -89,6 +95,8 @@ def command(
     show_records(console, [r.record for r in made])
     for result in made:
         console.print(_verdict_line(result))
+    if report_file is not None:
+        console.print(f"Report: {report_file}")
 
 
 def _cases(models: tuple, rows: int | None, mode: str | None, half: bool, settings: dict) -> list:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from . import options as shared
+from . import reports
 from .console import output, print_json, table
 from .errors import BadInputError, bad_input_from
 from .render import show_plan
@@ -40,6 +41,7 @@ from .render import show_plan
     help="Write each kernel's source into this folder; it includes the headers of kernels/.",
 )
 @shared.set_option
+@shared.report_option
 @shared.json_option
 def command(
     model: Path,
@@ -50,6 +52,7 @@ def command(
     kernels: bool,
     kernels_out: Path | None,
     settings: tuple,
+    report_file: Path | None,
     as_json: bool,
 ) -> None:
     """Shows what Ingot makes of MODEL at every stage; nothing is run on a device.
@@ -60,11 +63,15 @@ def command(
     from ingot import IngotError
     from ingot.model_file import ModelFileError, load_model_file, write_whole
 
+    shared.check_writable(report_file)
     with bad_input_from(ModelFileError, IngotError):
         loaded = load_model_file(model, dict(settings))
         modes = ["training", "eval"] if mode == "both" else [mode]
-        programs, unsupported = _explanations(loaded, modes, precision, device, sm)
+        report = _explained(loaded, modes, precision, device, sm)
+        programs, unsupported = report["programs"], report["unsupported"]
         sources = _kernel_sources(programs)
+        if report_file is not None:
+            reports.of_explain(report_file, model, report)
         if kernels_out is not None:
             try:
                 kernels_out.mkdir(parents=True, exist_ok=True)
@@ -73,7 +80,7 @@ def command(
             for name, source in sources.items():
                 write_whole(kernels_out / f"{name}.cu", source)
     if as_json:
-        print_json({"programs": programs, "unsupported": unsupported})
+        print_json(report)
         return
     console = output()
     for program in programs:
@@ -89,17 +96,21 @@ def command(
             sys.stdout.write(source.rstrip() + "\n")
     if kernels_out is not None:
         console.print(f"Wrote {len(sources)} kernels to {kernels_out}.")
+    if report_file is not None:
+        console.print(f"Report: {report_file}")
 
 
-def _explanations(
-    loaded: Any, modes: list, precision: str, device: str, sm: int
-) -> tuple[list, list]:
+def _explained(loaded: Any, modes: list, precision: str, device: str, sm: int) -> dict:
+    """A report as an optimised module gives it, of programs that never run."""
+    from ingot import IngotError
     from ingot.capture import CaptureError, capture
+    from ingot.reporting import add_program, empty_report
     from ingot.runtime.program import Program
 
     module, inputs = loaded.make_module(), loaded.make_inputs()
     batch = next((int(v.shape[0]) for v in inputs if getattr(v, "ndim", 0)), 1)
-    programs, unsupported = [], []
+    report = empty_report()
+    unsupported = report["unsupported"]
     for mode in modes:
         module.train(mode == "training")
         try:
@@ -120,9 +131,11 @@ def _explanations(
                 result_layouts=region.result_layouts,
                 options={"sm": sm} if device == "cuda" else None,
             )
-            name = region.graph["name"]
-            programs.append({"name": name, "mode": mode, "explain": program.explain(batch)})
-    return programs, unsupported
+            add_program(report, region, program, mode, batch)
+            explanation = report["programs"][-1]["explain"]
+            if "error" in explanation:
+                raise IngotError(explanation["error"])
+    return report
 
 
 def _show_program(console: Any, program: dict) -> None:

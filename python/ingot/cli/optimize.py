@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import click
 
 from . import options as shared
+from . import reports
 from .console import output, print_json, progress
 from .errors import NOT_VERIFIED, BadInputError, bad_input_from
 from .render import show_accuracy, show_checks, show_plan, show_replacements, show_timing
@@ -34,6 +34,7 @@ from .render import show_accuracy, show_checks, show_plan, show_replacements, sh
 @click.option(
     "--budget", type=float, default=120.0, show_default=True, help="Seconds for the timed rounds."
 )
+@shared.report_option
 @shared.json_option
 def command(
     model: Path,
@@ -44,6 +45,7 @@ def command(
     no_timing: bool,
     no_compile: bool,
     budget: float,
+    report_file: Path | None,
     as_json: bool,
 ) -> None:
     """Writes a file with a verified, faster ModelNew for MODEL.
@@ -60,12 +62,15 @@ def command(
     chosen = shared.chosen_device(device)
     target = target or model.with_name(f"{model.stem}_new.py")
     _check_target(target, model)
+    shared.check_writable(report_file)
     console = output(as_json)
     with progress() as say, bad_input_from(ModelFileError, PairError, IngotError):
         say(f"capturing and planning {model}")
         loaded = load_model_file(model, dict(settings))
         report = _optimized_report(loaded, precision, chosen)
         if not report["programs"]:
+            if report_file is not None:
+                reports.of_optimize(report_file, model, report, None, "", not no_timing)
             _give_up(console, report, as_json)
         text = render_model(loaded, report, precision)
         if not as_json:
@@ -88,7 +93,9 @@ def command(
             ).to_dict()
         if result["verified"]:
             write_whole(target, text)
-    result["candidate"] = str(target)
+        result["candidate"] = str(target)
+        if report_file is not None:
+            reports.of_optimize(report_file, model, report, result, text, not no_timing)
     if as_json:
         print_json({"report": report, "verification": result, "written": result["verified"]})
     measured = _measured_ms(result)
@@ -101,6 +108,8 @@ def command(
         console.print(f"Wrote {target}.")
     else:
         console.print(f"{target} was not written.")
+    if report_file is not None:
+        console.print(f"Report: {report_file}")
     sys.exit(0 if result["verified"] else NOT_VERIFIED)
 
 
@@ -115,11 +124,7 @@ def _give_up(console: Any, report: dict, as_json: bool) -> None:
 
 def _check_target(target: Path, model: Path) -> None:
     """Says before the long work, not after it, that the file cannot be written."""
-    folder = target.parent
-    if not folder.is_dir():
-        raise BadInputError(f"cannot write {target}: {folder} is no folder")
-    if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
-        raise BadInputError(f"cannot write {target}: permission denied")
+    shared.check_writable(target)
     if target.exists() and target.samefile(model):
         raise BadInputError(f"{target} is the model itself: give another file with -o")
 

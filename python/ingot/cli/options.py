@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import click
 
 from .errors import BadInputError
 
+# Key of the root context's `meta` under which the command's arguments are kept.
+ARGUMENTS = "ingot.arguments"
 PRECISIONS = ["fp32", "ieee", "high", "tf32", "bf16", "fp16"]
 
 
@@ -39,6 +43,13 @@ set_option = click.option(
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else."
 )
+report_option = click.option(
+    "--report",
+    "report_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.html",
+    help="Write all of it as one HTML page that needs nothing else.",
+)
 precision_option = click.option(
     "--precision",
     type=click.Choice(PRECISIONS),
@@ -58,6 +69,23 @@ def model_argument(name: str) -> Any:
     return click.argument(
         name, type=click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
     )
+
+
+def check_writable(target: Path | None) -> None:
+    """Says before the long work, not after it, that a file cannot be written."""
+    if target is None:
+        return
+    folder = target.parent
+    if not folder.is_dir():
+        raise BadInputError(f"cannot write {target}: {folder} is no folder")
+    if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
+        raise BadInputError(f"cannot write {target}: permission denied")
+
+
+def command_line() -> str:
+    """The command as it was given, for a shell."""
+    arguments = click.get_current_context().find_root().meta.get(ARGUMENTS, ())
+    return shlex.join(["ingot", *arguments])
 
 
 def chosen_device(device: str | None) -> str:

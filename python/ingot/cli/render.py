@@ -70,9 +70,11 @@ def show_plan(console: Console, program: dict, measured_ms: float | None = None)
 
 def show_accuracy(console: Console, result: dict) -> None:
     """Candidate and eager against fp64, side by side, from VerifyResult.to_dict()."""
+    from ingot.report.accuracy import telling_rows
+
     columns = ("error", "eager's", "allowed", "worst row", "eager's ", "scaled", "mismatches")
     made = table("Accuracy against fp64", "inputs", "mode", "tensor", *columns, right=columns)
-    for row in _telling_rows(result["accuracy"]):
+    for row in telling_rows(result["accuracy"]):
         found, eager = row["candidate"], row["eager"] or {}
         made.add_row(
             row["family"],
@@ -88,23 +90,6 @@ def show_accuracy(console: Console, result: dict) -> None:
         )
     if made.row_count:
         console.print(made)
-
-
-def _telling_rows(rows: list) -> list:
-    """Of each family and mode all outputs, and of the statistics the one nearest to its limit."""
-    shown, worst = [], {}
-    for row in rows:
-        if row["tensor"].startswith("output"):
-            shown.append(row)
-            continue
-        size = row["candidate"]["relative_error"] / row["allowed_relative_error"]
-        key = (row["family"], row["mode"])
-        if not size <= worst.get(key, (0.0,))[0]:  # NaN is the worst of all
-            if key in worst:
-                shown.remove(worst[key][1])
-            worst[key] = (size, row)
-            shown.append(row)
-    return shown
 
 
 def show_checks(console: Console, result: dict) -> None:

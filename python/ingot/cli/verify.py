@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from . import options as shared
+from . import reports
 from .console import output, print_json, progress
 from .errors import NOT_VERIFIED, bad_input_from
 from .render import show_accuracy, show_checks, show_timing
@@ -34,6 +35,7 @@ from .render import show_accuracy, show_checks, show_timing
 @click.option(
     "--budget", type=float, default=120.0, show_default=True, help="Seconds for the timed rounds."
 )
+@shared.report_option
 @shared.json_option
 def command(
     original: Path,
@@ -48,6 +50,7 @@ def command(
     time_limit: float,
     memory_limit: int | None,
     budget: float,
+    report_file: Path | None,
     as_json: bool,
 ) -> None:
     """Is ModelNew of CANDIDATE the same function as Model of ORIGINAL, and how fast is it?
@@ -57,10 +60,12 @@ def command(
     docs/verify.md says what is checked and what is not. Exit status 0: verified; 1: not verified;
     2: bad input.
     """
+    from ingot.model_file import ModelFileError
     from ingot.verify import PairError, VerifyOptions, verify_pair
 
     chosen = shared.chosen_device(device)
-    with progress() as say, bad_input_from(PairError):
+    shared.check_writable(report_file)
+    with progress() as say, bad_input_from(PairError, ModelFileError):
         result = verify_pair(
             str(original),
             str(candidate),
@@ -78,10 +83,14 @@ def command(
                 progress=say,
             ),
         ).to_dict()
+        if report_file is not None:
+            reports.of_verify(report_file, original, candidate, result, not no_timing)
     if as_json:
         print_json(result)
     console = output(as_json)
     show_accuracy(console, result)
     show_timing(console, result["timing"])
     show_checks(console, result)
+    if report_file is not None:
+        console.print(f"Report: {report_file}")
     sys.exit(0 if result["verified"] else NOT_VERIFIED)

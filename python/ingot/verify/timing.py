@@ -142,6 +142,7 @@ def _table(reply: dict, samples: dict, measured: float) -> dict:
             "median_ms": summary.median * 1e3,
             "lower_quartile_ms": summary.lower_quartile * 1e3,
             "upper_quartile_ms": summary.upper_quartile * 1e3,
+            "samples_ms": [value * 1e3 for value in values],
         }
         for key in ("warm_s", "sustained_s"):
             extra = (reply.get(key) or {}).get(name)
