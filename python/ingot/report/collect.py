@@ -150,11 +150,9 @@ def _bench_words(cases: list, results: Iterable) -> list[str]:
         "it is (“eager”), by torch.compile and by Ingot, in turns on the same machine, with "
         "weights that change before every call."
     ]
-    if len(factors) > 1:
-        words.append(
-            f"Ingot is between {text.times(min(factors))} and {text.times(max(factors))} times as "
-            "fast as eager."
-        )
+    low, high = text.times(min(factors)), text.times(max(factors))
+    span = low if low == high else f"between {low} and {high}"
+    words.append(f"Ingot is {span} times as fast as eager.")
     worse = [r for r in results if r.record["error"] > r.record["eager_error"]]
     words.append(
         "Its error against double precision is "

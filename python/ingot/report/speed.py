@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ingot.bench.statistics import NEVER_SLOWER, ROUNDS_FOR_A_VERDICT, Ratio, summarize
+from ingot.bench.subjects import COMPILE, EAGER, EAGER_TF32
 
 from . import text
 from .scales import LinearScale
 
+_TF32 = "not of the same accuracy: TF32 products keep 10 bits after the point"
 LIMIT_OF_PLAN = "products or memory traffic alone, at the rates that the plan assumes"
 LIMIT_MEASURED = "products or memory traffic alone, at the best rates of the same run"
 _VERDICTS = {
@@ -69,7 +71,7 @@ def key_of(name: str, ours: str) -> str:
     """The name that styles use."""
     if name == ours:
         return "ours"
-    return {"eager": "eager", "eager TF32": "tf32", "torch.compile": "compiled"}.get(name, "other")
+    return {EAGER: "eager", EAGER_TF32: "tf32", COMPILE: "compiled"}.get(name, "other")
 
 
 def _ratio(name: str, subject: dict) -> dict:
@@ -78,7 +80,7 @@ def _ratio(name: str, subject: dict) -> dict:
         "name": name,
         "median": f"{median:.3f}",
         "interval": f"{lower:.3f} to {upper:.3f}",
-        "verdict": _VERDICTS[subject["never_slower"]],
+        "verdict": _TF32 if name == EAGER_TF32 else _VERDICTS[subject["never_slower"]],
     }
 
 

@@ -32,7 +32,8 @@ def done(report: dict, mode: str, target: str) -> str:
     )
     left = report.get("unsupported", ())
     if left:
-        words += f" {text.plural(len(left), 'operator')} stayed with PyTorch; they are named below."
+        stays = "operator stays" if len(left) == 1 else "operators stay"
+        words += f" {len(left)} {stays} with PyTorch, as named below."
     return words
 
 
