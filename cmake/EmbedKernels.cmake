@@ -43,7 +43,7 @@ set(INGOT_EMBED_SCRIPT ${CMAKE_CURRENT_LIST_FILE})
 # Sets out_var to the path of the generated source file.
 function(ingot_embed_kernels out_var)
   set(root ${PROJECT_SOURCE_DIR}/kernels)
-  file(GLOB_RECURSE files CONFIGURE_DEPENDS ${root}/*.cuh)
+  file(GLOB_RECURSE files CONFIGURE_DEPENDS ${root}/*.cuh ${root}/*.h)
   set(list_text "")
   foreach(file IN LISTS files)
     file(RELATIVE_PATH path ${root} ${file})

@@ -10,9 +10,6 @@
 namespace ingot {
 namespace {
 
-// Enough blocks for every SM of a large GPU, whatever the GPU, so that bits do not depend on it.
-constexpr int64_t kColumnBlocks = 1024;
-
 bool has_reductions(const Graph& graph, const Sweep& sweep) {
   return std::any_of(sweep.body.begin(), sweep.body.end(),
                      [&](ValueId value) { return graph[value].kind == NodeKind::reduce; });
@@ -21,15 +18,7 @@ bool has_reductions(const Graph& graph, const Sweep& sweep) {
 }  // namespace
 
 SampleSplits splits_of(const KernelSource& source, const KernelEntry& entry, int64_t batch) {
-  SampleSplits result;
-  const int64_t samples = (source.batched ? batch : 1) * source.leading;
-  const int64_t steps = (samples + entry.per_block - 1) / entry.per_block;
-  const int64_t wanted = std::max<int64_t>(1, (kColumnBlocks + entry.tiles - 1) / entry.tiles);
-  const int64_t steps_per_split = std::max<int64_t>(1, (steps + wanted - 1) / wanted);
-  result.samples = samples;
-  result.per_split = steps_per_split * entry.per_block;
-  result.splits = std::max<int64_t>(1, (samples + result.per_split - 1) / result.per_split);
-  return result;
+  return split_samples((source.batched ? batch : 1) * source.leading, entry.per_block, entry.tiles);
 }
 
 int64_t blocks_of(const KernelSource& source, const KernelEntry& entry, int64_t batch) {

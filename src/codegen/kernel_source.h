@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "plan/plan.h"
+#include "sweeps/splits.h"
 
 namespace ingot {
 
@@ -55,10 +56,7 @@ struct KernelSource {
   int64_t state_bytes = 0;      // columns: upper bound of one partial state
 };
 
-// Splits of the samples of a columns sweep and the samples of each; a function of sizes alone.
-struct SampleSplits {
-  int64_t splits = 1, samples = 0, per_split = 0;
-};
+// How the samples of a columns sweep are cut for a batch.
 SampleSplits splits_of(const KernelSource& source, const KernelEntry& entry, int64_t batch);
 // Blocks of the grid (one-dimensional).
 int64_t blocks_of(const KernelSource& source, const KernelEntry& entry, int64_t batch);

@@ -25,7 +25,7 @@ TEST(EmbeddedKernels, MatchTheFolder) {
   std::vector<std::string> expected;
   if (fs::exists(root)) {
     for (const auto& entry : fs::recursive_directory_iterator(root)) {
-      if (entry.path().extension() == ".cuh") {
+      if (const fs::path type = entry.path().extension(); type == ".cuh" || type == ".h") {
         expected.push_back(fs::relative(entry.path(), root).generic_string());
       }
     }
