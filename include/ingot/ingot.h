@@ -90,6 +90,14 @@ INGOT_API ingot_status ingot_program_run(ingot_program* program, int64_t batch,
  * the identity each rests on, sweeps with bytes, flops, predicted time and reasons, kernel text. */
 INGOT_API ingot_status ingot_program_explain(ingot_program* program, int64_t batch, char** json);
 
+/* CUDA source that runs programs made for "cuda" without this library: kernels, headers and host
+ * functions in one text (src/standalone/standalone.h says what it exports). options: JSON object
+ * {"names": [one a program, distinct identifiers], "leaf_strides": [per program a list of four
+ * strides for each leaf, over the graph's axes; a program's list may be null: dense]}. Gives
+ * {"cuda_source", "programs": [{"name", "kernels"}]}. */
+INGOT_API ingot_status ingot_standalone_source(const ingot_program* const* programs, int count,
+                                               const char* options_json, char** json);
+
 /* Evaluates the graph in double precision on host tensors, node by node, with no rewriting: the
  * reference for tests that have no PyTorch. Leaves may be of any dtype; outputs must be f64. */
 INGOT_API ingot_status ingot_evaluate_fp64(const char* graph_json, int64_t batch,

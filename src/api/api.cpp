@@ -7,6 +7,7 @@
 #include "api/explain.h"
 #include "api/guard.h"
 #include "api/program.h"
+#include "api/standalone.h"
 #include "cpu/product/blas.h"
 #include "graph/evaluate.h"
 #include "graph/importer.h"
@@ -143,6 +144,21 @@ ingot_status ingot_program_explain(ingot_program* program, int64_t batch, char**
     api::check_batch(batch);
     api::require(json != nullptr, "the place for the text is NULL");
     *json = api::new_text(api::dump(api::explain(state, batch)));
+  });
+}
+
+ingot_status ingot_standalone_source(const ingot_program* const* programs, int count,
+                                     const char* options_json, char** json) {
+  return api::guarded([&] {
+    api::require(programs != nullptr && count > 0, "there are no programs");
+    api::require(options_json != nullptr, "the options are NULL");
+    api::require(json != nullptr, "the place for the text is NULL");
+    std::vector<const api::Program*> states;
+    for (int i = 0; i < count; ++i) {
+      api::require(programs[i] != nullptr, "a program is NULL");
+      states.push_back(programs[i]->state.get());
+    }
+    *json = api::new_text(api::dump(api::standalone_source(states, options_json)));
   });
 }
 

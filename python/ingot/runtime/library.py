@@ -84,6 +84,15 @@ _FUNCTIONS = {
         ctypes.c_int,
         (ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p)),
     ),
+    "ingot_standalone_source": (
+        ctypes.c_int,
+        (
+            ctypes.POINTER(ctypes.c_void_p),
+            ctypes.c_int,
+            ctypes.c_char_p,
+            ctypes.POINTER(ctypes.c_void_p),
+        ),
+    ),
     "ingot_evaluate_fp64": (
         ctypes.c_int,
         (ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int),

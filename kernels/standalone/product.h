@@ -1,0 +1,214 @@
+// Host side of a standalone file: the fp32 product by split operands. On compute capability 9.0 the
+// Hopper kernels, where the file was compiled for sm_90a (INGOT_HOPPER), elsewhere the portable one
+// (INGOT_PORTABLE); which tile, grid and workspace is planned anew for every shape, as the library
+// does, by product/hopper/launch.h and product/portable/launch.h.
+#pragma once
+
+#include <dlfcn.h>
+
+#include "product/hopper/args.cuh"
+#include "product/hopper/launch.h"
+#include "product/portable/args.cuh"
+#include "product/portable/launch.h"
+#include "product/split.cuh"
+#include "standalone/call.h"
+
+namespace ingot::standalone {
+
+// A kernel of this file and what plans call it.
+struct ProductKernel {
+  const char *function, *config;
+  const void* kernel;
+};
+struct SplitKernel {
+  const char* function;
+  const void* kernel;
+};
+
+// One product of a program: its shape, for a batch, and the kernels that the file has for it.
+struct Product {
+  hopper::ProductShape shape;
+  int moments;  // statistics that the epilogue emits
+  const ProductKernel* kernels;
+  int kernel_count;
+  const SplitKernel* splits;
+  int split_count;
+};
+
+struct ProductTensors {
+  void *x, *w, *y;  // y: nullptr where nothing is stored
+};
+
+inline bool hopper_here(const Device& device) {
+#if defined(INGOT_HOPPER)
+  return device.sm == 90;
+#else
+  return false;
+#endif
+}
+
+inline const void* kernel_for(const Product& product, const hopper::ProductPlan& plan) {
+  for (int i = 0; i < product.kernel_count; ++i) {
+    const ProductKernel& kernel = product.kernels[i];
+    if (plan.kernel == kernel.function && plan.config == kernel.config) return kernel.kernel;
+  }
+  return nullptr;
+}
+
+// The plan of the library, where the file has its kernel: it has all that a GPU like the one it was
+// written for takes. Else the quickest of those that are here.
+inline hopper::ProductPlan plan_product(const Device& device, const Product& product) {
+  const hopper::ProductShape& shape = product.shape;
+  const hopper::DeviceLimits limits = {device.multiprocessors, device.multiprocessors / 2};
+  const bool hopper = hopper_here(device);
+  hopper::ProductPlan plan = hopper ? hopper::plan_product(shape, limits)
+                                    : portable::plan_product(shape, device.shared_bytes);
+  if (plan.variant == hopper::Variant::unsupported) {
+    throw std::runtime_error("the product has no plan: " + plan.reason);
+  }
+  if (kernel_for(product, plan)) return plan;
+  double least = 0;
+  bool found = false;
+  if (hopper) {
+    for (const hopper::TileChoice& choice : hopper::tile_choices(shape, limits)) {
+      const hopper::ProductPlan other = hopper::plan_with(shape, choice, limits);
+      const double time = hopper::estimate(shape, choice, limits);
+      if (!kernel_for(product, other) || (found && time >= least)) continue;
+      plan = other;
+      least = time;
+      found = true;
+    }
+  }
+  if (!found) throw std::runtime_error("this file has no kernel of the product for this GPU");
+  return plan;
+}
+
+// Workspace of a product: what its plan asks for, then the partial statistics of its tiles.
+struct ProductLayout {
+  hopper::ProductPlan plan;
+  size_t partials = 0, partial_bytes = 0, bytes = 0;
+};
+
+inline ProductLayout product_layout(const Device& device, const Product& product) {
+  ProductLayout layout;
+  layout.plan = plan_product(device, product);
+  layout.partials = hopper::align_up(layout.plan.workspace_bytes, 256);
+  layout.partial_bytes =
+      hopper::align_up(size_t(layout.plan.moment_tiles * product.shape.n) * 12, 16);
+  layout.bytes =
+      layout.partials + hopper::align_up(layout.partial_bytes * size_t(product.moments), 256);
+  return layout;
+}
+static_assert(sizeof(Moments<float>::State) == 12, "partial statistics are three floats");
+
+// The driver's cuTensorMapEncodeTiled, so that nothing is linked beside the CUDA runtime. Constants
+// are those of cuda.h: fp16 and fp32 elements, the 128-byte swizzle, promotion to 256 bytes of L2.
+inline TensorMap encode_map(const hopper::TensorMapSpec& spec, void* base) {
+  using Encode = int (*)(TensorMap*, int, unsigned, void*, const uint64_t*, const uint64_t*,
+                         const uint32_t*, const uint32_t*, int, int, int, int);
+  static const Encode encode = [] {
+    void* driver = dlopen("libcuda.so.1", RTLD_NOW);
+    return reinterpret_cast<Encode>(driver ? dlsym(driver, "cuTensorMapEncodeTiled") : nullptr);
+  }();
+  if (!encode) throw std::runtime_error("the driver knows no tensor maps: it is older than 12.0");
+  TensorMap map = {};
+  const uint64_t extents[2] = {spec.columns, spec.rows}, strides[1] = {spec.row_bytes};
+  const uint32_t box[2] = {spec.box_columns, spec.box_rows}, steps[2] = {1, 1};
+  const int status =
+      encode(&map, spec.half ? 6 : 7, 2, base, extents, strides, box, steps, 0, 3, 3, 0);
+  if (status != 0) {
+    throw std::runtime_error("describing a matrix to the copy engine failed with CUDA error " +
+                             std::to_string(status));
+  }
+  return map;
+}
+
+inline const void* split_named(const Product& product, const std::string& function) {
+  for (int i = 0; i < product.split_count; ++i) {
+    if (function == product.splits[i].function) return product.splits[i].kernel;
+  }
+  throw std::runtime_error("this file was written without the kernel " + function);
+}
+
+// Dynamic shared memory beyond 48 KB is asked for once for each kernel and device.
+inline void allow_shared_memory(const Device& device, const void* kernel, size_t bytes) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, const void*>, size_t> allowed;
+  const std::lock_guard lock(mutex);
+  size_t& known = allowed[{device.index, kernel}];
+  if (known >= bytes) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)),
+        "reserving shared memory");
+  known = bytes;
+}
+
+inline void launch_splits(const Call& call, const Product& product, const ProductTensors& tensors,
+                          const hopper::ProductPlan& plan, unsigned char* scratch) {
+  for (const hopper::SplitStep& step : plan.splits) {
+    const bool is_x = step.operand == hopper::SplitStep::Operand::x;
+    SplitArgs args = {static_cast<const float*>(is_x ? tensors.x : tensors.w),
+                      step.row_stride,
+                      step.k_stride,
+                      i32(step.rows),
+                      i32(step.k),
+                      scratch + step.packed_offset,
+                      reinterpret_cast<i32*>(scratch + step.exponent_offset)};
+    void* arguments[] = {&args};
+    launch(call, split_named(product, step.kernel), {step.grid, int(step.threads)}, arguments);
+  }
+}
+
+// Splits the operands, multiplies, runs the epilogue with `params`. Returns the number of partial
+// states for each feature that it left at scratch + product_layout().partials.
+template <class Params>
+i64 run_product(const Call& call, const Product& product, const ProductTensors& tensors,
+                unsigned char* scratch, Params params) {
+  const ProductLayout layout = product_layout(call.device, product);
+  const hopper::ProductPlan& plan = layout.plan;
+  const hopper::ProductShape& shape = product.shape;
+  launch_splits(call, product, tensors, plan, scratch);
+
+  hopper::ProductArgs args = {};
+  args.x = {static_cast<const float*>(tensors.x), shape.x.row_stride, shape.x.k_stride};
+  args.w = {static_cast<const float*>(tensors.w), shape.w.row_stride, shape.w.k_stride};
+  args.x_exponent = reinterpret_cast<const i32*>(scratch + plan.x_exponent_offset);
+  args.w_exponent = reinterpret_cast<const i32*>(scratch + plan.w_exponent_offset);
+  args.y = static_cast<float*>(tensors.y);
+  args.y_stride = shape.y_stride;
+  for (int i = 0; i < product.moments; ++i) {
+    args.partials[i] = reinterpret_cast<Moments<float>::State*>(scratch + layout.partials +
+                                                                size_t(i) * layout.partial_bytes);
+  }
+  args.m = i32(shape.m);
+  args.n = i32(shape.n);
+  args.k = i32(shape.k);
+  args.chunks = plan.chunks;
+  args.raster = {plan.raster_feature_tiles, i32(plan.sample_tiles), plan.raster_group};
+
+  const void* kernel = kernel_for(product, plan);
+  allow_shared_memory(call.device, kernel, plan.shared_bytes);
+  Grid grid = {plan.grid, int(plan.threads), plan.shared_bytes, 0};
+  if (plan.variant == hopper::Variant::portable) {
+    portable::PackedOperands operands = {scratch + plan.w_packed_offset,
+                                         scratch + plan.x_packed_offset};
+    void* arguments[] = {&operands, &args, &params};
+    launch(call, kernel, grid, arguments);
+    return plan.moment_tiles;
+  }
+  const auto base = [&](hopper::TensorMapSpec::Source source) -> void* {
+    using Source = hopper::TensorMapSpec::Source;
+    if (source == Source::x_packed) return scratch + plan.x_packed_offset;
+    if (source == Source::w_packed) return scratch + plan.w_packed_offset;
+    return source == Source::w ? tensors.w : source == Source::x ? tensors.x : tensors.y;
+  };
+  TensorMap w_map = encode_map(plan.w_map, base(plan.w_map.source));
+  TensorMap x_map = encode_map(plan.x_map, base(plan.x_map.source));
+  TensorMap y_map = {};
+  if (plan.tma_store) y_map = encode_map(plan.y_map, tensors.y);
+  grid.cluster = plan.cluster;
+  void* arguments[] = {&w_map, &x_map, &y_map, &args, &params};
+  launch(call, kernel, grid, arguments);
+  return plan.moment_tiles;
+}
+
+}  // namespace ingot::standalone

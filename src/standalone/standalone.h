@@ -1,0 +1,35 @@
+// Programs as one CUDA source that needs neither Ingot nor its library: the headers of kernels/
+// that they use, each once, the generated kernels, and host functions that launch them as src/cuda
+// does.
+//
+// For a program NAME the source exports
+//   size_t workspace_NAME(long long batch, const char** problem)
+//   const char* run_NAME(void* const* tensors, long long batch, void* workspace,
+//                        size_t workspace_bytes, void* stream)
+// on the current device; a non-null text says what failed. tensors: the graph's leaves, then its
+// results, dense and aligned to 16 bytes. It is compiled with -DINGOT_HOPPER where compute_90a is
+// among the architectures, with -DINGOT_PORTABLE where others are.
+#pragma once
+
+#include <array>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+
+namespace ingot::standalone {
+
+struct Request {
+  const Plan* plan = nullptr;
+  std::string name;  // "training"
+  // Of each leaf, over the graph's axes; those of a dense tensor in the axes' order where empty.
+  std::vector<std::array<int64_t, kAxes>> leaf_strides;
+};
+
+// {"cuda_source": text, "programs": [{"name", "kernels": their names in launch order}]}.
+// Throws Error (INGOT_UNSUPPORTED) naming the sweep that needs the library.
+nlohmann::json write_source(std::span<const Request> requests);
+
+}  // namespace ingot::standalone

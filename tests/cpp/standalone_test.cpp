@@ -1,0 +1,127 @@
+// The text of standalone files; that it compiles is tools/check_standalone.py's to show.
+#include "standalone/standalone.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <regex>
+
+#include "api/program.h"
+#include "api/standalone.h"
+#include "standalone/amalgamate.h"
+#include "support/error.h"
+
+namespace ingot::standalone {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// Two linears, the second weight as [K, N], and a softmax.
+constexpr const char* kTwoLinears = R"({
+  "ingot_graph": 1, "name": "two", "values": [
+    {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 1, 1, 512]},
+    {"op": "parameter", "name": "w", "dtype": "f32", "shape": [1, 384, 1, 512]},
+    {"op": "matmul", "args": [0, 1], "attributes": {"transpose_b": true}},
+    {"op": "parameter", "name": "v", "dtype": "f32", "shape": [1, 384, 1, 256]},
+    {"op": "matmul", "args": [2, 3]},
+    {"op": "softmax", "args": [4]}],
+  "results": [{"value": 5, "name": "y"}]})";
+
+std::unique_ptr<api::Program> two_linears(const std::string& options = R"({"device": "cuda"})") {
+  return api::make_program(kTwoLinears, options);
+}
+
+std::string source_of(const api::Program& program,
+                      std::vector<std::array<int64_t, kAxes>> strides = {}) {
+  const Request request = {&program.plan, "forward", std::move(strides)};
+  return write_source({&request, 1})["cuda_source"];
+}
+
+int count(const std::string& text, const std::string& pattern) {
+  const std::regex expression(pattern);
+  return static_cast<int>(std::distance(std::sregex_iterator(text.begin(), text.end(), expression),
+                                        std::sregex_iterator()));
+}
+
+TEST(Amalgamation, TakesEachHeaderOnceAndWhatItIncludesBeforeIt) {
+  Amalgamation headers;
+  headers.add_header("sweeps/map.cuh");
+  headers.add_header("sweeps/tensor.cuh");
+  EXPECT_EQ(headers.take_includes("#include \"sweeps/map.cuh\"\n\n#include <cmath>\n\nint a;\n"),
+            "int a;\n");
+  const std::string text = headers.text();
+  EXPECT_EQ(count(text, "// ---- sweeps/tensor.cuh "), 1);
+  EXPECT_LT(text.find("// ---- common/types.cuh "), text.find("// ---- sweeps/tensor.cuh "));
+  EXPECT_THAT(text, testing::StartsWith("#include <cmath>\n"));
+  EXPECT_THAT(text, Not(HasSubstr("#pragma once")));
+  EXPECT_THAT(text, Not(HasSubstr("#include \"")));
+  EXPECT_THROW(headers.add_header("sweeps/none.cuh"), std::logic_error);
+}
+
+TEST(Standalone, BindsEveryOperandOfAProduct) {
+  const auto program = two_linears();
+  const std::string text = source_of(*program);
+  // The first product reads two leaves and writes a buffer that the second one reads.
+  EXPECT_THAT(text, HasSubstr("tensors = {call.tensors[0], call.tensors[1], call.workspace + at."));
+  EXPECT_THAT(text, HasSubstr("product.shape.x = {512, 1, true};"));
+  EXPECT_THAT(text, HasSubstr("product.shape.w = {512, 1, true};"));
+  EXPECT_THAT(text, HasSubstr("product.shape.w = {1, 256, true};")) << "v is [K, N]";
+  EXPECT_THAT(text, HasSubstr("split_columns<16>"));
+  EXPECT_THAT(text, HasSubstr("size_t workspace_forward("));
+  EXPECT_THAT(text, HasSubstr("const char* run_forward("));
+}
+
+TEST(Standalone, TakesStridesThatAreNotDense) {
+  const auto program = two_linears();
+  // w is a view of a [512, 384] tensor.
+  const std::string text = source_of(*program, {{512, 0, 0, 1}, {0, 1, 0, 384}, {0, 256, 0, 1}});
+  EXPECT_THAT(text, HasSubstr("product.shape.w = {1, 384, true};"));
+  EXPECT_THAT(text, Not(HasSubstr("product.shape.w = {512, 1, true};")));
+}
+
+TEST(Standalone, GivesKernelsOfSeveralProgramsTheirOwnNames) {
+  const auto program = two_linears();
+  const Request requests[] = {{&program->plan, "training", {}}, {&program->plan, "eval", {}}};
+  const nlohmann::json result = write_source(requests);
+  const auto first = result["programs"][0]["kernels"].get<std::vector<std::string>>();
+  const auto second = result["programs"][1]["kernels"].get<std::vector<std::string>>();
+  ASSERT_EQ(first.size(), second.size());
+  for (size_t i = 0; i < first.size(); ++i) EXPECT_EQ(second[i], first[i] + "_eval");
+}
+
+TEST(Standalone, RefusesWhatOnlyTheLibraryComputes) {
+  const auto program = two_linears(R"({"device": "cuda", "precision": "bf16"})");
+  try {
+    source_of(*program);
+    FAIL() << "it was written";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), INGOT_UNSUPPORTED);
+    EXPECT_THAT(error.what(), HasSubstr("precision is bf16"));
+  }
+}
+
+TEST(Standalone, ChecksItsOptions) {
+  const auto cuda = two_linears(), cpu = two_linears(R"({"device": "cpu"})");
+  const auto attempt = [](const api::Program* program, const char* options) -> std::string {
+    try {
+      api::standalone_source({&program, 1}, options);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(attempt(cuda.get(), R"({"names": ["a"], "leaf_strides": [null]})"), "");
+  EXPECT_THAT(attempt(cpu.get(), R"({"names": ["a"], "leaf_strides": [null]})"),
+              HasSubstr("made for the CPU"));
+  EXPECT_THAT(attempt(cuda.get(), R"({"names": ["a b"], "leaf_strides": [null]})"),
+              HasSubstr("identifier"));
+  EXPECT_THAT(attempt(cuda.get(), R"({"names": [], "leaf_strides": [null]})"), HasSubstr("names"));
+  EXPECT_THAT(attempt(cuda.get(), R"({"names": ["a"], "leaf_strides": [[[1, 2, 3, 4]]]})"),
+              HasSubstr("1 entries for 3 leaves"));
+  EXPECT_THAT(attempt(cuda.get(), R"({"names": ["a"], "leaf_strides": [[[1, 2]]]})"),
+              HasSubstr("four integers"));
+}
+
+}  // namespace
+}  // namespace ingot::standalone
