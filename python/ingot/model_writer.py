@@ -10,33 +10,33 @@ import jinja2
 
 from ingot.model_file import ModelFile, write_whole
 
-_WIDTH = 96
+WIDTH = 96
 
 
-def _bullet(text: str, indent: int = 4) -> str:
+def bullet(text: str, indent: int = 4) -> str:
     """One item of a docstring's list, wrapped; nothing in it can end the docstring."""
     text = " ".join(str(text).split()).replace("\\", "\\\\").replace('"""', "'''")
     pad = " " * indent
     return textwrap.fill(
         text,
-        width=_WIDTH,
+        width=WIDTH,
         initial_indent=f"{pad}- ",
         subsequent_indent=f"{pad}  ",
         break_long_words=False,
     )
 
 
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
+def environment() -> jinja2.Environment:
+    result = jinja2.Environment(
         loader=jinja2.PackageLoader("ingot", "templates"),
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["bullet"] = _bullet
-    environment.filters["python"] = repr
-    return environment
+    result.filters["bullet"] = bullet
+    result.filters["python"] = repr
+    return result
 
 
 def render_model(original: ModelFile, report: dict[str, Any], precision: str | None) -> str:
@@ -44,7 +44,7 @@ def render_model(original: ModelFile, report: dict[str, Any], precision: str | N
     from ingot import __version__
 
     text = (
-        _environment()
+        environment()
         .get_template("model_new.py.j2")
         .render(
             source=original.source.rstrip() + "\n",

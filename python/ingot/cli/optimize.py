@@ -34,6 +34,11 @@ from .render import show_accuracy, show_checks, show_plan, show_replacements, sh
 @click.option(
     "--budget", type=float, default=120.0, show_default=True, help="Seconds for the timed rounds."
 )
+@click.option(
+    "--standalone",
+    is_flag=True,
+    help="Write a file that needs PyTorch alone, its CUDA inlined; verified where there is a GPU.",
+)
 @shared.report_option
 @shared.json_option
 def command(
@@ -46,17 +51,19 @@ def command(
     no_compile: bool,
     budget: float,
     report_file: Path | None,
+    standalone: bool,
     as_json: bool,
 ) -> None:
     """Writes a file with a verified, faster ModelNew for MODEL.
 
     Prints operators replaced, optimisations made, the plan, accuracy against fp64 beside eager's,
-    and speed beside eager's and torch.compile's. The file appears only if it was verified. Exit
-    status 0: verified and written; 1: not verified; 2: bad input.
+    and speed beside eager's and torch.compile's. The file appears only if it was verified (with
+    --standalone also where there is no GPU to verify it on, which is said). Exit status 0: written;
+    1: not verified; 2: bad input.
     """
     from ingot import IngotError
     from ingot.model_file import ModelFileError, load_model_file, write_whole
-    from ingot.model_writer import render_model
+    from ingot.standalone_writer import StandaloneError
     from ingot.verify import PairError, VerifyOptions, verify_pair
 
     chosen = shared.chosen_device(device)
@@ -64,17 +71,22 @@ def command(
     _check_target(target, model)
     shared.check_writable(report_file)
     console = output(as_json)
-    with progress() as say, bad_input_from(ModelFileError, PairError, IngotError):
+    with progress() as say, bad_input_from(ModelFileError, PairError, IngotError, StandaloneError):
         say(f"capturing and planning {model}")
         loaded = load_model_file(model, dict(settings))
-        report = _optimized_report(loaded, precision, chosen)
+        report, render = _rendering(loaded, precision, chosen, standalone)
         if not report["programs"]:
             if report_file is not None:
                 reports.of_optimize(report_file, model, report, None, "", not no_timing)
             _give_up(console, report, as_json)
-        text = render_model(loaded, report, precision)
+        text = render(None)
         if not as_json:
             show_replacements(console, report)
+        if standalone and chosen != "cuda":
+            write_whole(target, text)
+            if report_file is not None:
+                reports.of_unverified(report_file, model, report, target.name, text)
+            _end_unverified(console, report, target, as_json)
         with tempfile.TemporaryDirectory(prefix="ingot-optimize-") as folder:
             written = Path(folder) / target.name
             written.write_text(text, encoding="utf-8")
@@ -92,6 +104,7 @@ def command(
                 ),
             ).to_dict()
         if result["verified"]:
+            text = render(result)
             write_whole(target, text)
         result["candidate"] = str(target)
         if report_file is not None:
@@ -111,6 +124,30 @@ def command(
     if report_file is not None:
         console.print(f"Report: {report_file}")
     sys.exit(0 if result["verified"] else NOT_VERIFIED)
+
+
+def _rendering(loaded: Any, precision: str, chosen: str, standalone: bool) -> tuple:
+    """(report, text for a verification's result)."""
+    if standalone:
+        from ingot.standalone_writer import Standalone
+
+        prepared = Standalone(loaded, precision)
+        return prepared.report, prepared.render
+    from ingot.model_writer import render_model
+
+    report = _optimized_report(loaded, precision, chosen)
+    return report, lambda verification: render_model(loaded, report, precision)
+
+
+def _end_unverified(console: Any, report: dict, target: Path, as_json: bool) -> None:
+    """A standalone file holds CUDA alone: without a GPU there is nothing to run."""
+    if as_json:
+        print_json({"report": report, "verification": None, "written": True})
+    console.print(
+        f"Wrote {target}. Its kernels were not run: there is no GPU here, or --device cpu was "
+        f"given. On a machine with one, `ingot verify MODEL {target.name}` checks and times it."
+    )
+    sys.exit(0)
 
 
 def _give_up(console: Any, report: dict, as_json: bool) -> None:

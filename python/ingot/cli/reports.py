@@ -19,6 +19,11 @@ _UNKNOWN = (
 )
 _LEFT_ALONE = "There was nothing to verify: PyTorch would run all of the model."
 
+_NO_GPU = (
+    "Nothing was run: there was no GPU, and a standalone file holds CUDA alone. `ingot verify` "
+    "checks and times it on a machine with one."
+)
+
 
 def of_optimize(
     target: Path, model: Path, report: dict, result: dict | None, text: str, timed: bool
@@ -40,6 +45,24 @@ def of_optimize(
         not_timed=_why_not_timed(result, timed) if result else _LEFT_ALONE,
         files=[model],
         sources=sources,
+    )
+    write_report(target, "run.html.j2", view)
+
+
+def of_unverified(target: Path, model: Path, report: dict, written: str, text: str) -> None:
+    """Of a standalone file that was written where there is no GPU."""
+    from ingot.report import file_text, run_view, write_report
+
+    view = run_view(
+        title=model.name,
+        what="Report of ingot optimize --standalone: a plan and its file, of which nothing was run",
+        command=command_line(),
+        device="none",
+        report=report,
+        not_verified=_NO_GPU,
+        not_timed=_NO_GPU,
+        files=[model],
+        sources=[file_text(model), (written, text)],
     )
     write_report(target, "run.html.j2", view)
 
