@@ -17,3 +17,18 @@ foreach(level baseline avx2 avx512)
   set_source_files_properties(${PROJECT_SOURCE_DIR}/src/cpu/product/kernels_${level}.cpp
     PROPERTIES COMPILE_OPTIONS "${INGOT_PRODUCT_FLAGS};${INGOT_LEVEL_FLAGS_${level}}")
 endforeach()
+
+# The product on AMX tiles: its inner parts for processors that have them, and twice with the tiles
+# emulated. g++ 12 takes values that its own header leaves undefined on purpose for mistakes.
+set(INGOT_AMX_FLAGS -O3 -fno-math-errno -fno-trapping-math -ffp-contract=off)
+set(INGOT_AMX_VECTOR_FLAGS "")
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+  set(INGOT_AMX_VECTOR_FLAGS ${INGOT_LEVEL_FLAGS_avx512} -mavx512bf16
+    -Wno-uninitialized -Wno-maybe-uninitialized)
+endif()
+foreach(engine instructions emulated_avx512)
+  set_source_files_properties(${PROJECT_SOURCE_DIR}/src/cpu/product/amx/engine_${engine}.cpp
+    PROPERTIES COMPILE_OPTIONS "${INGOT_AMX_FLAGS};${INGOT_AMX_VECTOR_FLAGS}")
+endforeach()
+set_source_files_properties(${PROJECT_SOURCE_DIR}/src/cpu/product/amx/engine_emulated.cpp
+  PROPERTIES COMPILE_OPTIONS "${INGOT_AMX_FLAGS}")

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "backend/executable.h"
+#include "cpu/product/amx/support.h"
 #include "cpu/product/provider.h"
 #include "support/threads.h"
 
@@ -61,7 +62,11 @@ nlohmann::json describe_cpu_machine() {
   for (const auto& provider : cpu::product_providers(isa)) products.push_back(provider->name());
   return {{"name", processor_name()},
           {"instructions", name_of(isa.level)},
-          {"amx", {{"tile", isa.amx_tile}, {"bf16", isa.amx_bf16}, {"fp16", isa.amx_fp16}}},
+          {"amx",
+           {{"tile", isa.amx_tile},
+            {"bf16", isa.amx_bf16},
+            {"fp16", isa.amx_fp16},
+            {"state", cpu::amx::support(isa).state}}},
           {"threads", thread_count()},
           {"thread_runtime", thread_runtime_name()},
           {"products", products}};

@@ -63,7 +63,7 @@ bool blas_takes(const BlasFunctions& blas, const ProductCall& call) {
                      : call.dtype == INGOT_F64 ? blas.dgemm
                                                : nullptr;
   const int64_t largest = std::max({call.m, call.n, call.k, call.lda, call.ldb, call.ldc});
-  return gemm != nullptr && call.m > 0 && call.n > 0 && call.k > 0 &&
+  return gemm != nullptr && !call.transpose_a && call.m > 0 && call.n > 0 && call.k > 0 &&
          (blas.integer_bytes == 8 || largest <= std::numeric_limits<int32_t>::max());
 }
 

@@ -17,8 +17,8 @@ class HostProduct final : public ProductProvider {
   std::string name() const override { return name_; }
 
   // Another library's pool of threads is dead in a forked child and would be waited for for ever.
-  bool takes(const ProductCall&) const override {
-    return !in_forked_child() || thread_count() == 1;
+  bool takes(const ProductCall& call) const override {
+    return !call.transpose_a && (!in_forked_child() || thread_count() == 1);
   }
 
   bool run(const ProductCall& call) const override {

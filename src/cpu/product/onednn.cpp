@@ -20,7 +20,7 @@ class OneDnnProduct final : public ProductProvider {
   std::string name() const override { return name_; }
 
   bool takes(const ProductCall& call) const override {
-    return call.dtype == INGOT_F32 && call.m > 0 && call.n > 0 && call.k > 0 &&
+    return call.dtype == INGOT_F32 && !call.transpose_a && call.m > 0 && call.n > 0 && call.k > 0 &&
            (!in_forked_child() || thread_count() == 1);
   }
 

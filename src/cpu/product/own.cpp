@@ -64,6 +64,7 @@ struct Operands {
   bool transpose_b;
   T* c;
   int64_t ldc;
+  bool transpose_a = false;
 };
 
 struct Range {
@@ -98,8 +99,13 @@ void pack_a(const ProductKernels<T>& kernels, const Operands<T>& o, Range rows, 
             T* packed) {
   const int64_t width = kernels.tile_rows;
   for (int64_t i = rows.begin; i < rows.end; i += width, packed += width * depth.size()) {
-    kernels.pack_rows(o.a + i * o.lda + depth.begin, o.lda, std::min(width, rows.end - i),
-                      depth.size(), width, packed);
+    const int64_t count = std::min(width, rows.end - i);
+    if (o.transpose_a) {
+      kernels.pack_columns(o.a + depth.begin * o.lda + i, o.lda, count, depth.size(), width,
+                           packed);
+    } else {
+      kernels.pack_rows(o.a + i * o.lda + depth.begin, o.lda, count, depth.size(), width, packed);
+    }
   }
 }
 
@@ -179,7 +185,7 @@ void multiply(const ProductKernels<T>& kernels, const Operands<T>& o) {
     for (int64_t i = 0; i < o.m; ++i) std::fill_n(o.c + i * o.ldc, o.n, T(0));
     return;
   }
-  if (o.transpose_b && o.m <= kDotRows) return multiply_few_rows(kernels, o);
+  if (o.transpose_b && !o.transpose_a && o.m <= kDotRows) return multiply_few_rows(kernels, o);
   const double flops =
       2.0 * static_cast<double>(o.m) * static_cast<double>(o.n) * static_cast<double>(o.k);
   const auto [over_m, over_n] = grid_of(o.m, o.n, threads_for(flops));
@@ -205,11 +211,13 @@ void multiply_half(const ProductKernels<float>& kernels, const ProductCall& call
   };
   const int64_t b_rows = call.transpose_b ? call.n : call.k;
   const int64_t b_columns = call.transpose_b ? call.k : call.n;
-  const Buffer<float> a = widen(call.a, call.lda, call.m, call.k);
+  const int64_t a_rows = call.transpose_a ? call.k : call.m;
+  const int64_t a_columns = call.transpose_a ? call.m : call.k;
+  const Buffer<float> a = widen(call.a, call.lda, a_rows, a_columns);
   const Buffer<float> b = widen(call.b, call.ldb, b_rows, b_columns);
   const Buffer<float> c = allocate<float>(call.m * call.n);
-  multiply(kernels, Operands<float>{call.m, call.n, call.k, a.get(), call.k, b.get(), b_columns,
-                                    call.transpose_b, c.get(), call.n});
+  multiply(kernels, Operands<float>{call.m, call.n, call.k, a.get(), a_columns, b.get(), b_columns,
+                                    call.transpose_b, c.get(), call.n, call.transpose_a});
   auto* out = static_cast<uint16_t*>(call.c);
   for (int64_t i = 0; i < call.m; ++i) {
     for (int64_t j = 0; j < call.n; ++j) {
@@ -229,7 +237,8 @@ Operands<T> operands(const ProductCall& call) {
           call.ldb,
           call.transpose_b,
           static_cast<T*>(call.c),
-          call.ldc};
+          call.ldc,
+          call.transpose_a};
 }
 
 class OwnProduct final : public ProductProvider {
@@ -244,7 +253,9 @@ class OwnProduct final : public ProductProvider {
     if (last_resort_) return true;
     if (call.dtype != INGOT_F32) return false;
     const double elements = static_cast<double>(call.n) * static_cast<double>(call.k);
-    if (call.m <= kDotRows) return call.transpose_b && elements >= kDotElements;
+    if (call.m <= kDotRows && !call.transpose_a) {
+      return call.transpose_b && elements >= kDotElements;
+    }
     return call.m >= kPreferredRows && elements * static_cast<double>(call.m) >= kPreferredProducts;
   }
 

@@ -1,5 +1,6 @@
 #include "cpu/product/provider.h"
 
+#include "cpu/product/amx/product.h"
 #include "cpu/product/blas.h"
 #include "cpu/product/host.h"
 #include "cpu/product/onednn.h"
@@ -13,6 +14,7 @@ std::vector<std::shared_ptr<const ProductProvider>> product_providers(const Isa&
   const auto add = [&](std::shared_ptr<const ProductProvider> provider) {
     if (provider != nullptr) found.push_back(std::move(provider));
   };
+  add(amx::amx_product(isa, amx::choice_of_environment()));
   // MKL runs at half of the AVX-512 peak on processors that are not Intel's (docs/cpu-backend.md).
   if (!isa.intel && isa.level == Level::avx512) add(own_product(isa, false));
   const std::shared_ptr<const ProductProvider> host = host_product();

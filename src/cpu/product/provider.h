@@ -1,8 +1,7 @@
 // Who computes a host matrix product. A provider is asked in order of preference whether it takes a
 // call; the last one (our own portable product) takes everything.
 //
-// To add one (AMX, for instance): a file beside library.cpp that implements ProductProvider, and a
-// line in providers() in provider.cpp.
+// To add one: a class that implements ProductProvider, and a line in product_providers().
 #pragma once
 
 #include <cstdint>
@@ -15,8 +14,17 @@
 
 namespace ingot::cpu {
 
-// c[m,n] = Σ_k a[m,k]·b[n,k] (transpose_b) or a[m,k]·b[k,n]: row-major, leading dimensions in
-// elements. All three have `dtype` (f32, f64, f16, bf16); sums run in f32, or f64 for f64.
+// A right operand that a provider packed for its own use. Valid while b is neither changed nor
+// freed, which the holder answers for: to invalidate it, let it go and pack again. Calls of other
+// providers ignore it.
+class PackedOperand {
+ public:
+  virtual ~PackedOperand() = default;
+};
+
+// c[m,n] = Σ_k a[m,k]·b[n,k] (transpose_b) or a[m,k]·b[k,n]; a is read as a[k,m] with transpose_a.
+// Row-major, leading dimensions in elements. All three have `dtype` (f32, f64, f16, bf16); sums run
+// in f32, or f64 for f64.
 struct ProductCall {
   int64_t m = 0, n = 0, k = 0;
   const void* a = nullptr;
@@ -27,6 +35,8 @@ struct ProductCall {
   void* c = nullptr;
   int64_t ldc = 0;
   ingot_dtype dtype = INGOT_F32;
+  bool transpose_a = false;
+  const PackedOperand* packed_b = nullptr;  // made by pack() from this b, or nullptr
 };
 
 class ProductProvider {
@@ -37,6 +47,8 @@ class ProductProvider {
   virtual bool takes(const ProductCall& call) const = 0;
   // False if it found that it cannot after all; the next provider is then asked.
   virtual bool run(const ProductCall& call) const = 0;
+  // b of this call packed once for many; nullptr where that gains nothing. Same bits either way.
+  virtual std::shared_ptr<const PackedOperand> pack(const ProductCall&) const { return nullptr; }
 };
 
 // In order of preference on a machine with these features. Cheap; holds what it returns alive.
