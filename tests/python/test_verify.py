@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,11 +15,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import ingot.verify
+import verify_adversaries as adversaries
 import verify_pairs as pairs
-from ingot.verify import PairError, VerifyOptions, verify_pair
+from ingot.verify import PairError, VerifyOptions, timing, verify_pair
+from ingot.verify.confinement import unreadable
 from ingot.verify.criteria import Spread, judge
 from ingot.verify.families import hostile_families, lay_out, with_batch
 from ingot.verify.measures import Measures, measure
+from ingot.verify.randomness import Randomness
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -63,8 +69,105 @@ def test_dishonest_candidate_is_caught_and_named(tmp_path, name):
     limits = _LIMITS.get(name, {})
     result = verify(tmp_path, pairs.candidate(source), hostile=False, **limits)
     assert not result.verified
-    if trick:
-        assert result.tricks[0] == trick, why(result)
+    assert result.tricks[0] == trick, why(result)
+
+
+_TIMED = {"timing": True, "compile_baseline": False, "timing_budget_s": 1}
+
+
+@pytest.mark.parametrize("name", adversaries.CASES)
+def test_adversary_is_caught_and_named(tmp_path, name):
+    case = adversaries.CASES[name]
+    options = {"hostile": case.hostile, **(_TIMED if case.timed else {}), **case.options}
+    result = verify(tmp_path, adversaries.dishonest(case), **options)
+    assert not result.verified
+    assert result.tricks[0] == case.trick, why(result)
+    if case.timed:
+        assert [c.name for c in result.failures] == ["timing"], why(result)
+
+
+def test_honest_twins_of_all_adversaries_are_verified(tmp_path):
+    result = verify(tmp_path, adversaries.all_twins(), **_TIMED)
+    assert result.verified, why(result)
+
+
+def test_compiled_candidate_is_verified(tmp_path):
+    """torch.compile itself replaces functions of torch."""
+    source = pairs.candidate(
+        """
+def prepare(self):
+    self.fast = torch.compile(self.plain, backend="eager")
+
+def forward(self, x):
+    return self.fast(x)
+"""
+    )
+    result = verify(tmp_path, source, hostile=False, time_limit_s=240)
+    assert result.verified, why(result)
+
+
+def test_worker_has_loaded_all_of_itself_before_any_candidate():
+    """What is imported later could be somebody else's by then."""
+    program = "import sys, ingot.verify.worker; print(*sys.modules)"
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    root = Path(ingot.verify.__file__).parent
+    needed = {f"ingot.verify.{p.stem}" for p in root.glob("*.py") if p.stem != "__init__"}
+    needed |= {f"ingot.bench.{name}" for name in ("rounds", "statistics", "subjects", "timers")}
+    assert needed <= set(answer.stdout.split())
+
+
+def test_worker_cannot_reach_the_parents_memory():
+    """By way of C, of which the audit hook hears nothing; for root too."""
+    program = (
+        "import ctypes, os\n"
+        "from ingot.verify.confinement import confine_worker\n"
+        "confine_worker()\n"
+        "name = f'/proc/{os.getppid()}/mem'.encode()\n"
+        "print(ctypes.CDLL(None).open(name, 2))\n"
+    )
+
+    def opened() -> int:
+        arguments = [sys.executable, "-c", program]
+        answer = subprocess.run(arguments, capture_output=True, text=True, check=True)
+        return int(answer.stdout)
+
+    with unreadable():
+        assert opened() == -1
+
+
+def test_seeds_told_to_the_worker_do_not_lead_to_the_inputs():
+    """A candidate knows the seeds of construction and calls: none gives the seed of an input."""
+    drawn = Randomness(7)
+    told = {drawn.construction} | {drawn.next("calls") for _ in range(64)}
+    kept = {drawn.next(p) for p in ("inputs", "parameters") for _ in range(64)}
+    assert not told & kept
+    differences = {a - b for a in told for b in kept}
+    assert len(differences) > 0.99 * len(told) * len(kept)  # no step leads from one to the other
+    again = Randomness(7)
+    assert again.construction == drawn.construction
+    assert Randomness(None).construction != Randomness(None).construction
+
+
+def test_process_that_leaves_the_session_is_ended(tmp_path):
+    source = pairs.candidate(
+        f"""
+def forward(self, x):
+    import subprocess
+    if not self.training:
+        started = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        open({str(tmp_path / "pid")!r}, "w").write(str(started.pid))
+    return self.plain(x)
+"""
+    )
+    assert verify(tmp_path, source, hostile=False).verified
+    state = Path(f"/proc/{(tmp_path / 'pid').read_text()}/stat")
+    for _ in range(50):
+        if not state.exists() or state.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.1)
+    raise AssertionError("it is still there")
 
 
 def test_other_parameters_from_the_same_seed_are_found(tmp_path):
@@ -265,9 +368,37 @@ def test_timing_of_an_honest_pair(tmp_path):
     assert result.timing["rounds"] >= 7
 
 
-@pytest.mark.parametrize("name", pairs.DISHONEST_IN_TIME)
-def test_dishonest_timing_is_caught(tmp_path, name):
-    result = verify(tmp_path, pairs.candidate(pairs.DISHONEST_IN_TIME[name]), **_QUICK)
-    assert not result.verified
-    assert result.failures[0].name == "timing"
-    assert result.tricks == ["patched clock or skipped work"]
+def test_claimed_time_is_held_against_the_parents_clock():
+    """Where a worker's clock could be bent without a trace, its claims still meet another one."""
+
+    class Process:
+        def processor_seconds(self) -> float:
+            return self.busy
+
+        def request(self, header: dict, tensors: dict | None, limit: float) -> tuple:
+            if header["op"] == "compare":
+                samples = {"eager": [2e-3] * 9, "candidate": [1e-4] * 9}
+                return {"cold_s": samples, "note": ""}, {}, 0.0
+            if header["op"] == "repeat":  # a millisecond each
+                self.busy += 1e-3 * header["calls"]
+                last = header["calls"] - 1
+                reply = {"calls": [last]}
+                return reply, {"r0.o0": torch.ones(4, 4)}, 1e-3 * header["calls"]
+            return {}, {}, 0.0
+
+    process = Process()
+    process.busy = 0.0
+    arguments = {
+        "load_request": {"op": "load"},
+        "header": {"budget_s": 1.0, "seed": 5},
+        "state": {},
+        "input_sets": [[torch.rand(4, 4)]],
+        "time_limit": 10.0,
+        "truth_of": lambda state, values: [torch.ones(4, 4, dtype=torch.float64)],
+        "call_eager": lambda: time.sleep(2e-3),
+        "allowed_error": 1e-6,
+        "device": "cpu",
+    }
+    with pytest.raises(timing.ClaimRefusedError, match="claims 0.1000 ms") as caught:
+        timing.time_pair(process, **arguments)
+    assert caught.value.trick == "claims a false time"

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import os
 import pickle
+import secrets
 import select
 import shutil
 import signal
@@ -21,16 +22,19 @@ from typing import Any
 
 import torch
 
+from .confinement import TOKEN, end_marked
 from .transport import Line, TransportError
 
 _POLL_S = 0.05
+_START_LIMIT_S = 300.0  # until Python and PyTorch are loaded, which is not the candidate's time
 _TAIL_CHARACTERS = 1500
+_END_LIMIT_S = 15.0  # for a process that has closed its line
 
 
 class CandidateFailedError(Exception):
     """The candidate's process ended, hung, took too much memory or broke the line.
 
-    kind: "crash", "hang", "memory" or "protocol"."""
+    kind: "crash", "hang", "memory" or "forged answer"."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -38,9 +42,11 @@ class CandidateFailedError(Exception):
 
 
 class CandidateError(Exception):
-    """The candidate raised an exception."""
+    """The candidate raised an exception. acts: what the worker noticed of it before, as pairs of a
+    trick and what was done."""
 
-    def __init__(self, description: dict) -> None:
+    def __init__(self, description: dict, acts: list | None = None) -> None:
+        self.acts = acts or []
         self.type = str(description.get("type", "Exception"))
         self.message = str(description.get("message", ""))
         self.where = str(description.get("where", ""))
@@ -58,6 +64,8 @@ class CandidateProcess:
         package_root = Path(__file__).resolve().parents[2]
         paths = [str(package_root), os.environ.get("PYTHONPATH", "")]
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in paths if p))
+        self._token = environment[TOKEN] = secrets.token_hex(16)
+        environment["PYTHONSAFEPATH"] = "1"  # no module from the folder that we were started in
         self._process = subprocess.Popen(
             [
                 sys.executable,
@@ -81,6 +89,11 @@ class CandidateProcess:
         self._drain.start()
 
     def __enter__(self) -> CandidateProcess:
+        try:
+            self.request({"op": "hello"}, None, _START_LIMIT_S)
+        except BaseException:
+            self.close()
+            raise
         return self
 
     def __exit__(self, *unused: Any) -> None:
@@ -93,7 +106,8 @@ class CandidateProcess:
         """
         try:
             self._socket.settimeout(time_limit)
-            self._line.send(header, tensors or {})
+            number = secrets.token_hex(8)  # an answer that was written ahead cannot carry it
+            self._line.send({**header, "id": number}, tensors or {})
             started = time.perf_counter()
             self._wait(header["op"], started, time_limit)
             seconds = time.perf_counter() - started
@@ -104,8 +118,10 @@ class CandidateProcess:
             raise self._failure("hang", "the candidate's process stopped in mid-message") from error
         except (TransportError, OSError) as error:
             raise self._ended(str(error)) from error
+        if reply.get("id") != number:
+            raise self._failure("forged answer", "an answer came that no request had asked for")
         if not reply.get("ok"):
-            raise CandidateError(reply.get("error") or {})
+            raise CandidateError(reply.get("error") or {}, acts_of(reply))
         return reply, received, seconds
 
     def processor_seconds(self) -> float:
@@ -122,6 +138,7 @@ class CandidateProcess:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=0.5)
         self._kill()
+        end_marked(self._token)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait(self, what: str, started: float, time_limit: float) -> None:
@@ -143,9 +160,9 @@ class CandidateProcess:
 
     def _ended(self, detail: str) -> CandidateFailedError:
         try:
-            status = self._process.wait(timeout=2)
+            status = self._process.wait(timeout=_END_LIMIT_S)
         except subprocess.TimeoutExpired:
-            return self._failure("protocol", f"the candidate's process broke the line: {detail}")
+            return self._failure("forged answer", f"the line to the candidate broke: {detail}")
         if status < 0:
             try:
                 how = f"was ended by {signal.Signals(-status).name}"
@@ -175,6 +192,13 @@ class CandidateProcess:
             if not chunk:
                 return
             self._output.append(chunk.decode("utf-8", "replace"))
+
+
+def acts_of(reply: dict) -> list:
+    """(trick, what was done) of what the worker noticed."""
+    acts = reply.get("acts")
+    pairs = acts if isinstance(acts, list) else []
+    return [(str(a[0]), str(a[1])) for a in pairs if isinstance(a, list) and len(a) == 2]
 
 
 def encode_args(values: list) -> tuple:

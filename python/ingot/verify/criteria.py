@@ -44,6 +44,7 @@ EAGER_FACTOR_ELEMENT = 4.0
 STORAGE_FACTOR = 4.0
 # Seconds by which the worker's timer and the parent's clock may disagree, and the ratio.
 TIMER_RATIO = 1.6
+BASELINE_RATIO = 2.5  # claimed for eager over what it takes in the parent
 TIMER_SLACK_S = {"cpu": 20e-6, "cuda": 200e-6}  # a short call on a GPU costs its host more
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import random
 from typing import Any
 
@@ -9,6 +11,17 @@ import torch
 from torch.utils import _pytree as pytree
 
 from .families import lay_out
+
+_LATE_CYCLES = 10_000_000  # about 6 ms
+_FEWEST_STRETCHES = 16
+
+
+def generator_states(device: torch.device) -> list:
+    """What the next random numbers depend on."""
+    states = [torch.get_rng_state().numpy().tobytes()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device).numpy().tobytes())
+    return states
 
 
 def seed_everything(seed: int) -> None:
@@ -60,9 +73,23 @@ def set_state(module: torch.nn.Module, values: dict, through_data: bool) -> None
             (target.data if through_data else target).copy_(value)
 
 
-def place_inputs(values: list, device: torch.device, layout: str, earlier: list | None) -> list:
+def place_inputs(
+    values: list, device: torch.device, layout: str, earlier: list | None, late: bool = False
+) -> list:
     """Copies of the inputs on the device; written over `earlier` ones (the same tensors) where
-    given."""
+    given. late: on a GPU the current stream writes them only after a delay; whoever reads them by
+    another stream without waiting for this one reads `decoys`."""
+    if late and device.type == "cuda":
+        staged = on_device(values, device)
+        placed = place_inputs(decoys(staged), device, layout, earlier)
+        torch.cuda.synchronize(device)
+        if hasattr(torch.cuda, "_sleep"):
+            torch.cuda._sleep(_LATE_CYCLES)
+        with torch.no_grad():
+            for target, value in zip(placed, staged):
+                if isinstance(target, torch.Tensor):
+                    target.copy_(value)
+        return placed
     placed = []
     for i, value in enumerate(values):
         if not isinstance(value, torch.Tensor):
@@ -83,12 +110,50 @@ def place_inputs(values: list, device: torch.device, layout: str, earlier: list 
     return placed
 
 
+class InputChanger:
+    """Before each call doubles or halves, in turn, one stretch of the inputs, chosen by the seed:
+    no two calls then see the same values, at the cost of one small operation."""
+
+    def __init__(self, input_sets: list, seed: int) -> None:
+        self._random = random.Random(seed)
+        self._targets = [next((v for v in values if _changeable(v)), None) for values in input_sets]
+        self._halved: set = set()
+
+    def __call__(self, i: int) -> None:
+        number = i % len(self._targets)
+        target = self._targets[number]
+        if target is None:
+            return
+        stretches = max(target.shape[0], _FEWEST_STRETCHES)
+        length = max(1, target.numel() // stretches)
+        start = self._random.randrange(target.numel() // length) * length
+        place = (number, start)
+        factor = 2.0 if place in self._halved else 0.5
+        self._halved ^= {place}
+        target.view(-1)[start : start + length].mul_(factor)
+
+
+def _changeable(value: Any) -> bool:
+    if not (isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim()):
+        return False
+    return value.is_contiguous() and value.numel() > 0
+
+
+def decoys(values: list) -> list:
+    """The inputs with their rows in reverse."""
+    return [v.flip(0) if isinstance(v, torch.Tensor) and v.dim() else v for v in values]
+
+
 def poison_free_memory(sizes: list, device: torch.device) -> None:
     """Fills and frees blocks of these sizes (bytes), so that memory which the next call allocates
     and does not write holds NaN rather than an earlier result."""
     blocks = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes for _ in "ab"]
     for block in blocks:
         block.fill_(255)
+
+
+def on_device(values: list, device: torch.device) -> list:
+    return [v.to(device) if isinstance(v, torch.Tensor) else v for v in values]
 
 
 def synchronize(device: torch.device) -> None:
@@ -145,6 +210,34 @@ def aliases_of(tensors: list, inputs: list, module: torch.nn.Module) -> list:
     return found
 
 
+# Environment variables that change what PyTorch, its libraries or Python compute.
+_NUMERIC_VARIABLES = (
+    "CUBLAS_",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDNN_",
+    "LD_PRELOAD",
+    "MKL_",
+    "NVIDIA_TF32",
+    "OMP_",
+    "PYTHON",
+    "TORCH_ALLOW_TF32",
+)
+_LIMIT_PERSISTING_L2 = 6
+
+
+def _current_stream() -> int:
+    return torch.cuda.current_stream().cuda_stream if torch.cuda.is_initialized() else 0
+
+
+def _persisting_l2() -> int:
+    """Bytes of L2 that survive eviction (cuCtxGetLimit)."""
+    if not torch.cuda.is_initialized():
+        return 0
+    size = ctypes.c_size_t()
+    driver = ctypes.CDLL("libcuda.so.1")
+    return driver.cuCtxGetLimit(ctypes.byref(size), _LIMIT_PERSISTING_L2) or size.value
+
+
 def process_settings() -> dict:
     """PyTorch's process-wide switches that change what other code computes."""
     readers = {
@@ -159,6 +252,28 @@ def process_settings() -> dict:
         "deterministic algorithms": lambda: torch.are_deterministic_algorithms_enabled(),
         "autocast": lambda: [torch.is_autocast_enabled(), torch.is_autocast_cpu_enabled()],
         "threads": lambda: torch.get_num_threads(),
+        "gradient mode": lambda: [torch.is_grad_enabled(), torch.is_inference_mode_enabled()],
+        "autocast's types": lambda: [
+            str(torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
+        ],
+        "bf16 reduced-precision reduction": (
+            lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+        ),
+        "cudnn": lambda: [
+            torch.backends.cudnn.enabled,
+            torch.backends.cudnn.benchmark,
+            torch.backends.cudnn.deterministic,
+        ],
+        "modes that rewrite calls": lambda: [
+            torch._C._len_torch_function_stack(),
+            torch._C._len_torch_dispatch_stack(),
+        ],
+        "default generator": lambda: id(torch.default_generator),
+        "environment": lambda: {
+            name: value for name, value in os.environ.items() if name.startswith(_NUMERIC_VARIABLES)
+        },
+        "CUDA stream": _current_stream,
+        "L2 set aside": _persisting_l2,
         "flush denormals": lambda: bool((torch.tensor([1e-310]).double() * 1.0 == 0).item()),
     }
     settings = {}

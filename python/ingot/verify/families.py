@@ -19,7 +19,8 @@ ODD_BATCHES = (3, 37)
 class Family:
     """make(values, generator) changes the model's own inputs, given as a list of values of which
     some are tensors. batch: the extent that replaces the inputs' own first one (None: unchanged).
-    layout: how the tensors lie in memory ("contiguous", "strided", "misaligned")."""
+    layout: how the tensors lie in memory ("contiguous", "strided", "misaligned"). unannounced: of a
+    batch that was drawn for this run, which no candidate can know."""
 
     name: str
     why: str
@@ -27,6 +28,7 @@ class Family:
     model: ErrorModel = ErrorModel.INDEPENDENT
     batch: int | None = None
     layout: str = "contiguous"
+    unannounced: bool = False
 
 
 def _each_float(change: Callable[[torch.Tensor, torch.Generator], torch.Tensor]) -> Callable:
@@ -94,8 +96,9 @@ def _all_specials(value: torch.Tensor, generator: torch.Generator) -> torch.Tens
 OWN = Family("own inputs", "what the model's file gives", _own)
 
 
-def hostile_families(own_batch: int) -> list:
-    """The families beyond the model's own inputs, for a model whose own batch is `own_batch`."""
+def hostile_families(own_batch: int, drawn_batches: tuple = ()) -> list:
+    """The families beyond the model's own inputs, for a model whose own batch is `own_batch`.
+    drawn_batches: other sizes to try, drawn at random."""
     batch = min(own_batch, HOSTILE_BATCH)
     bound = ErrorModel.STATED_BOUND
     families = [
@@ -138,6 +141,12 @@ def hostile_families(own_batch: int) -> list:
         Family("batch of 1", "the smallest batch", _own, batch=1),
     ]
     families += [Family(f"batch of {n}", "an odd batch", _own, batch=n) for n in ODD_BATCHES]
+    families += [
+        Family(
+            "drawn batch", f"a batch of {n}, drawn for this run", _own, batch=n, unannounced=True
+        )
+        for n in drawn_batches
+    ]
     families += [
         Family("strided", "non-contiguous views", _own, batch=batch, layout="strided"),
         Family("misaligned", "data one element off", _own, batch=batch, layout="misaligned"),

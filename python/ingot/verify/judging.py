@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from . import tricks
+from .candidate import acts_of
 from .criteria import ErrorModel, judge
 from .execution import same_bits
 from .measures import measure
@@ -35,6 +35,7 @@ class Trial:
     reuse: bool = False
     own: bool = False
     return_parameters: bool = False
+    unannounced: bool = False  # of a size that no candidate can know beforehand
 
 
 class OriginalNotInFp64Error(Exception):
@@ -42,19 +43,15 @@ class OriginalNotInFp64Error(Exception):
 
 
 class Judge:
-    """error_in_fresh_process(trial, before, seed, index, truth): the error of a candidate that has
-    made no call yet; tells what is kept from call to call."""
+    """evidence: where to ask about a wrong result, so that it gets a name."""
 
     def __init__(
-        self,
-        reference: Reference,
-        result: VerifyResult,
-        error_in_fresh_process: Callable[..., float],
+        self, reference: Reference, result: VerifyResult, evidence: tricks.Evidence
     ) -> None:
         self.reference = reference
         self.result = result
         self.device = reference.device
-        self._history = tricks.History(result, error_in_fresh_process)
+        self._history = tricks.History(result, evidence)
         self._spreads: dict = {}
 
     def judge_call(
@@ -79,7 +76,8 @@ class Judge:
                 f"{self.result.original}: the original runs in its own type, but in fp64 raises "
                 f"{type(truth.error).__name__}: {truth.error}"
             )
-        problem = self._judge_values(trial, before, eager, truth, outputs, received, seed)
+        call = reply.get("call")
+        problem = self._judge_values(trial, before, eager, truth, outputs, received, seed, call)
         self._history.remember(trial, before, outputs)
         return problem
 
@@ -93,10 +91,12 @@ class Judge:
         outputs: list,
     ) -> tuple:
         """Everything but the values: structure, types, tampering, memory."""
-        for complaint in reply.get("complaints", []):
-            return complaint, "lazy output"
         for setting in reply.get("settings_changed", []):
             return f"the call changes {setting}", "patched settings"
+        for trick, what in acts_of(reply):
+            return f"the candidate {what}", trick
+        for complaint in reply.get("complaints", []):
+            return complaint, "lazy output"
         if reply.get("structure") != eager.structure or len(outputs) != len(eager.outputs):
             return f"it returns {reply.get('structure')}, the original {eager.structure}", ""
         for i, (output, wanted) in enumerate(zip(outputs, eager.outputs, strict=False)):
@@ -106,6 +106,18 @@ class Judge:
                     f"{wanted.dtype} {list(wanted.shape)}",
                     "",
                 )
+        if reply.get("reseeded") or (reply.get("drew") and not eager.drew):
+            return (
+                "the call moves PyTorch's random generator, the original's does not",
+                "seeded generator",
+            )
+        added = set(reply.get("aliases", [])) - set(eager.aliases)
+        if added:
+            return (
+                f"an output shares memory with an input or with the state ({sorted(added)[0]}), "
+                "the original's does not",
+                "aliased output",
+            )
         for i, value in enumerate(trial.values):
             if not isinstance(value, torch.Tensor) or i in eager.changed_inputs:
                 continue
@@ -115,13 +127,6 @@ class Judge:
             returned = key[:2] == "p:" and trial.return_parameters
             if returned and not same_bits(value, received.get(key)):
                 return f"the call changes parameter {key[2:]}", "parameter tampering"
-        added = set(reply.get("aliases", [])) - set(eager.aliases)
-        if added:
-            return (
-                f"an output shares memory with an input or with the state ({sorted(added)[0]}), "
-                "the original's does not",
-                "aliased output",
-            )
         if reply.get("training") != trial.training:
             return "the call changes the module's training flag", "changed mode"
         return "", ""
@@ -135,6 +140,7 @@ class Judge:
         outputs: list,
         received: dict,
         seed: int,
+        call: Any,
     ) -> tuple:
         spreads, buffer_spreads = self._spread(trial, before, truth, seed)
         problem: tuple = ("", "")
@@ -149,8 +155,8 @@ class Judge:
                 trial, name, exact, output.to(self.device), own, rows_of(exact), spreads[i]
             )
             if message and not problem[0]:
-                trick = self._history.name_trick(trial, before, seed, i, output, exact)
-                problem = (message, trick)
+                wrong = tricks.Wrong(trial, before, seed, call, i, output, exact)
+                problem = (message, self._history.name_trick(wrong))
         for name, exact in truth.buffers.items():
             found = received.get(f"b:{name}")
             own = eager.buffers[name]

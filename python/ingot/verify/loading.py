@@ -20,6 +20,9 @@ def load_file(path: str, overrides: dict) -> ModuleType:
     if overrides:
         known = constants_of(source, path)
         source = override_constants(source, {k: v for k, v in overrides.items() if k in known})
+    folder = str(Path(path).resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # last: its files must not stand in for anybody else's
     module = ModuleType(_NAME)
     module.__file__ = path
     sys.modules[_NAME] = module  # torch.compile, pickle and load_inline look classes up here

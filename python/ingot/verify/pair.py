@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,15 +18,20 @@ from .candidate import (
     CandidateError,
     CandidateFailedError,
     CandidateProcess,
+    acts_of,
     encode_args,
     pickled,
 )
+from .confinement import Seal, unreadable
+from .construction import construction_problem
 from .execution import same_bits
 from .families import Family
 from .judging import MODES, Judge, OriginalNotInFp64Error, Trial
 from .measures import measure
+from .randomness import Randomness
 from .reference import Reference, Results, rows_of
 from .result import Check, VerifyResult
+from .tricks import Evidence
 
 CANDIDATE_CLASSES = ["ModelNew", "Model"]
 
@@ -35,6 +39,8 @@ CANDIDATE_CLASSES = ["ModelNew", "Model"]
 OWN_INPUTS = "own inputs"
 _TIMED_INPUT_SETS = 3
 _MEMORY_SHARE = 0.8
+_MOMENT_S = 0.3
+_FATAL_ON_GPU = {"OutOfMemoryError": "memory", "AcceleratorError": "crash"}
 
 
 class PairError(Exception):
@@ -88,27 +94,49 @@ class _Verification:
                 raise PairError(f"{path}: no such file")
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise PairError("device cuda: PyTorch sees no GPU here; use --device cpu")
-        self._seed = options.seed if options.seed is not None else secrets.randbits(31)
-        self._seeds_taken = 0
+        self._random = Randomness(options.seed)
+        self._seal = Seal(self._original_path, self._candidate_path)
         self._last_inputs: list | None = None
         self._load_original()
         self._state: dict = {}
-        self._judge = Judge(self.reference, self.result, self._error_in_fresh_process)
+        self._judge = Judge(
+            self.reference,
+            self.result,
+            Evidence(self._read_again, self._error_in_fresh_process, self._truth_outputs),
+        )
         self._calls: list = []
 
     def run(self) -> VerifyResult:
-        with CandidateProcess(self._memory_limit(), self._message_bytes()) as process:
-            self._process = process
-            try:
+        with unreadable():
+            self._check_accuracy()
+            if self.options.timing and self._files_unchanged() and self.result.verified:
+                self._time()
+                self._files_unchanged()
+        return self.result
+
+    def _check_accuracy(self) -> None:
+        name = "candidate's process"
+        try:
+            with CandidateProcess(self._memory_limit(), self._message_bytes()) as process:
+                self._process = process
                 if self._check_construction():
                     self._own_trials()
                     if self.options.hostile:
                         self._hostile_trials()
-            except CandidateFailedError as failure:
-                self._fail("candidate's process", "", str(failure), failure.kind)
-        if self.options.timing and self.result.verified:
-            self._time()
-        return self.result
+                    self._request({"op": "finish"})
+        except CandidateFailedError as failure:
+            self._fail(name, "", str(failure), failure.kind)
+        except torch.OutOfMemoryError as error:
+            self._fail(name, "", f"it leaves no memory on the GPU: {error}", "memory")
+
+    def _request(self, header: dict, tensors: dict | None = None) -> tuple:
+        return self._process.request(header, tensors, self.options.time_limit_s)
+
+    def _files_unchanged(self) -> bool:
+        broken = self._seal.broken()
+        if broken:
+            self._fail("files", "", f"while it ran, {broken[0]} was changed", "tampered files")
+        return not broken
 
     def _time(self) -> None:
         """In another process, which has the original as well, in training mode where that runs."""
@@ -120,7 +148,8 @@ class _Verification:
             "original": self._original_path,
             "overrides": options.overrides,
             "init": pickled(self._init_inputs),
-            "seed": self._seed,
+            "seed": self._random.next("calls"),
+            "construction_seed": self._random.construction,
             "training": True,
             "compiled": options.compile_baseline,
             "rounds": options.rounds,
@@ -128,9 +157,9 @@ class _Verification:
         }
 
         def truth_of(before: dict, values: list) -> list:
-            return self.reference.truth(before, values, True, self._seed).outputs
+            return self._truth_outputs(before, values, True)
 
-        own = [a.candidate.relative_error for a in self.result.accuracy if a.family == OWN_INPUTS]
+        own = [a.candidate.worst_row_error for a in self.result.accuracy if a.family == OWN_INPUTS]
         allowed = max([*own, 1e-6])
         limit = options.time_limit_s
         try:
@@ -143,6 +172,7 @@ class _Verification:
                     input_sets,
                     limit,
                     truth_of,
+                    self.reference.caller(state, input_sets[0], True),
                     allowed,
                     self.device.type,
                 )
@@ -151,7 +181,7 @@ class _Verification:
         except CandidateFailedError as failure:
             self._fail("timing", "training", str(failure), failure.kind)
         except timing.ClaimRefusedError as refusal:
-            self._fail("timing", "training", str(refusal), "patched clock or skipped work")
+            self._fail("timing", "training", str(refusal), refusal.trick)
 
     # The original -----------------------------------------------------------------------------
 
@@ -161,7 +191,9 @@ class _Verification:
             loaded = load_model_file(path, self.options.overrides)
             self._make_inputs = loaded.make_inputs
             self._init_inputs = loaded.get_init_inputs()
-            self.reference = Reference(loaded.Model, self._init_inputs, self._seed, self.device)
+            self.reference = Reference(
+                loaded.Model, self._init_inputs, self._random.construction, self.device
+            )
             self.own_values = self.fresh_inputs()
         except ModelFileError as error:
             raise PairError(str(error)) from error
@@ -169,7 +201,11 @@ class _Verification:
             raise PairError(f"{path}: {type(error).__name__}: {error}") from error
         started = time.perf_counter()
         eager = self.reference.eager(
-            self.reference.initial_state, self.own_values, True, "contiguous", self._next_seed()
+            self.reference.initial_state,
+            self.own_values,
+            True,
+            "contiguous",
+            self._random.next("calls"),
         )
         self.eager_seconds = time.perf_counter() - started
         self.output_bytes = [o.numel() * o.element_size() for o in eager.outputs]
@@ -180,7 +216,7 @@ class _Verification:
             )
 
     def fresh_inputs(self) -> list:
-        execution.seed_everything(self._next_seed())
+        execution.seed_everything(self._random.next("inputs"))
         values = self._make_inputs()
         if self._last_inputs is not None and all(
             torch.equal(a, b)
@@ -190,10 +226,6 @@ class _Verification:
             values = [_resampled(v) for v in values]
         self._last_inputs = values
         return values
-
-    def _next_seed(self) -> int:
-        self._seeds_taken += 1
-        return (self._seed * 1000003 + self._seeds_taken * 7919) % (1 << 31)
 
     def _memory_limit(self) -> int:
         if self.options.memory_limit is not None:
@@ -214,8 +246,9 @@ class _Verification:
             "class_names": CANDIDATE_CLASSES,
             "overrides": self.options.overrides,
             "init": pickled(self._init_inputs),
-            "seed": self._seed,
+            "seed": self._random.construction,
             "device": self.options.device,
+            "original": self._original_path,
         }
 
     def _check_construction(self) -> bool:
@@ -223,45 +256,20 @@ class _Verification:
         self.options.progress("loading the candidate")
         name = "construction"
         try:
-            reply, state, _ = self._process.request(
-                self.load_request(), None, self.options.time_limit_s
-            )
+            reply, state, _ = self._request(self.load_request())
         except CandidateError as error:
-            self._fail(name, "", f"the candidate cannot be constructed: {error}")
+            trick = error.acts[0][0] if error.acts else ""
+            self._fail(name, "", f"the candidate cannot be constructed: {error}", trick)
             return False
         for setting in reply.get("settings_changed", []):
             self._fail("process settings", "", f"loading it changes {setting}", "patched settings")
-        wanted = self.reference.initial_state
-        missing = sorted(k[2:] for k in set(wanted) - set(state))
-        extra = sorted(k[2:] for k in set(state) - set(wanted))
-        if missing or extra:
-            self._fail(
-                name,
-                "",
-                "its parameters and buffers are not the original's: "
-                f"missing {missing or 'none'}, added {extra or 'none'}",
-            )
-            return False
-        for key, value in wanted.items():
-            found = state[key]
-            if found.shape != value.shape or found.dtype != value.dtype:
-                self._fail(
-                    name,
-                    "",
-                    f"{key[2:]} is {found.dtype} {list(found.shape)}, the original's is "
-                    f"{value.dtype} {list(value.shape)}",
-                )
-                return False
-        unlike = [k[2:] for k, v in wanted.items() if not same_bits(v, state[k])]
-        if unlike:
-            self._fail(name, "", f"with the same seed, {', '.join(unlike)} differ in value")
-        elif reply.get("state_dict") != self.reference.state_dict_names:
-            self._fail(name, "", "the names in its state_dict differ, or their order does")
-        elif reply.get("requires_grad") != self.reference.requires_grad:
-            self._fail(name, "", "requires_grad of its parameters differs")
-        else:
-            self.result.checks.append(Check(name, "", "passed"))
-        return True
+        for trick, what in acts_of(reply):
+            self._fail("conduct", "", f"loading it: the candidate {what}", trick)
+        if reply.get("reseeded"):
+            self._fail("conduct", "", "loading it seeds the random generator", "seeded generator")
+        problem = construction_problem(self.reference, reply, state)
+        self.result.checks.append(Check(name, "", "failed" if problem else "passed", problem))
+        return not problem
 
     # Trials -----------------------------------------------------------------------------------
 
@@ -295,7 +303,7 @@ class _Verification:
         self._trial("statistics moved on", training, fresh())
         self._trial("statistics moved on", evaluation, fresh(), return_parameters=True)
         self._recheck_earlier()
-        self._process.request({"op": "forget"}, None, self.options.time_limit_s)
+        self._request({"op": "forget"})
         self._calls.clear()
 
     def _hostile_trials(self) -> None:
@@ -307,8 +315,8 @@ class _Verification:
         base = self._changed_state()
         buffers = {k: v for k, v in base.items() if k[:2] == "b:"}
         new_state: dict | None = base
-        for family in families.hostile_families(own_batch):
-            generator = torch.Generator().manual_seed(self._next_seed())
+        for family in families.hostile_families(own_batch, self._drawn_batches(own_batch)):
+            generator = torch.Generator().manual_seed(self._random.next("inputs"))
             cut = families.with_batch(self.fresh_inputs(), family.batch)
             made = family.make(cut, generator)
             for training in MODES:
@@ -327,8 +335,16 @@ class _Verification:
                 new_state,
                 layout=family.layout,
                 return_parameters=family.name == "NaN and ±Inf",
+                unannounced=family.unannounced,
             )
         )
+
+    def _drawn_batches(self, own_batch: int) -> tuple:
+        small = min(own_batch, families.HOSTILE_BATCH) - 1
+        drawn = [self._random.between(4, small)] if small >= 4 else []
+        if own_batch > 2 * families.HOSTILE_BATCH:
+            drawn.append(self._random.between(families.HOSTILE_BATCH + 1, own_batch - 1))
+        return tuple(drawn)
 
     def _trial(self, name: str, training: bool, values: list, **more: Any) -> None:
         new_state = more.pop("new_state", None)
@@ -337,31 +353,14 @@ class _Verification:
         self._run_trial(Trial(name, training, values, new_state=state, own=True, **more))
 
     def _changed_state(self) -> dict:
-        """Parameters and statistics as a training step or load_state_dict might leave them."""
-        generator = torch.Generator().manual_seed(self._next_seed())
-        changed: dict = {}
-        by_storage: dict = {}  # tied parameters stay tied
-        for key, value in self._state.items():
-            if not value.is_floating_point():
-                changed[key] = value.clone()
-                continue
-            group = self.reference.tied.get(key, key)
-            if group not in by_storage:
-                factor = 0.5 + torch.rand(value.shape, generator=generator)
-                new = value.float() * factor
-                if key[:2] == "p:":
-                    size = float(value.float().abs().mean()) if value.numel() else 0.0
-                    new = new + 0.1 * (size or 1.0) * torch.randn(value.shape, generator=generator)
-                by_storage[group] = new.to(value.dtype)
-            changed[key] = by_storage[group]
-        return changed
+        return self.reference.changed(self._state, self._random.next("parameters"))
 
     def _run_trial(self, trial: Trial) -> None:
         self.options.progress(f"{MODES[trial.training]}: {trial.name}")
         before = dict(self._state)
         if trial.new_state is not None:
             before.update(trial.new_state)
-        seed = self._next_seed()
+        seed = self._random.next("calls")
         eager = self.reference.eager(before, trial.values, trial.training, trial.layout, seed)
         args, tensors = encode_args(trial.values)
         tensors.update(trial.new_state or {})
@@ -379,7 +378,7 @@ class _Verification:
         }
         self._state = before
         try:
-            reply, received, _ = self._process.request(header, tensors, self.options.time_limit_s)
+            reply, received, _ = self._request(header, tensors)
         except CandidateError as error:
             self._judge_error(trial, eager, error)
             return
@@ -430,8 +429,25 @@ class _Verification:
             return math.inf
         return measure(truth, output, rows_of(truth)).relative_error
 
+    def _read_again(self, call: Any) -> list | None:
+        """What the outputs of this call hold a moment later."""
+        time.sleep(_MOMENT_S)
+        try:
+            _, received, _ = self._request({"op": "recheck", "call": call})
+        except CandidateError:
+            return None
+        return [received[f"o{i}"] for i in range(len(received))]
+
+    def _truth_outputs(self, state: dict, values: list, training: bool) -> list:
+        return self.reference.truth(state, values, training, self._random.construction).outputs
+
     def _judge_error(self, trial: Trial, eager: Results, error: CandidateError) -> None:
-        if eager.error is not None:
+        for trick, what in error.acts:
+            self._check(trial, f"the candidate {what}", trick)
+            return
+        if error.type in _FATAL_ON_GPU:
+            self._check(trial, f"the candidate raises {error}", _FATAL_ON_GPU[error.type])
+        elif eager.error is not None:
             same = type(eager.error).__name__ == error.type
             self._check(
                 trial,
@@ -452,9 +468,7 @@ class _Verification:
         """Results of earlier calls must still hold what they held."""
         for call, outputs in self._calls:
             try:
-                _, received, _ = self._process.request(
-                    {"op": "recheck", "call": call}, None, self.options.time_limit_s
-                )
+                _, received, _ = self._request({"op": "recheck", "call": call})
             except CandidateError as error:
                 self._fail("earlier results", "", str(error))
                 return

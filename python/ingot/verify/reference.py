@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ _BLOCK_OF_NOISE_SEED = 20211
 @dataclass
 class Results:
     """Outputs and buffers after one call, or the exception that it raised. changed_inputs: those
-    that the original itself works on in place."""
+    that the original itself works on in place. drew: whether it took random numbers."""
 
     outputs: list
     structure: str
@@ -29,6 +30,7 @@ class Results:
     aliases: list
     error: Exception | None = None
     changed_inputs: frozenset = frozenset()
+    drew: bool = False
 
 
 class Reference:
@@ -74,6 +76,38 @@ class Reference:
 
     def truth(self, state: dict, values: list, training: bool, seed: int) -> Results:
         return self._run(self._exact, state, _doubled(values), training, "contiguous", seed)
+
+    def caller(self, state: dict, values: list, training: bool) -> Callable[[], None]:
+        """One call of the original, to its end, and nothing else: for the clock."""
+        self._prepare(self._eager, state, training)
+        placed = execution.on_device(values, self.device)
+
+        def call() -> None:
+            with torch.no_grad():
+                self._eager(*placed)
+            execution.synchronize(self.device)
+
+        return call
+
+    def changed(self, state: dict, seed: int) -> dict:
+        """Parameters and statistics as a training step or load_state_dict might leave them."""
+        generator = torch.Generator().manual_seed(seed)
+        changed: dict = {}
+        by_storage: dict = {}  # tied parameters stay tied
+        for key, value in state.items():
+            if not value.is_floating_point():
+                changed[key] = value.clone()
+                continue
+            group = self.tied.get(key, key)
+            if group not in by_storage:
+                factor = 0.5 + torch.rand(value.shape, generator=generator)
+                new = value.float() * factor
+                if key[:2] == "p:":
+                    size = float(value.float().abs().mean()) if value.numel() else 0.0
+                    new = new + 0.1 * (size or 1.0) * torch.randn(value.shape, generator=generator)
+                by_storage[group] = new.to(value.dtype)
+            changed[key] = by_storage[group]
+        return changed
 
     def spread(
         self,
@@ -132,12 +166,14 @@ class Reference:
         self._prepare(module, state, training)
         inputs = execution.place_inputs(values, self.device, layout, None)
         execution.seed_everything(seed)
+        generators = execution.generator_states(self.device)
         try:
             with torch.no_grad():
                 outputs, structure, _ = execution.outputs_of(module(*inputs))
             execution.synchronize(self.device)
         except Exception as error:
             return Results([], "", {}, [], error)
+        drew = generators != execution.generator_states(self.device)
         aliases = execution.aliases_of(outputs, inputs, module)
         buffers = {n: b.clone() for n, b in module.named_buffers(remove_duplicate=False)}
         # Clones: the next call must not reach into what this one returned.
@@ -147,7 +183,7 @@ class Reference:
             for i, (value, used) in enumerate(zip(values, inputs, strict=True))
             if isinstance(value, torch.Tensor) and not execution.same_bits(value, used)
         )
-        return Results(kept, structure, buffers, aliases, changed_inputs=changed)
+        return Results(kept, structure, buffers, aliases, changed_inputs=changed, drew=drew)
 
 
 def id_of(tensor: torch.Tensor) -> tuple:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+import random
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from ..model_file import load_model_file
 from . import execution
 
 CANDIDATE = "candidate"
+_SAMPLES = 2
 
 
 class TimingSession:
@@ -24,7 +26,7 @@ class TimingSession:
         self._device = device
         loaded = load_model_file(header["original"], header["overrides"])
         init_inputs = pickle.loads(base64.b64decode(header["init"]))
-        self._original = execution.construct(loaded.Model, init_inputs, header["seed"])
+        self._original = execution.construct(loaded.Model, init_inputs, header["construction_seed"])
         self._original.to(device)
         state = {k: v for k, v in tensors.items() if k[:2] in ("p:", "b:")}
         for module in (self._original, candidate):
@@ -39,32 +41,55 @@ class TimingSession:
             ]
             for args in header["input_sets"]
         ]
+        self._pristine = [
+            [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
+            for values in self._input_sets
+        ]
 
     def compare(self, header: dict) -> tuple:
-        """Samples of all subjects. Weights change before each call, by the same values for all."""
+        """Samples of all subjects. Weights and inputs change before each call, so that no result
+        can be kept; the weights by the same values for all."""
         subjects = baselines(
             self._original, self._input_sets, self._device, header["compiled"], False
         )
         subjects[CANDIDATE] = calls(self._candidate, self._input_sets)
-        change = WeightChanger(self._original, self._candidate)
+        change_weights = WeightChanger(self._original, self._candidate)
+        change_inputs = execution.InputChanger(self._input_sets, header["seed"])
+
+        def change(i: int) -> None:
+            change_weights(i)
+            change_inputs(i)
+
         options = RoundOptions(rounds=header["rounds"], budget_s=header["budget_s"], prepare=change)
         result = compare(subjects, self._device, options)
-        change(0)  # the parameters that the parent sent
+        change_weights(0)  # the parameters that the parent sent
         return {"ok": True, "baseline": EAGER, **result.to_dict()}, {}
 
-    def repeat(self, count: int) -> tuple:
+    def repeat(self, count: int, seed: int) -> tuple:
         """Calls the candidate alone `count` times; the parent holds the watch. Returns the outputs
-        of the last call, and the state from which a repetition of it starts."""
+        of the last call and of some others, which are chosen only after each was made."""
+        for values, pristine in zip(self._input_sets, self._pristine):
+            for value, kept in zip(values, pristine):
+                if isinstance(value, torch.Tensor):
+                    value.copy_(kept)
+        change = execution.InputChanger(self._input_sets, seed)
+        before = {f"b:{n}": b.clone() for n, b in self._candidate.named_buffers()}
+        chance = random.SystemRandom()
+        sampled: dict = {}
         with torch.no_grad():
             result: Any = None
             for i in range(count):
-                before = None
+                change(i)
                 if i == count - 1:
                     before = {f"b:{n}": b.clone() for n, b in self._candidate.named_buffers()}
                 result = self._candidate(*self._input_sets[i % len(self._input_sets)])
+                place = len(sampled) if len(sampled) < _SAMPLES else chance.randrange(i + 1)
+                if place < _SAMPLES:
+                    sampled[place] = (i, result)
             execution.synchronize(self._device)
-        outputs, _, _ = execution.outputs_of(result)
-        sent = {f"o{i}": t for i, t in enumerate(outputs)}
-        sent.update(before or {})
-        last = (count - 1) % len(self._input_sets)
-        return {"ok": True, "last": last, "outputs": len(outputs)}, sent
+        calls_kept = [*sampled.values(), (count - 1, result)]
+        sent: dict = dict(before)
+        for number, (_, kept_result) in enumerate(calls_kept):
+            outputs, _, _ = execution.outputs_of(kept_result)
+            sent.update({f"r{number}.o{i}": t for i, t in enumerate(outputs)})
+        return {"ok": True, "calls": [i for i, _ in calls_kept]}, sent

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import os
 import pickle
-import signal
 import socket
 import sys
 import traceback
@@ -18,13 +17,20 @@ from typing import Any
 
 import torch
 
-from . import execution, loading
+# All that is used later is loaded before the candidate, which could put something in its place.
+from . import execution, loading, timing_worker
+from .confinement import confine_worker
 from .transport import Line, TransportError
+from .watch import Watch
+
+_GPU_MEMORY_SHARE = 0.6
 
 
 class Worker:
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: Line, folder: str) -> None:
         self._line = line
+        self._folder = folder
+        self._watch = Watch()
         self._device = torch.device("cpu")
         self._module: torch.nn.Module | None = None
         self._inputs: list = []
@@ -41,6 +47,8 @@ class Worker:
             "forget": self._forget,
             "compare": self._compare,
             "repeat": self._repeat,
+            "hello": self._nothing,
+            "finish": self._nothing,
         }
         while True:
             try:
@@ -51,12 +59,15 @@ class Worker:
                 reply, sent = operations[header["op"]](header, tensors)
             except Exception as error:
                 reply, sent = {"ok": False, "error": self._describe(error)}, {}
-            self._line.send(reply, sent)
+            acts = self._watch.acts()
+            self._line.send({**reply, "id": header.get("id"), "acts": acts}, sent)
 
     def _load(self, header: dict, tensors: dict) -> tuple:
         self._device = torch.device(header["device"])
         self._path = header["path"]
+        _leave_memory_to_the_parent(self._device)
         before = execution.process_settings()
+        self._watch.start(self._path, header["original"], self._folder)
         candidate = loading.load_file(self._path, header["overrides"])
         model_class = loading.model_class(candidate, self._path, header["class_names"])
         init_inputs = pickle.loads(base64.b64decode(header["init"]))
@@ -68,6 +79,7 @@ class Worker:
             "state_dict": list(module.state_dict()),
             "requires_grad": {n: p.requires_grad for n, p in module.named_parameters()},
             "settings_changed": _differences(before, after),
+            "reseeded": torch.initial_seed() != header["seed"],
         }
         return reply, execution.named_state(self._module)
 
@@ -78,20 +90,22 @@ class Worker:
         execution.set_state(module, state, header["through_data"])
         module.train(header["training"])
         values = _decode(header["args"], tensors)
-        self._inputs = execution.place_inputs(
-            values, self._device, header["layout"], self._inputs if header["reuse"] else None
-        )
         before = execution.process_settings()
         execution.seed_everything(header["seed"])
+        self._inputs = execution.place_inputs(
+            values, self._device, header["layout"], self._inputs if header["reuse"] else None, True
+        )
         execution.poison_free_memory(header["poison"], self._device)
-        execution.synchronize(self._device)
+        generators = execution.generator_states(self._device)
         with torch.no_grad():
             result = module(*self._inputs)
         outputs, structure, complaints = execution.outputs_of(result)
+        # What the caller's stream sees: work left on another stream is not in it.
+        seen = [o.clone() for o in outputs] if self._device.type == "cuda" else outputs
         execution.synchronize(self._device)
         self._calls += 1
         self._results[self._calls] = outputs  # kept alive: its memory must not serve a later call
-        sent = {f"o{i}": t for i, t in enumerate(outputs)}
+        sent = {f"o{i}": t for i, t in enumerate(seen)}
         sent.update({f"i{i}": t for i, t in enumerate(self._inputs) if isinstance(t, torch.Tensor)})
         wanted = ("p:", "b:") if header["return_parameters"] else ("b:",)
         sent.update({k: v for k, v in execution.named_state(module).items() if k[:2] in wanted})
@@ -104,6 +118,8 @@ class Worker:
             "aliases": execution.aliases_of(outputs, self._inputs, module),
             "training": module.training,
             "settings_changed": _differences(before, execution.process_settings()),
+            "reseeded": torch.initial_seed() != header["seed"],
+            "drew": generators != execution.generator_states(self._device),
         }
         return reply, sent
 
@@ -116,13 +132,15 @@ class Worker:
         return {"ok": True}, {}
 
     def _compare(self, header: dict, tensors: dict) -> tuple:
-        from . import timing_worker
-
-        self._timing = timing_worker.TimingSession(self._module, self._device, header, tensors)
+        with self._watch.original_allowed():
+            self._timing = timing_worker.TimingSession(self._module, self._device, header, tensors)
         return self._timing.compare(header)
 
     def _repeat(self, header: dict, tensors: dict) -> tuple:
-        return self._timing.repeat(header["calls"])
+        return self._timing.repeat(header["calls"], header["seed"])
+
+    def _nothing(self, header: dict, tensors: dict) -> tuple:
+        return {"ok": True}, {}
 
     def _describe(self, error: BaseException) -> dict:
         where = ""
@@ -142,23 +160,30 @@ def _decode(args: list, tensors: dict) -> list:
 
 
 def _differences(before: dict, after: dict) -> list:
-    return [f"{n}: {before[n]} → {after[n]}" for n in before if before[n] != after[n]]
+    """What is unlike, e.g. ["threads: 2 → 1"]; of a dict its unlike entries."""
+    found = []
+    for name, old in before.items():
+        new = after[name]
+        if isinstance(old, dict) and isinstance(new, dict):
+            names = [n for n in {**old, **new} if old.get(n) != new.get(n)]
+            found += [f"{name} {n}: {old.get(n)} → {new.get(n)}" for n in names]
+        elif old != new:
+            found.append(f"{name}: {old} → {new}")
+    return found
 
 
-def _die_with_parent() -> None:
-    """Asks the kernel (PR_SET_PDEATHSIG) to end this process when the parent ends."""
-    try:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-    except (OSError, AttributeError):
-        pass
+def _leave_memory_to_the_parent(device: torch.device) -> None:
+    """The parent needs room on the GPU for the original, in fp64 too."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        torch.cuda.set_per_process_memory_fraction(_GPU_MEMORY_SHARE * free / total, device)
 
 
 def main() -> None:
-    _die_with_parent()
+    confine_worker()
     connection = socket.socket(fileno=int(sys.argv[1]))
-    Worker(Line(connection, Path(sys.argv[2]), "worker")).serve()
+    connection.set_inheritable(False)
+    Worker(Line(connection, Path(sys.argv[2]), "worker"), sys.argv[2]).serve()
 
 
 if __name__ == "__main__":
