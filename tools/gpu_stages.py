@@ -185,6 +185,15 @@ def verify_example(subject: tuple, settings: Settings) -> Outcome:
     return result.verified, failures or f"{len(result.checks)} checks, own error {worst:.1e}"
 
 
+# adversaries -------------------------------------------------------------------------------------
+
+
+def adversaries(which: str, settings: Settings) -> Outcome:
+    script = CHECKS / "check_verify.py"
+    options = [f"--which={which}", f"--device={settings.device}", f"--seconds={settings.seconds}"]
+    return outcome(*run_script([sys.executable, script, *options], settings))
+
+
 # sanitizer ---------------------------------------------------------------------------------------
 
 
@@ -332,6 +341,12 @@ STAGES = {
         verify_example,
         "each example verified against fp64, in both modes, on hostile inputs too",
         seconds=30.0,
+    ),
+    "adversaries": Stage(
+        lambda settings: [Step("checked", "checked"), Step("timed", "timed", alone=True)],
+        adversaries,
+        "verify itself, against honest and dishonest CUDA candidates",
+        seconds=60.0,
     ),
     "sanitizer": Stage(
         lambda settings: [Step(tool, tool) for tool in SANITIZER_TOOLS],
