@@ -11,6 +11,27 @@
 #include "support/error.h"
 
 namespace ingot {
+
+double apply_pointwise(PointwiseOp op, DType dtype, const std::array<double, 3>& x) {
+  switch (op) {
+#define INGOT_APPLY_1(name) pointwise::name(x[0])
+#define INGOT_APPLY_2(name) pointwise::name(x[0], x[1])
+#define INGOT_APPLY_3(name) pointwise::name(x[0], x[1], x[2])
+#define INGOT_APPLY(name, arity, expression) \
+  case PointwiseOp::name##_:                 \
+    return INGOT_APPLY_##arity(name);
+    INGOT_POINTWISE_OPERATORS(INGOT_APPLY)
+#undef INGOT_APPLY
+#undef INGOT_APPLY_3
+#undef INGOT_APPLY_2
+#undef INGOT_APPLY_1
+    case PointwiseOp::cast_:
+      if (dtype == DType::boolean) return x[0] != 0 ? 1 : 0;
+      return dtype == DType::i64 ? std::trunc(x[0]) : x[0];
+  }
+  return 0;
+}
+
 namespace {
 
 using Values = std::vector<double>;
@@ -89,26 +110,6 @@ void store(const ingot_tensor& tensor, const Values& values) {
   for_each_index(extents, [&](const Index& at) {
     store_element(tensor.data, tensor.dtype, offset(at, strides), values[next++]);
   });
-}
-
-double apply(PointwiseOp op, DType dtype, const std::array<double, 3>& x) {
-  switch (op) {
-#define INGOT_APPLY_1(name) pointwise::name(x[0])
-#define INGOT_APPLY_2(name) pointwise::name(x[0], x[1])
-#define INGOT_APPLY_3(name) pointwise::name(x[0], x[1], x[2])
-#define INGOT_APPLY(name, arity, expression) \
-  case PointwiseOp::name##_:                 \
-    return INGOT_APPLY_##arity(name);
-    INGOT_POINTWISE_OPERATORS(INGOT_APPLY)
-#undef INGOT_APPLY
-#undef INGOT_APPLY_3
-#undef INGOT_APPLY_2
-#undef INGOT_APPLY_1
-    case PointwiseOp::cast_:
-      if (dtype == DType::boolean) return x[0] != 0 ? 1 : 0;
-      return dtype == DType::i64 ? std::trunc(x[0]) : x[0];
-  }
-  return 0;
 }
 
 // Sums run in extended precision, so that their own rounding stays below the doubles'.
@@ -301,7 +302,7 @@ Values Evaluator::pointwise(const Node& node) const {
   for_each_index(extents_of(node.shape, batch_), [&](const Index& at) {
     std::array<double, 3> x{};
     for (size_t i = 0; i < node.args.size(); ++i) x[i] = data[i][offset(at, strides[i])];
-    values.push_back(apply(node.op, node.dtype, x));
+    values.push_back(apply_pointwise(node.op, node.dtype, x));
   });
   return values;
 }

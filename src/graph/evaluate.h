@@ -1,6 +1,7 @@
 // The meaning of a graph, in double precision: plain loops, node by node, nothing rewritten.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 
@@ -17,5 +18,8 @@ namespace ingot {
 // Integers beyond 2^53 lose their last bits.
 // Throws Error (INGOT_INVALID_ARGUMENT) where a tensor does not fit its leaf or result.
 void evaluate(const Graph& graph, int64_t batch, std::span<const ingot_tensor> tensors);
+
+// One pointwise operator on numbers (as many as it takes); dtype: of a cast.
+double apply_pointwise(PointwiseOp op, DType dtype, const std::array<double, 3>& x);
 
 }  // namespace ingot

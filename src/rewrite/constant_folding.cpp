@@ -3,31 +3,12 @@
 #include <array>
 #include <cmath>
 
+#include "graph/evaluate.h"
 #include "rewrite/edit.h"
 #include "rewrite/rules.h"
 
 namespace ingot {
 namespace {
-
-double evaluate_constant(PointwiseOp op, DType dtype, const std::array<double, 3>& x) {
-  switch (op) {
-#define INGOT_APPLY_1(name) pointwise::name(x[0])
-#define INGOT_APPLY_2(name) pointwise::name(x[0], x[1])
-#define INGOT_APPLY_3(name) pointwise::name(x[0], x[1], x[2])
-#define INGOT_APPLY(name, arity, expression) \
-  case PointwiseOp::name##_:                 \
-    return INGOT_APPLY_##arity(name);
-    INGOT_POINTWISE_OPERATORS(INGOT_APPLY)
-#undef INGOT_APPLY
-#undef INGOT_APPLY_3
-#undef INGOT_APPLY_2
-#undef INGOT_APPLY_1
-    case PointwiseOp::cast_:
-      if (dtype == DType::boolean) return x[0] != 0 ? 1 : 0;
-      return dtype == DType::i64 ? std::trunc(x[0]) : x[0];
-  }
-  return 0;
-}
 
 int apply(Graph& graph, std::vector<std::string>& where) {
   return rewrite_nodes(graph, where, [](NodeEdit& edit) {
@@ -38,7 +19,7 @@ int apply(Graph& graph, std::vector<std::string>& where) {
       if (!edit.is_constant(node.args[i])) return kNoValue;
       x[i] = edit[node.args[i]].constant;
     }
-    const double value = evaluate_constant(node.op, node.dtype, x);
+    const double value = apply_pointwise(node.op, node.dtype, x);
     // Integers outside what a double holds exactly stay as they are.
     if (node.dtype == DType::i64 && !(std::abs(value) <= 0x1p53)) return kNoValue;
     return edit.builder().constant(value, node.dtype);
