@@ -228,7 +228,7 @@ def sanitize(tool: str, settings: Settings) -> Outcome:
     return outcome(*run_script(command, settings, PYTORCH_NO_CUDA_MEMORY_CACHING="1"))
 
 
-# stress, errors, products ------------------------------------------------------------------------
+# stress, errors, latency, devices, products ------------------------------------------------------
 
 
 def stress(calls: int, settings: Settings) -> Outcome:
@@ -241,6 +241,16 @@ def error_curves(_: Any, settings: Settings) -> Outcome:
     command = [sys.executable, CHECKS / "error_curves.py", settings.library]
     command += ["--device", settings.device, "--out", settings.file("error-curves")]
     return outcome(*run_script(command, settings))
+
+
+def latency(_: Any, settings: Settings) -> Outcome:
+    command = [sys.executable, CHECKS / "check_latency.py", "--device", settings.device]
+    command += ["--seconds", max(10.0, settings.seconds - 5)]
+    return outcome(*run_script(command, settings))
+
+
+def devices(_: Any, settings: Settings) -> Outcome:
+    return outcome(*run_script([sys.executable, CHECKS / "check_devices.py"], settings))
 
 
 def products_missing(settings: Settings) -> str:
@@ -366,6 +376,18 @@ STAGES = {
         stress,
         "calls from many threads and streams, CUDA graphs among them, every bit compared",
         seconds=75.0,
+    ),
+    "devices": Stage(
+        lambda settings: [Step("two GPUs")],
+        devices,
+        "the same bits on each of several GPUs, in one process",
+        seconds=40.0,
+    ),
+    "latency": Stage(
+        lambda settings: [Step("first calls", alone=True)],
+        latency,
+        "the first call with an empty cache, from the cache, and the host's time of a call",
+        seconds=60.0,
     ),
     "bench": Stage(
         bench_steps,
