@@ -46,8 +46,8 @@
   X(ge, 2, T(a >= b))                                    \
   X(eq, 2, T(a == b))                                    \
   X(ne, 2, T(a != b))                                    \
-  X(logical_and, 2, T(a != T(0) && b != T(0)))           \
-  X(logical_or, 2, T(a != T(0) || b != T(0)))            \
+  X(logical_and, 2, T((a != T(0)) & (b != T(0))))        \
+  X(logical_or, 2, T((a != T(0)) | (b != T(0))))         \
   X(logical_not, 1, T(a == T(0)))                        \
   X(select, 3, a != T(0) ? b : c)
 

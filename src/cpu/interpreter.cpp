@@ -45,10 +45,11 @@ Extents masked(const std::array<bool, kAxes>& varies, const Extents& sizes) {
   return out;
 }
 
-Extents dense(const std::array<bool, kAxes>& varies, const Extents& sizes) {
+Extents dense(const std::array<bool, kAxes>& varies, const Extents& sizes, const AxisOrder& order) {
   Extents strides{};
   int64_t stride = 1;
-  for (size_t a = kAxes; a-- > 0;) {
+  for (size_t i = kAxes; i-- > 0;) {
+    const size_t a = order[i];
     if (!varies[a]) continue;
     strides[a] = stride;
     stride *= sizes[a];
@@ -69,6 +70,13 @@ std::byte* at_element(std::byte* data, int64_t elements, size_t width) {
 bool holds(DType dtype, Class cls) {
   return (dtype == DType::f32 && cls == Class::single) ||
          (dtype == DType::f64 && cls == Class::wide);
+}
+
+// Whether the inner two loops transpose: one operand runs along the innermost, the other along the
+// next.
+bool turned(const Loops<2>& loops, size_t along_inner, size_t along_next) {
+  return loops.size[0] > 1 && loops.size[1] > 1 && loops.stride[0][along_inner] == 1 &&
+         loops.stride[1][along_next] == 1;
 }
 
 }  // namespace
@@ -103,13 +111,17 @@ Interpreter::Interpreter(const Phase& phase, const Bindings& bindings, Level lev
     total += align(static_cast<size_t>(elements) * width_of(buffer.cls));
   }
   states_capacity_ = 1;
+  AxisMask reduced = 0;
   for (const StateStep& state : phase.reductions) {
+    reduced |= state.axes;
     Extents kept = tile;
     for (size_t a = 0; a < kAxes; ++a) {
       if ((state.axes >> a & 1) != 0) kept[a] = 1;
     }
     states_capacity_ = std::max(states_capacity_, product_of(kept));
   }
+  // Statistics are gathered into states in natural order.
+  if (phase.statistics.empty()) order_ = register_order(tile, reduced);
   const size_t states = align(static_cast<size_t>(states_capacity_) * 2 * sizeof(double));
   scratch_ = scratch->reserve(total + states + kAlignment);
   states_ = reinterpret_cast<double*>(scratch_ + total);
@@ -132,14 +144,15 @@ Extents Interpreter::sizes_of(const Slot& slot) const {
 
 Interpreter::Register Interpreter::scratch_register(const Slot& slot) {
   return {scratch_ + buffer_offsets_[static_cast<size_t>(slot.buffer)],
-          dense(slot.varies, tile_.size)};
+          dense(slot.varies, tile_.size, order_)};
 }
 
 // Operations want each operand dense or constant along the innermost axis.
 bool Interpreter::usable_in_place(const Slot& slot, const Memory& memory) const {
   if (!holds(memory.dtype, slot.cls)) return false;
   if (reinterpret_cast<uintptr_t>(memory.data) % width_of(slot.cls) != 0) return false;
-  for (size_t a = kAxes; a-- > 0;) {
+  for (size_t i = kAxes; i-- > 0;) {
+    const size_t a = order_[i];
     if (slot.varies[a] && tile_.size[a] > 1) return memory.strides[a] == 1;
   }
   return true;
@@ -231,7 +244,8 @@ void Interpreter::run_pointwise_as(const Step& step, const Primitives<T>& primit
   for (int i = 0; i < step.arity; ++i) {
     in[i] = &registers_[static_cast<size_t>(step.in[static_cast<size_t>(i)])];
   }
-  loops.build(sizes_of(out_slot), {out.strides, in[0]->strides, in[1]->strides, in[2]->strides});
+  loops.build(sizes_of(out_slot), {out.strides, in[0]->strides, in[1]->strides, in[2]->strides},
+              order_);
   int variant = 0;
   if (loops.size[0] > 1) {
     for (int i = 0; i < step.arity; ++i) {
@@ -259,7 +273,7 @@ void Interpreter::run_convert(const Step& step) {
   const Class from = phase_.slots[in_index].cls, to = phase_.slots[out_index].cls;
   const Register &in = registers_[in_index], &out = registers_[out_index];
   Loops<2> loops;
-  loops.build(sizes_of(phase_.slots[out_index]), {out.strides, in.strides});
+  loops.build(sizes_of(phase_.slots[out_index]), {out.strides, in.strides}, order_);
   const auto dtype = static_cast<size_t>(step.dtype);
   alignas(kAlignment) std::byte rounded[kConvertElements * sizeof(double)];
   loops.for_each_row([&](const std::array<int64_t, 2>& offset) {
@@ -284,10 +298,18 @@ void Interpreter::run_convert(const Step& step) {
 
 void Interpreter::copy_in(const Slot& slot, const Memory& memory, const Register& out) {
   Loops<2> loops;
-  loops.build(sizes_of(slot), {out.strides, memory.strides});
+  loops.build(sizes_of(slot), {out.strides, memory.strides}, order_);
   const auto dtype = static_cast<size_t>(memory.dtype);
   std::byte* base =
       at_element(memory.data, offset_of(tile_.begin, memory.strides), width_of(memory.dtype));
+  if (memory.dtype == DType::f32 && slot.cls == Class::single && turned(loops, 0, 1)) {
+    loops.for_each_outer([&](const std::array<int64_t, 2>& offset) {
+      single_.transpose(at_element(out.data, offset[0], sizeof(float)), loops.stride[1][0],
+                        at_element(base, offset[1], sizeof(float)), loops.stride[0][1],
+                        loops.size[0], loops.size[1]);
+    });
+    return;
+  }
   loops.for_each_row([&](const std::array<int64_t, 2>& offset) {
     const std::byte* source = at_element(base, offset[1], width_of(memory.dtype));
     std::byte* target = at_element(out.data, offset[0], width_of(slot.cls));
@@ -303,10 +325,18 @@ void Interpreter::copy_in(const Slot& slot, const Memory& memory, const Register
 
 void Interpreter::copy_out(const Slot& slot, const Register& in, const Memory& memory) {
   Loops<2> loops;
-  loops.build(sizes_of(slot), {memory.strides, in.strides});
+  loops.build(sizes_of(slot), {memory.strides, in.strides}, order_);
   const auto dtype = static_cast<size_t>(memory.dtype);
   std::byte* base =
       at_element(memory.data, offset_of(tile_.begin, memory.strides), width_of(memory.dtype));
+  if (memory.dtype == DType::f32 && slot.cls == Class::single && turned(loops, 1, 0)) {
+    loops.for_each_outer([&](const std::array<int64_t, 2>& offset) {
+      single_.transpose(at_element(base, offset[0], sizeof(float)), loops.stride[0][0],
+                        at_element(in.data, offset[1], sizeof(float)), loops.stride[1][1],
+                        loops.size[1], loops.size[0]);
+    });
+    return;
+  }
   loops.for_each_row([&](const std::array<int64_t, 2>& offset) {
     std::byte* target = at_element(base, offset[0], width_of(memory.dtype));
     const std::byte* source = at_element(in.data, offset[1], width_of(slot.cls));
@@ -355,7 +385,7 @@ void Interpreter::reduce_box(const StateStep& state, TileStates states, double c
   // Reduced axes begin at 0 in every tile but along the batch.
   const int64_t first_position = kept[kBatch] ? 0 : tile_.begin[kBatch] * positions[kBatch];
   Loops<3> loops;
-  loops.build(tile_.size, {x.strides, dense(kept, tile_.size), positions});
+  loops.build(tile_.size, {x.strides, dense(kept, tile_.size, order_), positions}, order_);
   const auto monoid = static_cast<size_t>(state.monoid);
   const T* data = reinterpret_cast<const T*>(x.data);
   const auto block = [&](int64_t kept_offset, int64_t position) {
@@ -398,31 +428,35 @@ void Interpreter::run_reduce(const Step& step) {
     reduced *= kept[a];
     kept[a] = 1;
   }
-  const int64_t n = product_of(kept);
   const TileStates states{states_, states_ + states_capacity_};
-  clear_states(state.monoid, states, n);
+  clear_states(state.monoid, states, product_of(kept));
   gather(state, states, 0);
   for (const StateStep::Read& read : state.reads) {
-    const auto index = static_cast<size_t>(read.slot);
-    const Register& out = registers_[index];
-    const bool wide = phase_.slots[index].cls == Class::wide;
-    Loops<2> loops;
-    std::array<bool, kAxes> varies{true, true, true, true};
-    loops.build(kept, {out.strides, dense(varies, kept)});
-    loops.for_each_row([&](const std::array<int64_t, 2>& offset) {
-      for (int64_t j = 0; j < loops.size[0]; ++j) {
-        const int64_t from = offset[1] + j * loops.stride[0][1];
-        const int64_t to = offset[0] + j * loops.stride[0][0];
-        const double value = finish_state(read.finish, states.first[from], states.second[from],
-                                          static_cast<double>(reduced));
-        if (wide) {
-          reinterpret_cast<double*>(out.data)[to] = value;
-        } else {
-          reinterpret_cast<float*>(out.data)[to] = static_cast<float>(value);
-        }
-      }
-    });
+    if (phase_.slots[static_cast<size_t>(read.slot)].cls == Class::wide) {
+      read_state<double>(read, kept, static_cast<double>(reduced), wide_);
+    } else {
+      read_state<float>(read, kept, static_cast<double>(reduced), single_);
+    }
   }
+}
+
+template <class T>
+void Interpreter::read_state(const StateStep::Read& read, const Extents& kept, double count,
+                             const Primitives<T>& primitives) {
+  const Register& out = registers_[static_cast<size_t>(read.slot)];
+  const auto finish = primitives.read[static_cast<int>(reading_of(read.finish))];
+  Loops<2> loops;
+  loops.build(kept, {out.strides, dense({true, true, true, true}, kept, order_)}, order_);
+  T* to = reinterpret_cast<T*>(out.data);
+  const double *first = states_, *second = states_ + states_capacity_;
+  const bool contiguous = loops.stride[0][0] == 1 && loops.stride[0][1] == 1;
+  loops.for_each_row([&](const std::array<int64_t, 2>& offset) {
+    const int64_t step = contiguous ? loops.size[0] : 1;
+    for (int64_t j = 0; j < loops.size[0]; j += step) {
+      const int64_t from = offset[1] + j * loops.stride[0][1];
+      finish(first + from, second + from, count, to + offset[0] + j * loops.stride[0][0], step);
+    }
+  });
 }
 
 void clear_states(ReduceMonoid monoid, TileStates states, int64_t n) {
@@ -447,30 +481,27 @@ void clear_states(ReduceMonoid monoid, TileStates states, int64_t n) {
   std::fill_n(states.second, n, second);
 }
 
-double finish_state(Finish finish, double first, double second, double count) {
-  using M = Moments<double>;
-  using L = LogSumExp<double>;
+Reading reading_of(Finish finish) {
   switch (finish) {
     case Finish::sum:
     case Finish::max:
     case Finish::min:
-      return first;
-    case Finish::argmax:
-      return second;
-    case Finish::mean:
-      return M::mean({count, count > 0 ? first : std::numeric_limits<double>::quiet_NaN(), second});
-    case Finish::variance:
-      return M::variance({count, first, second});
-    case Finish::variance_unbiased:
-      return M::variance_unbiased({count, first, second});
     case Finish::max_exponent:
-      return L::maximum({first, second});
+      return Reading::first;
+    case Finish::argmax:
+      return Reading::second;
+    case Finish::mean:
+      return Reading::mean;
+    case Finish::variance:
+      return Reading::variance;
+    case Finish::variance_unbiased:
+      return Reading::variance_unbiased;
     case Finish::sum_exp:
-      return L::sum_exp({first, second});
+      return Reading::sum_exp;
     case Finish::log_sum_exp:
-      return L::value({first, second});
+      return Reading::log_sum_exp;
   }
-  return 0;
+  fail(INGOT_FAILED, "CPU: unknown finish");
 }
 
 }  // namespace ingot::cpu

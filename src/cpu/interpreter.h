@@ -51,6 +51,7 @@ class Interpreter {
 
   // Computes what does not vary with the batch, for the tiles of a strip.
   void begin_strip(const Box& strip);
+
   // Computes a tile of that strip and stores what is to be stored.
   void run_tile(const Box& tile);
   // Merges the tile just computed into a statistic's states; `count` elements are in them already.
@@ -77,6 +78,9 @@ class Interpreter {
   void copy_in(const Slot& slot, const Memory& memory, const Register& out);
   void copy_out(const Slot& slot, const Register& in, const Memory& memory);
   template <class T>
+  void read_state(const StateStep::Read& read, const Extents& kept, double count,
+                  const Primitives<T>& primitives);
+  template <class T>
   void reduce_box(const StateStep& state, TileStates states, double count,
                   const Primitives<T>& primitives);
 
@@ -90,12 +94,12 @@ class Interpreter {
   std::byte* scratch_;
   double* states_;  // room for the states of reductions inside a tile
   int64_t states_capacity_;
+  AxisOrder order_ = kNaturalOrder;  // of the axes in registers
   Box tile_;
 };
 
 // The identity of a monoid in `n` states.
 void clear_states(ReduceMonoid monoid, TileStates states, int64_t n);
-// What a reduction reads off a state of `count` elements.
-double finish_state(Finish finish, double first, double second, double count);
+Reading reading_of(Finish finish);
 
 }  // namespace ingot::cpu

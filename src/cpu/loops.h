@@ -16,11 +16,13 @@ struct Loops {
   std::array<int64_t, kAxes> size;
   std::array<Offsets, kAxes> stride;
 
-  void build(const Extents& sizes, const std::array<Extents, operands>& strides) {
+  void build(const Extents& sizes, const std::array<Extents, operands>& strides,
+             const AxisOrder& order = kNaturalOrder) {
     size.fill(1);
     stride.fill(Offsets{});
     size_t depth = 0;
-    for (size_t a = kAxes; a-- > 0;) {
+    for (size_t i = kAxes; i-- > 0;) {
+      const size_t a = order[i];
       if (sizes[a] == 1) continue;
       bool merges = depth > 0;
       for (size_t o = 0; o < operands && merges; ++o) {

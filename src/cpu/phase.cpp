@@ -34,8 +34,12 @@ ReduceMonoid primitive_of(MonoidKind monoid) {
 class Lowering {
  public:
   Lowering(const Graph& graph, const std::map<ValueId, Shape>& shapes,
-           const std::vector<ValueId>& loads, Phase* phase)
-      : graph_(graph), shapes_(shapes), loads_(loads.begin(), loads.end()), phase_(*phase) {}
+           const std::vector<ValueId>& loads, const std::vector<ValueId>& nodes, Phase* phase)
+      : graph_(graph),
+        shapes_(shapes),
+        loads_(loads.begin(), loads.end()),
+        nodes_(nodes),
+        phase_(*phase) {}
 
   int load(ValueId value) {
     Slot slot;
@@ -65,6 +69,7 @@ class Lowering {
   }
 
   void pointwise(ValueId value) {
+    if (slot_of_.contains(value)) return;
     const Node& node = graph_[value];
     const Class result = class_of(node.dtype);
     if (node.op == PointwiseOp::cast_) {
@@ -108,14 +113,7 @@ class Lowering {
       if (std::find(state.finishes.begin(), state.finishes.end(), value) == state.finishes.end()) {
         continue;
       }
-      Step step;
-      step.kind = Step::Kind::reduce;
-      step.in[0] = slot_for(state.arg);
-      step.arity = 1;
-      step.state = static_cast<int>(phase_.reductions.size());
-      phase_.reductions.push_back(state_step(state, true));
-      phase_.whole_axes |= state.axes;
-      append(step);
+      if (!reduce_exponentials(state)) append_reduction(state_step(state, true));
       return;
     }
     fail(INGOT_FAILED, "CPU: reduction {} of '{}' has no state", value, graph_.name);
@@ -128,6 +126,50 @@ class Lowering {
   void store(ValueId value) { phase_.stores.push_back({value, slot_for(value)}); }
 
  private:
+  void append_reduction(const StateStep& state) {
+    Step step;
+    step.kind = Step::Kind::reduce;
+    step.in[0] = state.arg;
+    step.arity = 1;
+    step.state = static_cast<int>(phase_.reductions.size());
+    phase_.whole_axes |= state.axes;
+    phase_.reductions.push_back(state);
+    append(step);
+  }
+
+  ValueId find_node(PointwiseOp op, const std::vector<ValueId>& args) const {
+    for (const ValueId value : nodes_) {
+      const Node& node = graph_[value];
+      if (node.kind == NodeKind::pointwise && node.op == op && node.args == args) return value;
+    }
+    return kNoValue;
+  }
+
+  // Where exp(x − max) is a value of the body, as in a softmax, its sum is taken from there: the
+  // maximum first, then the exponentials, once, then their sum.
+  bool reduce_exponentials(const SharedState& state) {
+    if (state.monoid != MonoidKind::log_sum_exp || state.finishes.size() != 2) return false;
+    ValueId top = kNoValue, sum = kNoValue;
+    for (const ValueId finish : state.finishes) {
+      if (graph_[finish].finish == Finish::max_exponent) top = finish;
+      if (graph_[finish].finish == Finish::sum_exp) sum = finish;
+    }
+    if (top == kNoValue || sum == kNoValue) return false;
+    const ValueId difference = find_node(PointwiseOp::sub_, {state.arg, top});
+    const ValueId exponential = find_node(PointwiseOp::exp_, {difference});
+    if (exponential == kNoValue) return false;
+    const auto part = [&](MonoidKind monoid, ValueId arg, ValueId finish, Finish reading) {
+      StateStep step = state_step({monoid, arg, state.axes, {finish}}, true);
+      step.reads[0].finish = reading;
+      append_reduction(step);
+    };
+    part(MonoidKind::max, state.arg, top, Finish::max);
+    pointwise(difference);
+    pointwise(exponential);
+    part(MonoidKind::sum, exponential, sum, Finish::sum);
+    return true;
+  }
+
   static Slot computed(Class cls, const std::array<bool, kAxes>& varies) {
     Slot slot;
     slot.cls = cls;
@@ -184,6 +226,7 @@ class Lowering {
   const Graph& graph_;
   const std::map<ValueId, Shape>& shapes_;
   const std::set<ValueId> loads_;
+  const std::vector<ValueId>& nodes_;
   Phase& phase_;
   std::map<ValueId, int> slot_of_;
 };
@@ -278,7 +321,7 @@ Phase lower_phase(const Graph& graph, const Shape& space, const std::map<ValueId
                   const std::vector<SharedState>& statistics, const std::vector<ValueId>& stores) {
   Phase phase;
   phase.space = space;
-  Lowering lowering(graph, shapes, loads, &phase);
+  Lowering lowering(graph, shapes, loads, nodes, &phase);
   for (const ValueId value : nodes) {
     const Node& node = graph[value];
     if (node.kind == NodeKind::pointwise) lowering.pointwise(value);

@@ -40,6 +40,18 @@ struct StateBlock {
 
 enum class ReduceMonoid : int { sum, max, min, argmax, moments, log_sum_exp, count_ };
 
+// What is read off the two numbers of a state.
+enum class Reading : int {
+  first,
+  second,
+  mean,
+  variance,
+  variance_unbiased,
+  sum_exp,
+  log_sum_exp,
+  count_
+};
+
 template <class T>
 struct Primitives {
   using Map = void (*)(const MapBlock<T>&);
@@ -53,6 +65,15 @@ struct Primitives {
   // Merges `n` adjacent values into one state.
   using ReduceRun = void (*)(const T* x, int64_t n, StateBlock state);
   ReduceRun reduce_run[static_cast<int>(ReduceMonoid::count_)];
+
+  // Reads `n` states of `count` elements each.
+  using Read = void (*)(const double* first, const double* second, double count, T* out, int64_t n);
+  Read read[static_cast<int>(Reading::count_)];
+
+  // out[j, i] = in[i, j] for i < rows, j < columns; T in memory, at any address.
+  using Transpose = void (*)(void* out, int64_t out_stride, const void* in, int64_t in_stride,
+                             int64_t rows, int64_t columns);
+  Transpose transpose;
 
   // By ingot_dtype: n elements at `stride` (elements) from or to memory. A store rounds to nearest
   // (integers: toward zero; boolean: whether nonzero).

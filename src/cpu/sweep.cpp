@@ -366,6 +366,7 @@ void SweepRunner::merge_statistics(int64_t batch, std::byte* workspace, const La
   const auto* partials = reinterpret_cast<const double*>(workspace + l.partials);
   const auto count = static_cast<int64_t>(body_.statistics.size());
   const int64_t chunks = tiles.elements() == 0 ? 0 : tiles.chunks;
+  const Primitives<double>& finishes = primitives<double>(isa_.level);
   const auto merge = [&](int64_t task, int) {
     const int64_t begin = task * kMergeElements, n = std::min(kMergeElements, kept - begin);
     for (int64_t s = 0; s < count; ++s) {
@@ -385,9 +386,8 @@ void SweepRunner::merge_statistics(int64_t batch, std::byte* workspace, const La
       }
       for (const StateStep::Read& read : statistic.reads) {
         double* out = finished + static_cast<int64_t>(statistic_.at(read.value)) * kept + begin;
-        for (int64_t i = 0; i < n; ++i) {
-          out[i] = finish_state(read.finish, into.first[i], into.second[i], merged);
-        }
+        finishes.read[static_cast<int>(reading_of(read.finish))](into.first, into.second, merged,
+                                                                 out, n);
       }
     }
   };

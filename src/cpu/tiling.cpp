@@ -12,6 +12,9 @@ constexpr int64_t kStripFeatures = 2048;
 constexpr int64_t kStatisticsFeatures = 512;
 constexpr int64_t kStatisticsRows = 256;
 constexpr int64_t kTasksPerThread = 8;
+// Shorter runs are reduced across vectors rather than along them.
+constexpr int64_t kShortRun = 128;
+constexpr int64_t kFewestLanes = 8;
 
 int64_t ceil_divide(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -84,6 +87,26 @@ Tiling make_tiling(const Shape& space, int64_t batch, AxisMask whole_axes, bool 
   t.batch_chunk = tiles * t.tile[kBatch];
   t.chunks = ceil_divide(t.space[kBatch], t.batch_chunk);
   return t;
+}
+
+AxisOrder register_order(const Extents& tile, AxisMask reduced) {
+  const auto is_reduced = [&](size_t axis) { return (reduced >> axis & 1) != 0; };
+  int64_t run = 1;
+  for (size_t axis = kAxes; axis-- > 0;) {
+    if (tile[axis] > 1 && !is_reduced(axis)) break;
+    run *= tile[axis];
+  }
+  if (run == 1 || run >= kShortRun) return kNaturalOrder;
+  size_t lanes = kAxes;
+  for (size_t axis = 0; axis < kAxes; ++axis) {
+    if (is_reduced(axis)) continue;
+    if (lanes == kAxes || tile[axis] > tile[lanes]) lanes = axis;
+  }
+  if (lanes == kAxes || tile[lanes] < kFewestLanes) return kNaturalOrder;
+  AxisOrder order = kNaturalOrder;
+  std::rotate(order.begin() + static_cast<std::ptrdiff_t>(lanes),
+              order.begin() + static_cast<std::ptrdiff_t>(lanes) + 1, order.end());
+  return order;
 }
 
 }  // namespace ingot::cpu

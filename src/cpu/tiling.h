@@ -16,6 +16,10 @@ struct Box {
   Extents begin{}, size{};
 };
 
+// Axes from the outermost to the innermost in a tile's registers.
+using AxisOrder = std::array<size_t, kAxes>;
+inline constexpr AxisOrder kNaturalOrder{kBatch, kRows, kGroups, kFeatures};
+
 struct Tiling {
   Extents space{};          // extents of the iteration space
   Extents tile{};           // largest tile
@@ -35,5 +39,10 @@ int64_t product_of(const Extents& extents);
 // on `threads`.
 Tiling make_tiling(const Shape& space, int64_t batch, AxisMask whole_axes, bool statistics,
                    int threads);
+
+// The order in which a tile's registers lie when reductions over `reduced` are resolved in it.
+// Runs too short to fill vectors with are turned: another axis becomes the innermost, so that
+// vectors hold one element of many runs each.
+AxisOrder register_order(const Extents& tile, AxisMask reduced);
 
 }  // namespace ingot::cpu
