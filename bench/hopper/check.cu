@@ -21,6 +21,8 @@ using Packed = PackedConfig<128, 2, 6, 2>;
 using PackedWide = PackedConfig<192, 2, 5, 1>;
 using PackedPlainStore = PackedConfig<128, 2, 6, 0>;
 using PackedWidePlainStore = PackedConfig<192, 2, 5, 0>;
+using PackedThin = PackedConfig<64, 1, 8, 1>;  // these two: for tuning, without a cluster
+using PackedSingle = PackedConfig<128, 1, 6, 2>;
 
 template <int kSamples, int kStages, int kSlices>
 using FusedSliced = FusedSplitConfig<kSamples, 3, kStages, false, 1, kSlices>;
@@ -53,6 +55,8 @@ void add_epilogue(const std::string& name) {
   table["PackedConfig<192, 2, 5, 1>/" + name] = (const void*)packed_kernel<PackedWide, E>;
   table["PackedConfig<128, 2, 6, 0>/" + name] = (const void*)packed_kernel<PackedPlainStore, E>;
   table["PackedConfig<192, 2, 5, 0>/" + name] = (const void*)packed_kernel<PackedWidePlainStore, E>;
+  table["PackedConfig<64, 1, 8, 1>/" + name] = (const void*)packed_kernel<PackedThin, E>;
+  table["PackedConfig<128, 1, 6, 2>/" + name] = (const void*)packed_kernel<PackedSingle, E>;
 }
 
 const TileChoice kFused = {Variant::fused_split, 128, 1, 3, 4, 0, 8};
@@ -63,6 +67,8 @@ const TileChoice kFusedEighths = {Variant::fused_split, 128, 1, 3, 4, 0, 8, 1, 8
 const TileChoice kFusedThinQuarters = {Variant::fused_split, 64, 1, 3, 6, 0, 8, 1, 4};
 const TileChoice kPacked = {Variant::packed, 128, 2, 6, 6, 2, 8};
 const TileChoice kPackedWide = {Variant::packed, 192, 2, 5, 5, 1, 8};
+const TileChoice kPackedThin = {Variant::packed, 64, 1, 8, 8, 1, 8};
+const TileChoice kPackedSingle = {Variant::packed, 128, 1, 6, 6, 2, 8};
 
 int failures = 0;
 
@@ -263,6 +269,9 @@ int main(int argc, char** argv) {
       check(c, choice, epilogues);
     for (const TileChoice& choice : {kFusedHalves, kFusedEighths, kFusedThinQuarters}) {
       if (divide_up(c.shape.k, 128) >= choice.slices) check(c, choice, epilogues);
+    }
+    if (c.shape.y_aligned && c.shape.y_stride % 4 == 0) {
+      for (const TileChoice& choice : {kPackedThin, kPackedSingle}) check(c, choice, epilogues);
     }
     check_portable(c, epilogues);
   }
