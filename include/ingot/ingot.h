@@ -66,7 +66,8 @@ INGOT_API void ingot_free(char* text);
  *   "device": "cpu" | "cuda"  (default "cpu"),   "precision": "fp32" | "ieee" | "high" | "tf32" |
  *   "bf16" | "fp16",   "rewrite_level": "ieee" | "real",   "sm": compute capability to plan for
  *   where no GPU is present (90),   "cache_dir": path,   "capabilities": masks CPU or GPU features
- *   for tests. */
+ *   for tests,   "product_choices": {key: configuration}, both as explain gives them under "tuning"
+ *   ("library" and "estimated" are names too): in the place of what was measured or estimated. */
 INGOT_API ingot_status ingot_program_create(const char* graph_json, const char* options_json,
                                             ingot_program** program);
 INGOT_API void ingot_program_destroy(ingot_program* program);

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["IngotError", "IngotWarning", "OptimizedModule", "optimize"]
+__all__ = ["IngotError", "IngotWarning", "OptimizedModule", "TunedProduct", "optimize", "tune"]
 
 _HOMES = {
     "IngotError": "ingot.runtime.library",
     "IngotWarning": "ingot.module",
     "OptimizedModule": "ingot.module",
+    "TunedProduct": "ingot.tuning",
     "optimize": "ingot.module",
+    "tune": "ingot.tuning",
 }
 
 

@@ -59,13 +59,28 @@ void set_capabilities(ProgramOptions& options, const std::string& key, const jso
   options.capabilities = value;
 }
 
+void set_product_choices(ProgramOptions& options, const std::string& key, const json& value) {
+  bool texts = value.is_object();
+  for (const json& name : value) texts = texts && name.is_string();
+  if (!texts) {
+    fail(INGOT_INVALID_ARGUMENT, "option '{}' must be an object of strings, got {}", key,
+         value.dump());
+  }
+  options.product_choices = value;
+}
+
 struct Option {
   const char* key;
   void (*set)(ProgramOptions&, const std::string& key, const json& value);
 };
 constexpr Option kOptions[] = {
-    {"device", set_device}, {"precision", set_precision}, {"rewrite_level", set_rewrite_level},
-    {"sm", set_sm},         {"cache_dir", set_cache_dir}, {"capabilities", set_capabilities},
+    {"device", set_device},
+    {"precision", set_precision},
+    {"rewrite_level", set_rewrite_level},
+    {"sm", set_sm},
+    {"cache_dir", set_cache_dir},
+    {"capabilities", set_capabilities},
+    {"product_choices", set_product_choices},
 };
 
 }  // namespace
@@ -98,7 +113,8 @@ json to_json(const ProgramOptions& options) {
           {"rewrite_level", options.real_rewrites ? "real" : "ieee"},
           {"sm", options.sm},
           {"cache_dir", options.cache_dir},
-          {"capabilities", options.capabilities}};
+          {"capabilities", options.capabilities},
+          {"product_choices", options.product_choices}};
 }
 
 }  // namespace ingot::api

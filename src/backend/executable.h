@@ -19,6 +19,8 @@ struct ProgramOptions {
   int sm = 90;                                             // planned for where no GPU is present
   std::string cache_dir;                                   // empty: the default of this user
   nlohmann::json capabilities = nlohmann::json::object();  // features masked for tests
+  // Configurations of products by the key that describe() gives, in the place of the choice.
+  nlohmann::json product_choices = nlohmann::json::object();
 };
 
 class Executable {

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "backend/executable.h"
+#include "cuda/product_tuning.h"
 #include "cuda/sweep_runner.h"
 #include "support/error.h"
 
@@ -26,12 +27,13 @@ class CudaExecutable : public Executable {
   CudaExecutable(Plan plan, const ProgramOptions& options)
       : plan_(std::move(plan)),
         options_(options),
-        modules_(CubinCache(cache_folder(options))),
+        modules_(CubinCache(cache_folder(options, "/kernels"))),
+        tuning_(options_, plan_.target, cache_folder(options, "/tuned-products.json")),
         leaf_count_(plan_.graph.leaves().size()) {
     for (size_t i = 0; i < plan_.sweeps.size(); ++i) {
       const int sweep = static_cast<int>(i);
       runners_.push_back(plan_.sweeps[i].kind == SweepKind::product
-                             ? make_product_runner(plan_, sweep, modules_, options_.capabilities)
+                             ? make_product_runner(plan_, sweep, modules_, options_, tuning_)
                              : make_kernels_runner(plan_, sweep, modules_));
     }
   }
@@ -87,10 +89,10 @@ class CudaExecutable : public Executable {
   }
 
  private:
-  static std::string cache_folder(const ProgramOptions& options) {
+  static std::string cache_folder(const ProgramOptions& options, const char* inside) {
     const std::string root =
         options.cache_dir.empty() ? CubinCache::default_folder() : options.cache_dir;
-    return root.empty() ? root : root + "/kernels";
+    return root.empty() ? root : root + inside;
   }
 
   const BatchLayout& layout(int64_t batch) {
@@ -108,6 +110,7 @@ class CudaExecutable : public Executable {
   const Plan plan_;
   const ProgramOptions options_;
   Modules modules_;
+  const ProductTuning tuning_;
   const size_t leaf_count_;
   std::vector<std::unique_ptr<SweepRunner>> runners_;
   std::mutex mutex_;

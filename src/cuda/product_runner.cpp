@@ -11,9 +11,10 @@ namespace {
 
 class ProductRunner : public SweepRunner {
  public:
-  ProductRunner(const Plan& plan, int sweep, Modules& modules, const nlohmann::json& features)
+  ProductRunner(const Plan& plan, int sweep, Modules& modules, const ProgramOptions& options,
+                const ProductTuning& tuning)
       : library_(plan, sweep, modules) {
-    own_ = SplitProduct::make(plan, sweep, modules, features, &why_library_);
+    own_ = SplitProduct::make(plan, sweep, modules, options.capabilities, tuning, &why_library_);
   }
 
   size_t scratch_bytes(int64_t batch) const override {
@@ -41,9 +42,10 @@ class ProductRunner : public SweepRunner {
   }
 
   nlohmann::json describe(int64_t batch) override {
-    if (own_ && own_->serves(batch)) return own_->describe(batch);
-    nlohmann::json result = library_.describe();
-    if (!why_library_.empty()) result["reason"] = why_library_;
+    const bool own = own_ && own_->serves(batch);
+    nlohmann::json result = own ? own_->describe(batch) : library_.describe();
+    if (!own && !why_library_.empty()) result["reason"] = why_library_;
+    if (own_) result["tuning"] = own_->describe_tuning(batch);
     return result;
   }
 
@@ -56,8 +58,9 @@ class ProductRunner : public SweepRunner {
 }  // namespace
 
 std::unique_ptr<SweepRunner> make_product_runner(const Plan& plan, int sweep, Modules& modules,
-                                                 const nlohmann::json& features) {
-  return std::make_unique<ProductRunner>(plan, sweep, modules, features);
+                                                 const ProgramOptions& options,
+                                                 const ProductTuning& tuning) {
+  return std::make_unique<ProductRunner>(plan, sweep, modules, options, tuning);
 }
 
 }  // namespace ingot::cuda

@@ -20,10 +20,6 @@ bool has_fast_tensor_cores(int sm) {
   return sm == 80 || sm == 87 || sm == 90 || sm == 100 || sm == 103;
 }
 
-hopper::DeviceLimits limits_of(const Target& target) {
-  return {target.units, target.units / 2};
-}
-
 CUtensorMap encode_map(const TensorMapSpec& spec, void* base) {
   CUtensorMap map{};
   const uint64_t extents[2] = {spec.columns, spec.rows}, strides[1] = {spec.row_bytes};
@@ -80,6 +76,10 @@ const char* name_of(SplitFamily family) {
       break;
   }
   return "none";
+}
+
+hopper::DeviceLimits limits_of(const Target& target) {
+  return {target.units, target.units / 2};
 }
 
 ProductPlan plan_split_product(SplitFamily family, const hopper::ProductShape& shape,

@@ -26,6 +26,7 @@ SplitFamily split_family(int sm, const nlohmann::json& capabilities, std::string
 // For explain().
 const char* name_of(SplitFamily family);
 
+hopper::DeviceLimits limits_of(const Target& target);
 hopper::ProductPlan plan_split_product(SplitFamily family, const hopper::ProductShape& shape,
                                        const Target& target);
 // Numbers of samples that between them are served by every kernel that any number is served by.

@@ -49,7 +49,7 @@ Unit split_unit(const SplitStep& step) {
 
 std::unique_ptr<SplitProduct> SplitProduct::make(const Plan& plan, int sweep, Modules& modules,
                                                  const nlohmann::json& capabilities,
-                                                 std::string* why) {
+                                                 const ProductTuning& tuning, std::string* why) {
   const Sweep& s = plan.sweeps[static_cast<size_t>(sweep)];
   const auto arg = [&](size_t i) -> const Node& {
     return plan.graph[plan.graph[s.matmul].args[i]];
@@ -68,17 +68,18 @@ std::unique_ptr<SplitProduct> SplitProduct::make(const Plan& plan, int sweep, Mo
       return nullptr;
     }
     return std::unique_ptr<SplitProduct>(
-        new SplitProduct(family, plan, sweep, modules, *std::move(epilogue)));
+        new SplitProduct(family, plan, sweep, modules, tuning, *std::move(epilogue)));
   }
   return nullptr;
 }
 
 SplitProduct::SplitProduct(SplitFamily family, const Plan& plan, int sweep, Modules& modules,
-                           ProductEpilogue epilogue)
+                           const ProductTuning& tuning, ProductEpilogue epilogue)
     : family_(family),
       plan_(plan),
       sweep_(plan.sweeps[static_cast<size_t>(sweep)]),
       modules_(modules),
+      tuning_(tuning),
       epilogue_(std::move(epilogue)) {
   if (epilogue_.merge) merge_.emplace(*epilogue_.merge, modules);
 }
@@ -114,7 +115,10 @@ const SplitProduct::Prepared& SplitProduct::prepared(const ProductShape& shape) 
   }
   auto p = std::make_unique<Prepared>();
   p->shape = shape;
-  p->plan = plan_split_product(family_, shape, plan_.target);
+  ProductTuning::Choice choice = tuning_.choose(family_, shape, epilogue_.moments);
+  p->plan = std::move(choice.plan);
+  p->choice = std::move(choice.name);
+  p->chosen_by = choice.by;
   if (p->plan.variant != hopper::Variant::unsupported) {
     p->product_unit = modules_.add(
         {{epilogue_.kernel, kernel_text(p->plan)}, {epilogue_.kernel}, p->plan.shared_bytes});
@@ -155,6 +159,9 @@ std::vector<int> SplitProduct::units(int64_t batch) {
   std::set<int64_t> batches = {batch};
   for (const int64_t samples : representative_samples(family_, one, plan_.target)) {
     batches.insert((samples + per_entry - 1) / per_entry);
+  }
+  for (const int64_t samples : tuning_.samples_with_choice(family_, one, epilogue_.moments)) {
+    batches.insert(std::max<int64_t>(1, samples / per_entry));
   }
   std::set<int> result;
   for (const int64_t size : batches) {
@@ -283,6 +290,16 @@ nlohmann::json SplitProduct::describe(int64_t batch) {
           {"config", p.plan.config},
           {"reason", p.plan.reason},
           {"kernels", kernels}};
+}
+
+nlohmann::json SplitProduct::describe_tuning(int64_t batch) {
+  const ProductShape shape = usual_shape(batch);
+  const Prepared& p = prepared(shape);
+  return {{"key", tuning_.key(family_, shape, epilogue_.moments)},
+          {"choice", p.choice},
+          {"by", p.chosen_by},
+          {"candidates", tuning_.candidates(family_, shape)},
+          {"file", tuning_.file()}};
 }
 
 }  // namespace ingot::cuda

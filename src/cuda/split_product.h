@@ -6,6 +6,7 @@
 
 #include "codegen/product_epilogue.h"
 #include "cuda/matrix_operand.h"
+#include "cuda/product_tuning.h"
 #include "cuda/split_kernels.h"
 #include "cuda/sweep_runner.h"
 
@@ -15,7 +16,8 @@ class SplitProduct {
  public:
   // nullptr, and why, where the plan's GPU, precision or epilogue is not one for these kernels.
   static std::unique_ptr<SplitProduct> make(const Plan& plan, int sweep, Modules& modules,
-                                            const nlohmann::json& capabilities, std::string* why);
+                                            const nlohmann::json& capabilities,
+                                            const ProductTuning& tuning, std::string* why);
 
   // Whether the GPU is of the architecture that was planned for.
   bool runs_on(const Context& context) const;
@@ -27,19 +29,23 @@ class SplitProduct {
   // False, with nothing launched, where these tensors must go to the library.
   bool run(const RunState& state);
   nlohmann::json describe(int64_t batch);
+  // What can be measured for it, and what was chosen by whom.
+  nlohmann::json describe_tuning(int64_t batch);
 
  private:
   // A launch description with what was compiled for it.
   struct Prepared {
     hopper::ProductShape shape;
     hopper::ProductPlan plan;
+    std::string choice;  // of ProductTuning
+    const char* chosen_by = "";
     int product_unit = -1;
     std::vector<int> split_units;
     size_t partial_bytes = 0;  // of one statistic
   };
 
   SplitProduct(SplitFamily family, const Plan& plan, int sweep, Modules& modules,
-               ProductEpilogue epilogue);
+               const ProductTuning& tuning, ProductEpilogue epilogue);
   std::string kernel_text(const hopper::ProductPlan& plan) const;
   hopper::ProductShape usual_shape(int64_t batch) const;
   hopper::ProductShape shape_of(const MatrixOperand& x, const MatrixOperand& w,
@@ -55,6 +61,7 @@ class SplitProduct {
   const Plan& plan_;
   const Sweep& sweep_;
   Modules& modules_;
+  const ProductTuning& tuning_;
   const ProductEpilogue epilogue_;
   std::optional<KernelRunner> merge_;
   mutable std::shared_mutex mutex_;

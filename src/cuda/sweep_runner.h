@@ -10,6 +10,8 @@
 
 namespace ingot::cuda {
 
+class ProductTuning;
+
 class SweepRunner {
  public:
   virtual ~SweepRunner() = default;
@@ -50,9 +52,9 @@ class KernelRunner {
 };
 
 std::unique_ptr<SweepRunner> make_kernels_runner(const Plan& plan, int sweep, Modules& modules);
-// features: ProgramOptions::capabilities.
 std::unique_ptr<SweepRunner> make_product_runner(const Plan& plan, int sweep, Modules& modules,
-                                                 const nlohmann::json& features);
+                                                 const ProgramOptions& options,
+                                                 const ProductTuning& tuning);
 
 inline size_t align_to_256(size_t bytes) {
   return (bytes + 255) / 256 * 256;

@@ -43,4 +43,20 @@ inline std::vector<TileChoice> candidate_choices(const ProductShape& shape,
   return distinct;
 }
 
+// The plan of the candidate of that name; unsupported where this shape has none.
+inline ProductPlan plan_named(const ProductShape& shape, const std::string& name,
+                              const DeviceLimits& device) {
+  for (const TileChoice& choice : candidate_choices(shape, device)) {
+    if (name_of(choice) != name) continue;
+    ProductPlan plan = plan_with(shape, choice, device);
+    plan.estimated_us = estimate(shape, choice, device);
+    plan.library_us = estimate_library(shape);
+    plan.library_faster = plan.library_us < plan.estimated_us;
+    return plan;
+  }
+  ProductPlan none;
+  none.reason = "there is no configuration " + name;
+  return none;
+}
+
 }  // namespace ingot::hopper

@@ -1,4 +1,4 @@
-"""The command line: `ingot optimize | verify | explain | bench | doctor`."""
+"""The command line: `ingot optimize | verify | explain | bench | tune | doctor`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _COMMANDS = {
     "verify": "Compare, and time, any pair of files Model / ModelNew.",
     "explain": "Show graph, rewrites, plan and kernels of a model; needs no GPU.",
     "bench": "Time the bundled models against eager and torch.compile.",
+    "tune": "Measure the configurations of a model's products, and remember the best.",
     "doctor": "Say what this machine offers, what is missing, what that costs.",
 }
 

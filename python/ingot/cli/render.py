@@ -28,6 +28,12 @@ def show_replacements(console: Console, report: dict) -> None:
         console.print(left)
 
 
+def _runner(runner: dict) -> str:
+    """Who computes a sweep; of a product also the configuration, and what chose it."""
+    provider, tuning = str(runner.get("provider", "")), runner.get("tuning")
+    return f"{provider}, {tuning['choice']} ({tuning['by']})" if tuning else provider
+
+
 def show_plan(console: Console, program: dict, measured_ms: float | None = None) -> None:
     """The sweeps of one compiled region: bytes, flops, predicted time, limit, reasons."""
     explanation = program["explain"]
@@ -47,7 +53,7 @@ def show_plan(console: Console, program: dict, measured_ms: float | None = None)
         right=numbers,
     )
     runners = explanation.get("executable", {}).get("sweeps", ())
-    providers = [str(runner.get("provider", "")) for runner in runners]
+    providers = [_runner(runner) for runner in runners]
     for position, sweep in enumerate(explanation.get("sweeps", ())):
         made.add_row(
             *_cells(sweep, "name", "kind", "space"),

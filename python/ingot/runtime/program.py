@@ -182,6 +182,7 @@ class Program:
     ):
         self.graph = graph
         self.device, self.precision = device, precision
+        self.options = dict(options or {})
         self.on_cuda = device == "cuda"
         leaves = [v for v in graph["values"] if v["op"] in ("input", "parameter", "buffer")]
         self.leaf_names = [leaf["name"] for leaf in leaves]
@@ -189,12 +190,12 @@ class Program:
         self._leaf_shapes = [leaf["shape"] for leaf in leaves]
         identity = LeafLayout(axes=(0, 1, 2, 3))
         self._leaf_layouts = list(leaf_layouts or [identity] * len(leaves))
-        self._result_layouts = list(result_layouts or [])
+        self.result_layouts = list(result_layouts or [])
         if self.on_cuda:
             _library.make_cuda_libraries_visible()
         self._library = library()
         text = json.dumps(graph, allow_nan=False).encode()
-        settings = {"device": device, "precision": precision, **(options or {})}
+        settings = {"device": device, "precision": precision, **self.options}
         handle = ctypes.c_void_p()
         self._library.check(
             self._library.ingot_program_create(
@@ -318,7 +319,7 @@ class Program:
                 f"got {len(tensors)}",
                 _library.STATUS_INVALID_ARGUMENT,
             )
-        array = (_library.Tensor * (len(tensors) + len(self._result_layouts)))()
+        array = (_library.Tensor * (len(tensors) + len(self.result_layouts)))()
         batch = 1
         for index, tensor in enumerate(tensors):
             self._check_leaf(index, tensor)
@@ -329,7 +330,7 @@ class Program:
         device_index = tensors[0].get_device()
         binding = Binding()
         binding.outputs = []
-        for index, layout in enumerate(self._result_layouts):
+        for index, layout in enumerate(self.result_layouts):
             sizes, strides, axis_strides = layout.allocation(batch)
             extents = concrete(layout.extents, batch)
             _fill(array[len(tensors) + index], extents, axis_strides, layout.dtype, device_index)

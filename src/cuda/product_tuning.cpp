@@ -1,0 +1,149 @@
+#include "cuda/product_tuning.h"
+
+#include <fmt/format.h>
+#include <xxhash.h>
+
+#include <bit>
+#include <fstream>
+#include <sstream>
+
+#include "codegen/embedded_kernels.h"
+#include "product/hopper/candidates.h"
+
+namespace ingot::cuda {
+namespace {
+
+using hopper::ProductPlan;
+using hopper::ProductShape;
+
+// Of all kernel text that a product is made of.
+uint64_t kernel_hash() {
+  static const uint64_t hash = [] {
+    uint64_t h = 0;
+    for (const EmbeddedKernel& header : embedded_kernels()) {
+      if (header.path.starts_with("sweeps/")) continue;
+      h = XXH3_64bits_withSeed(header.text.data(), header.text.size(), h);
+    }
+    return h;
+  }();
+  return hash;
+}
+
+std::map<std::string, std::string> read_file(const std::string& path) {
+  std::map<std::string, std::string> choices;
+  std::ifstream file(path);
+  if (!file) return choices;
+  std::stringstream text;
+  text << file.rdbuf();
+  const auto content = nlohmann::json::parse(text.str(), nullptr, false);
+  if (!content.is_object() || content.value("ingot_tuned_products", nlohmann::json()) != 1) {
+    return choices;
+  }
+  const auto products = content.find("products");
+  if (products == content.end() || !products->is_object()) return choices;
+  for (const auto& [key, entry] : products->items()) {
+    if (!entry.is_object()) continue;
+    const auto choice = entry.find("choice");
+    if (choice != entry.end() && choice->is_string()) choices[key] = choice->get<std::string>();
+  }
+  return choices;
+}
+
+ProductPlan library_plan(const ProductShape& shape, const char* reason) {
+  ProductPlan plan;
+  plan.reason = reason;
+  plan.library_us = hopper::estimate_library(shape);
+  plan.library_faster = true;
+  return plan;
+}
+
+std::string layout_of(const hopper::OperandShape& operand, int64_t k) {
+  if (operand.k_stride != 1) return "by rows";
+  return operand.vector_rows(k) ? "by k" : "by k, unaligned";
+}
+
+}  // namespace
+
+ProductTuning::ProductTuning(const ProgramOptions& options, const Target& target, std::string file)
+    : target_(target), file_(std::move(file)) {
+  for (const auto& [key, name] : options.product_choices.items()) {
+    asked_[key] = name.get<std::string>();
+  }
+  if (!file_.empty()) measured_ = read_file(file_);
+}
+
+int64_t ProductTuning::bucket(int64_t samples) {
+  if (samples <= 8) return 8;
+  const int bits = static_cast<int>(std::bit_width(static_cast<uint64_t>(samples - 1)));
+  const int64_t step = int64_t{1} << (bits - 3);
+  return (samples + step - 1) / step * step;
+}
+
+std::string ProductTuning::key(SplitFamily family, const ProductShape& shape,
+                               int statistics) const {
+  const bool stores_rows = shape.y_aligned && shape.y_stride % 4 == 0;
+  return fmt::format(
+      "{} sm_{} {} | kernels {:016x} | m {} k {} n {} | x {}, w {}, {}{}", target_.name, target_.sm,
+      family == SplitFamily::hopper ? "hopper" : "portable", kernel_hash(), bucket(shape.m),
+      shape.k, shape.n, layout_of(shape.x, shape.k), layout_of(shape.w, shape.k),
+      !shape.stores_result ? "not stored"
+      : stores_rows        ? "stored"
+                           : "stored unaligned",
+      statistics == 0 ? "" : fmt::format(", {} statistics", statistics));
+}
+
+std::vector<std::string> ProductTuning::candidates(SplitFamily family,
+                                                   const ProductShape& shape) const {
+  std::vector<std::string> names;
+  if (family == SplitFamily::hopper) {
+    for (const hopper::TileChoice& c : hopper::candidate_choices(shape, limits_of(target_))) {
+      names.push_back(hopper::name_of(c));
+    }
+  } else {
+    names.push_back(plan_split_product(family, shape, target_).config);
+  }
+  names.emplace_back(kLibrary);
+  return names;
+}
+
+ProductTuning::Choice ProductTuning::choose(SplitFamily family, const ProductShape& shape,
+                                            int statistics) const {
+  const std::string found_key = key(family, shape, statistics);
+  Choice choice;
+  for (const auto& [choices, by] : {std::pair{&asked_, "given"}, std::pair{&measured_, "tuned"}}) {
+    const auto found = choices->find(found_key);
+    if (found == choices->end()) continue;
+    if (found->second == kEstimated) break;
+    choice.name = found->second;
+    choice.by = by;
+    if (choice.name == kLibrary) {
+      choice.plan = library_plan(shape, "measured: the library is faster here");
+      return choice;
+    }
+    if (family != SplitFamily::hopper) break;
+    choice.plan = hopper::plan_named(shape, choice.name, limits_of(target_));
+    // A neighbour in the bucket may not have it.
+    if (choice.plan.variant != hopper::Variant::unsupported) return choice;
+  }
+  choice.plan = plan_split_product(family, shape, target_);
+  choice.by = "estimated";
+  choice.name = choice.plan.config;
+  if (family == SplitFamily::hopper) {
+    choice.name += fmt::format(" raster {}", choice.plan.raster_group);
+  }
+  return choice;
+}
+
+std::vector<int64_t> ProductTuning::samples_with_choice(SplitFamily family, ProductShape shape,
+                                                        int statistics) const {
+  std::vector<int64_t> samples;
+  if (asked_.empty() && measured_.empty()) return samples;
+  constexpr int64_t kMost = int64_t{1} << 24;
+  for (shape.m = 8; shape.m <= kMost; shape.m = bucket(shape.m + 1)) {
+    const std::string at = key(family, shape, statistics);
+    if (asked_.contains(at) || measured_.contains(at)) samples.push_back(shape.m);
+  }
+  return samples;
+}
+
+}  // namespace ingot::cuda
