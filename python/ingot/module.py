@@ -32,6 +32,8 @@ _MAX_ENTRIES = 64
 # A module that differs at every call would be captured at every call.
 _MAX_CAPTURES = 100
 _MAX_REFUSALS = 8
+# Calls that PyTorch runs between two full looks at whether Ingot could.
+_LOOK_AGAIN = 256
 
 # torch.export keeps global state; one capture at a time.
 _capture_lock = threading.Lock()
@@ -68,6 +70,37 @@ class _Recent:
         self.expected = description(leaves)
 
 
+class _Delegated:
+    """The last call that PyTorch ran, where the next one like it is PyTorch's too. PyTorch's answer
+    is always right: only what is cheap is compared, and the rest at every _LOOK_AGAIN-th call."""
+
+    __slots__ = ("_arguments", "_dicts", "_expected", "_flags", "_left", "_mode", "_parameter")
+
+    def __init__(self, module: nn.Module, args: tuple, mode: tuple, with_gradients: bool):
+        self._left, self._mode = _LOOK_AGAIN, mode
+        self._parameter = _parameter_with_gradient(module) if with_gradients else None
+        self._dicts = [m.__dict__ for m in module.modules()]
+        self._flags = [d["training"] for d in self._dicts]
+        self._arguments, self._expected = len(args), description(args)
+
+    def like(self, args: tuple) -> bool:
+        self._left -= 1
+        if self._left < 0:
+            return False
+        try:
+            if self._parameter is not None:
+                members, name = self._parameter
+                return torch.is_grad_enabled() and members[name].requires_grad
+            return (
+                len(args) == self._arguments
+                and are_like(args, self._expected)
+                and [d["training"] for d in self._dicts] == self._flags
+                and policy.ambient(args[0].device.type) == self._mode
+            )
+        except (RuntimeError, KeyError, AttributeError):
+            return False
+
+
 class _State:
     """What an optimised module knows beside the original's attributes."""
 
@@ -77,6 +110,7 @@ class _State:
         self.name = _original_class(type(module)).__name__
         self.entries: dict[Any, _Entry] = {}
         self.last: _Recent | None = None
+        self.delegated: _Delegated | None = None
         self.warned: set[str] = set()
         self.captures = 0
         self.lock = threading.RLock()
@@ -94,6 +128,9 @@ class _State:
                 if recent.binding is None:
                     return recent.compiled.run_steps(leaves)
                 return recent.compiled.run_direct(recent.binding, leaves)
+        delegated = self.delegated
+        if delegated is not None and not kwargs and delegated.like(args):
+            return self.original_forward(module, *args)
         return self.slow_call(module, args, kwargs)
 
     @staticmethod
@@ -126,24 +163,32 @@ class _State:
     def slow_call(self, module: nn.Module, args: tuple, kwargs: dict) -> Any:
         if _intercepted():
             return self.original_forward(module, *args, **kwargs)
+        self.delegated = None
         leaves, spec = pytree.tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        plain = not kwargs and len(tensors) == len(args)
         reason = self._unfit_for_any_graph(module, tensors)
         if reason is None and torch.is_grad_enabled() and _needs_grad(module, tensors):
             reason = (
                 "a call needs gradients, which Ingot does not compute yet: PyTorch runs it "
                 "(use torch.no_grad() where no gradients are needed)"
             )
+            if plain and _parameter_with_gradient(module) is not None:
+                self.delegated = _Delegated(module, args, (), with_gradients=True)
         if reason is not None:
             return self._delegate(module, args, kwargs, reason)
         entry = self._entry(module, args, kwargs, leaves, spec, tensors)
         if entry.compiled is None:
-            return self._delegate(module, args, kwargs, entry.problem)
+            result = self._delegate(module, args, kwargs, entry.problem)
+            if plain:
+                mode = policy.ambient(tensors[0].device.type)
+                self.delegated = _Delegated(module, args, mode, with_gradients=False)
+            return result
         batched, batch = batched_inputs(tensors)
         if any(batched) and batch in entry.delegate_batches:
             return self.original_forward(module, *args, **kwargs)
         result = entry.compiled.run(tensors)
-        plain = not kwargs and len(tensors) == len(args) and entry.compiled.reads_tensors_only
+        plain = plain and entry.compiled.reads_tensors_only
         self.last = _Recent(entry, tensors, tensors[0].device.type) if plain else None
         return result
 
@@ -286,6 +331,14 @@ def _needs_grad(module: nn.Module, tensors) -> bool:
     return any(t.requires_grad for t in tensors) or any(
         p.requires_grad for p in module.parameters()
     )
+
+
+def _parameter_with_gradient(module: nn.Module) -> tuple[dict, str] | None:
+    for child in module.modules():
+        for name, parameter in child._parameters.items():
+            if parameter is not None and parameter.requires_grad:
+                return child._parameters, name
+    return None
 
 
 _peek_functorch = torch._C._functorch.peek_interpreter_stack
