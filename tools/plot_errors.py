@@ -65,11 +65,13 @@ def draw(result: dict, curve: str, path: Path) -> None:
     if curve == "length":
         axes.set_xscale("log", base=2)
     shape = f"{result['rows']}×{'K' if curve == 'length' else result['range_k']}"
-    axes.set_title(f"{shape}→{result['columns']}, {result['machine']}", fontsize=10)
+    axes.set_title(f"{shape}→{result['columns']}, {result['machine']}", fontsize=10, pad=26)
     axes.set_xlabel(CURVES[curve])
     axes.set_ylabel("relative Frobenius error")
     axes.grid(True, color=NEUTRAL, alpha=0.25, linewidth=0.6)
-    axes.legend(frameon=False, ncols=2, fontsize=9)
+    axes.legend(
+        frameon=False, ncols=len(STYLES), fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 0.99)
+    )
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
