@@ -86,11 +86,13 @@ struct LogSumExp {
   INGOT_HD static State lift(T x) { return {x, T(1)}; }
   INGOT_HD static State merge(State a, State b) {
     const T top = Max<T>::merge({a.max}, {b.max}).value;
-    // −inf − −inf is NaN; a side that is still empty contributes nothing.
-    const T left = a.max == top ? a.sum : a.sum * math::exp(a.max - top);
-    const T right = b.max == top ? b.sum : b.sum * math::exp(b.max - top);
-    return {top, left + right};
+    return {top, sum_relative_to(a, top) + sum_relative_to(b, top)};
   }
+  // Σ exp(x − top) for a top that is the state's own maximum or lies above it.
+  INGOT_HD static T sum_relative_to(State s, T top) { return s.sum * math::exp(below(s.max, top)); }
+  // x − top, but 0 where they are equal: −inf − −inf is NaN, and an empty state contributes nothing.
+  // A selection, so that exp() follows without a branch.
+  INGOT_HD static T below(T x, T top) { return x == top ? T(0) : x - top; }
   INGOT_HD static T maximum(State s) { return s.max; }
   // Literally Σ exp(x − max): NaN where the maximum is infinite, as in PyTorch's softmax.
   INGOT_HD static T sum_exp(State s) { return s.sum + (s.max - s.max); }

@@ -71,9 +71,7 @@ struct Fold<LogSumExp<C>> {
     for (int i = 1; i < N; ++i) top = Max<C>::merge(top, Max<C>::lift(x[i]));
     C sum = C(0);
     INGOT_UNROLL
-    for (int i = 0; i < N; ++i) {
-      sum += x[i] == top.value ? C(1) : math::exp(x[i] - top.value);
-    }
+    for (int i = 0; i < N; ++i) sum += math::exp(LogSumExp<C>::below(x[i], top.value));
     return {top.value, sum};
   }
 };
@@ -152,15 +150,43 @@ INGOT_D State shuffle_xor(const State& state, int mask) {
 
 // Merges over aligned sub-warps of `Lanes` lanes, lower lanes first, so all lanes get equal bits.
 template <class M, int Lanes>
-INGOT_D typename M::State merge_lanes(typename M::State state) {
-  const int lane = static_cast<int>(threadIdx.x) & 31;
-  INGOT_UNROLL
-  for (int mask = 1; mask < Lanes; mask *= 2) {
-    const typename M::State other = shuffle_xor(state, mask);
-    state = (lane & mask) != 0 ? M::merge(other, state) : M::merge(state, other);
+struct LaneMerge {
+  INGOT_D static typename M::State run(typename M::State state) {
+    const int lane = static_cast<int>(threadIdx.x) & 31;
+    INGOT_UNROLL
+    for (int mask = 1; mask < Lanes; mask *= 2) {
+      const typename M::State other = shuffle_xor(state, mask);
+      state = (lane & mask) != 0 ? M::merge(other, state) : M::merge(state, other);
+    }
+    return state;
   }
-  return state;
-}
+};
+
+// The maximum of all lanes first, then one exponential instead of two a step.
+template <class C, int Lanes>
+struct LaneMerge<LogSumExp<C>, Lanes> {
+  using State = typename LogSumExp<C>::State;
+  INGOT_D static State run(State state) {
+    const C top = LaneMerge<Max<C>, Lanes>::run({state.max}).value;
+    const C sum = LogSumExp<C>::sum_relative_to(state, top);
+    return {top, LaneMerge<Sum<C>, Lanes>::run({sum}).value};
+  }
+};
+
+template <class M, int Lanes>
+struct LaneMerge<Together<M>, Lanes> {
+  INGOT_D static typename Together<M>::State run(const typename Together<M>::State& state) {
+    return {LaneMerge<M, Lanes>::run(state.first)};
+  }
+};
+template <class M, class Next, class... Rest, int Lanes>
+struct LaneMerge<Together<M, Next, Rest...>, Lanes> {
+  using State = typename Together<M, Next, Rest...>::State;
+  INGOT_D static State run(const State& state) {
+    return {LaneMerge<M, Lanes>::run(state.first),
+            LaneMerge<Together<Next, Rest...>, Lanes>::run(state.others)};
+  }
+};
 
 // One state a warp, for merge_team; each reduction of a kernel has its own.
 template <class M, int Team>
@@ -172,12 +198,12 @@ struct TeamStorage {
 // threads all call it, once per storage.
 template <class M, int Team>
 INGOT_D typename M::State merge_team(typename M::State state, TeamStorage<M, Team>& storage) {
-  state = merge_lanes<M, (Team < 32 ? Team : 32)>(state);
+  state = LaneMerge<M, (Team < 32 ? Team : 32)>::run(state);
   if constexpr (Team > 32) {
     constexpr int kWarps = Team / 32;
     if ((threadIdx.x & 31) == 0) storage.warps[threadIdx.x / 32] = state;
     __syncthreads();
-    state = merge_lanes<M, kWarps>(storage.warps[threadIdx.x & (kWarps - 1)]);
+    state = LaneMerge<M, kWarps>::run(storage.warps[threadIdx.x & (kWarps - 1)]);
   }
   return state;
 }

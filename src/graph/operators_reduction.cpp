@@ -9,13 +9,15 @@ namespace {
 
 constexpr AxisMask kFeatureAxis = axis_bit(kFeatures);
 
-// exp(x − max) / Σ exp(x − max): no exponential exceeds 1.
+// exp(x − max) · (1 / Σ exp(x − max)): no exponential exceeds 1. The sum lies between 1 and the
+// number of terms, so its reciprocal, one a row instead of a division an element, is always normal.
 ValueId softmax(GraphBuilder& builder, const OperatorCall& call) {
   const OperatorArguments args(builder, call);
   const Expression x = args[0].widened();
   const AxisMask axes = args.axes(kFeatureAxis);
   const Expression top = x.reduce(Finish::max_exponent, axes);
-  return (exp(x - top) / x.reduce(Finish::sum_exp, axes)).cast(args[0].dtype()).id();
+  const Expression share = reciprocal(x.reduce(Finish::sum_exp, axes));
+  return (exp(x - top) * share).cast(args[0].dtype()).id();
 }
 
 // (x − max) − log Σ exp(x − max)
