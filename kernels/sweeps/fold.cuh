@@ -173,6 +173,24 @@ struct LaneMerge<LogSumExp<C>, Lanes> {
   }
 };
 
+// The mean of all lanes first, as a shift from the first lane's, then the squares around it: one
+// division instead of two a step.
+template <class C, int Lanes>
+struct LaneMerge<Moments<C>, Lanes> {
+  using State = typename Moments<C>::State;
+  INGOT_D static C sum(C x) { return LaneMerge<Sum<C>, Lanes>::run({x}).value; }
+  INGOT_D static State run(State state) {
+    const C count = sum(state.count);
+    const C pivot = __shfl_sync(0xffffffffu, state.mean, 0, Lanes);
+    C mean = pivot + sum(state.count * (state.mean - pivot)) / count;
+    // Inf among the values, or an overflow on the way: the mean is Σx/n. (All lanes agree.)
+    if (!(mean - mean == C(0))) mean = sum(state.mean * (state.count / count));
+    const C delta = state.count == C(0) ? C(0) : state.mean - mean;
+    const C m2 = sum(state.m2 + state.count * delta * delta);
+    return count == C(0) ? Moments<C>::identity() : State{count, mean, m2};
+  }
+};
+
 template <class M, int Lanes>
 struct LaneMerge<Together<M>, Lanes> {
   INGOT_D static typename Together<M>::State run(const typename Together<M>::State& state) {
