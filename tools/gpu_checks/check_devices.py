@@ -163,7 +163,8 @@ def graphs(twins: Twins, found: Findings) -> None:
             twins.call(number)
             torch.cuda.synchronize(device)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            # Its own default is one stream for all devices, of the first that captured.
+            with torch.cuda.graph(graph, stream=torch.cuda.Stream(device)):
                 output = twins.modules[number](*twins.inputs[number])
             captured.append((graph, output))
     for number in (0, 1, 1, 0):

@@ -36,7 +36,7 @@ CASES = (
     ("gemm_bn_scale_softmax", TINY, "training"),
 )
 BOUNDS_MS = {"empty": 5000.0, "cached": 50.0, "host": 0.025}
-HOST_CALLS = 2000
+HOST_CALLS = {"tiny": 2000, "real": 300}
 # Calls between synchronisations: more would fill the launch queue and time the device instead.
 BURST = 100
 
@@ -55,13 +55,14 @@ def measure(model: str, sizes: dict, mode: str, device: str, with_host: bool) ->
         if device == "cuda":
             torch.cuda.synchronize()
 
+    calls = HOST_CALLS["tiny" if sizes else "real"]
     loaded = load_model_file(EXAMPLES / f"{model}.py", sizes)
     module = loaded.make_module().to(device).train(mode == "training")
     inputs = [v.to(device) if isinstance(v, torch.Tensor) else v for v in loaded.make_inputs()]
     with torch.no_grad():
         module(*inputs)  # PyTorch's own first call: its libraries and its allocator
         wait()
-        eager = host_time(module, inputs, wait) if with_host else 0.0
+        eager = host_time(module, inputs, wait, calls) if with_host else 0.0
         optimised = ingot.optimize(module, inputs)
         start = time.perf_counter()
         optimised(*inputs)
@@ -70,17 +71,17 @@ def measure(model: str, sizes: dict, mode: str, device: str, with_host: bool) ->
         if not optimised.ingot_report()["programs"]:
             raise SystemExit(f"{model}: nothing was taken over")
         if with_host:
-            figures |= {"host": host_time(optimised, inputs, wait), "eager_host": eager}
+            figures |= {"host": host_time(optimised, inputs, wait, calls), "eager_host": eager}
     return figures
 
 
-def host_time(module, inputs: list, wait) -> float:
+def host_time(module, inputs: list, wait, calls: int) -> float:
     """Milliseconds a call, the median of bursts."""
     for _ in range(20):
         module(*inputs)
     wait()
     bursts = []
-    for _ in range(HOST_CALLS // BURST):
+    for _ in range(calls // BURST):
         start = time.perf_counter()
         for _ in range(BURST):
             module(*inputs)

@@ -152,7 +152,8 @@ INGOT_D void apply_epilogue(float (&values)[kValues], const ThreadTile& tile,
     }
   }
   if constexpr (Epilogue::kMoments > 0) {
-    const i32 rows_left = args.m - tile.box_m;
+    // None where a tile's samples are shared out and this part lies past the end.
+    const i32 rows_left = args.m > tile.box_m ? args.m - tile.box_m : 0;
     const float count =
         count_columns(rows_left < 2 * kValues ? rows_left : 2 * kValues, tile.lane & 3);
 #pragma unroll
@@ -169,15 +170,6 @@ INGOT_D void apply_epilogue(float (&values)[kValues], const ThreadTile& tile,
   }
 }
 
-// The same from complete sums, whose scale has been undone before they were added.
-template <class Epilogue, int kValues>
-INGOT_D void finish_sums(float (&sum)[kValues], const ThreadTile& tile, const ProductArgs& args,
-                         const typename Epilogue::Params& params, i32 sample_tile) {
-  const u32 marked = args.redo_all ? ~0u : nonfinite_groups(sum);
-  if (ptx::warp_any(marked != 0)) redo_groups(sum, args, marked, tile.n0, tile.m0);
-  apply_epilogue<Epilogue>(sum, tile, args, params, sample_tile);
-}
-
 // From accumulators to the values to store.
 template <class Epilogue, int kValues>
 INGOT_D void finish_product(float (&acc)[kValues], const ThreadTile& tile, i32 row_exponent0,
@@ -189,19 +181,29 @@ INGOT_D void finish_product(float (&acc)[kValues], const ThreadTile& tile, i32 r
   apply_epilogue<Epilogue>(acc, tile, args, params, sample_tile);
 }
 
+// value · 2^-shift for 0 ≤ shift ≤ 252, in two exact steps.
+INGOT_D float shift_down(float value, i32 shift) {
+  return value * pow2(-(shift >> 1)) * pow2(-(shift - (shift >> 1)));
+}
+
+// Shared memory that exchange_slices() uses: the sums and two exponents of every consumer thread.
+template <int kSlices, int kSamples>
+constexpr int kExchangeBytes = 256 * (kSamples / 2 * 4 + kSlices * 16);
+
 // A tile whose K is cut into kSlices, one a block of the cluster (rank = slice): each block holds
-// the sum over its slice, for the whole tile. All send each other a share, thread to the same
-// thread, through distributed shared memory, and add what they get in the order of the slices. A
-// thread then holds kValues / kSlices complete values, those of the rank-th part of the samples.
-// `buffer` takes 4 · kValues · 256 bytes of this block's shared memory, which the product no longer
-// needs. Blocks whose producers have exited do not wait for them.
+// the sum over its slice, for the whole tile, in units of its own 2^exponent of a row. All send
+// each other a share, thread to the same thread, through distributed shared memory, and add what
+// they get in the largest of the units, in the order of the slices. A thread then holds complete
+// sums of the rank-th part of the samples. `buffer` is this block's shared memory, which the
+// product no longer needs. Blocks whose producers have exited do not wait for them.
 template <int kSlices, int kValues>
-INGOT_D void exchange_slices(const float (&sum)[kValues], float (&share)[kValues / kSlices],
-                             u32 buffer, i32 consumer_thread) {
+INGOT_D void exchange_slices(const float (&sum)[kValues], i32 (&exponent)[2],
+                             float (&share)[kValues / kSlices], u32 buffer, i32 consumer_thread) {
   constexpr int kShare = kValues / kSlices, kVectors = kShare / 4;
   constexpr u32 kPlane = 256 * 16;  // one vector of every consumer thread
   static_assert(kShare % 4 == 0, "a share is whole groups of columns");
   const u32 rank = ptx::cluster_rank(), place = buffer + consumer_thread * 16;
+  const u32 exponents = place + kSlices * kVectors * kPlane;
   ptx::cluster_sync();  // all products of the cluster are done with their rings
 #pragma unroll
   for (int to = 0; to < kSlices; ++to) {
@@ -211,20 +213,32 @@ INGOT_D void exchange_slices(const float (&sum)[kValues], float (&share)[kValues
       ptx::store_shared_remote(place + (rank * kVectors + v) * kPlane, to,
                                {part[0], part[1], part[2], part[3]});
     }
+    ptx::store_shared_remote(exponents + rank * kPlane, to,
+                             {__int_as_float(exponent[0]), __int_as_float(exponent[1]), 0.f, 0.f});
   }
   ptx::cluster_sync();
+  i32 unit[kSlices][2];
 #pragma unroll
-  for (int v = 0; v < kVectors; ++v) {
-    float4 total = ptx::load_shared_vector(place + v * kPlane);
+  for (int from = 0; from < kSlices; ++from) {
 #pragma unroll
-    for (int from = 1; from < kSlices; ++from) {
-      const float4 next = ptx::load_shared_vector(place + (from * kVectors + v) * kPlane);
-      total = {total.x + next.x, total.y + next.y, total.z + next.z, total.w + next.w};
+    for (int row = 0; row < 2; ++row) {
+      unit[from][row] = ptx::load_shared_int(exponents + from * kPlane + 4 * row);
+      if (from == 0 || unit[from][row] > exponent[row]) exponent[row] = unit[from][row];
     }
-    share[4 * v] = total.x;
-    share[4 * v + 1] = total.y;
-    share[4 * v + 2] = total.z;
-    share[4 * v + 3] = total.w;
+  }
+#pragma unroll
+  for (int i = 0; i < kShare; ++i) share[i] = 0.f;
+#pragma unroll
+  for (int from = 0; from < kSlices; ++from) {
+    const i32 shift[2] = {exponent[0] - unit[from][0], exponent[1] - unit[from][1]};
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) {
+      const float4 part = ptx::load_shared_vector(place + (from * kVectors + v) * kPlane);
+      share[4 * v] += shift_down(part.x, shift[0]);
+      share[4 * v + 1] += shift_down(part.y, shift[0]);
+      share[4 * v + 2] += shift_down(part.z, shift[1]);
+      share[4 * v + 3] += shift_down(part.w, shift[1]);
+    }
   }
 }
 

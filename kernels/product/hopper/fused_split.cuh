@@ -60,7 +60,8 @@ struct FusedSplitConfig {
                                       kBarrierBytes;
   static_assert(kSharedBytes <= 232448, "more shared memory than a Hopper block can have");
   static_assert(kSlices == 1 || !kTmaStore, "what is left of a tile is too narrow for a TMA box");
-  static_assert(kSamples * 128 * 4 <= kWeightStages * kWeightBytes, "sums are exchanged there");
+  static_assert(kExchangeBytes<kSlices, kSamples> <= kWeightStages * kWeightBytes,
+                "sums are exchanged in the ring of weights");
 };
 
 // A row's scale puts its first chunk's maximum at 2^10 … 2^11. Elements up to 2^12 certainly keep
@@ -128,11 +129,6 @@ INGOT_D bool split_chunk(const FragmentSource& source, u32 slot, const RowScales
     seen |= lo[0] | lo[1] | lo[2] | lo[3];
   }
   return (seen & kTopExponentBits) != 0;
-}
-
-// value · 2^-shift for 0 ≤ shift ≤ 252, in two exact steps.
-INGOT_D float shift_down(float value, i32 shift) {
-  return value * pow2(-(shift >> 1)) * pow2(-(shift - (shift >> 1)));
 }
 
 template <class Config, class Epilogue>
@@ -291,12 +287,14 @@ struct FusedSplitConsumer {
                                   const typename Epilogue::Params& params, i32 sample_tile) {
     constexpr int kSlices = Config::kSlices;
     const i32 rank = static_cast<i32>(ptx::cluster_rank());
-    unscale(acc, rows.exponent[0], rows.exponent[1], exponent_table, lane);
     float share[kValues / kSlices];
-    exchange_slices<kSlices>(acc, share, buffer, (group * 4 + warp) * 32 + lane);
-    tile.m0 += rank * (kSamples / kSlices);
-    tile.box_m += rank * (kSamples / kSlices);
-    finish_sums<Epilogue>(share, tile, args, params, sample_tile * kSlices + rank);
+    exchange_slices<kSlices>(acc, rows.exponent, share, buffer, (group * 4 + warp) * 32 + lane);
+    const i32 first = rank * (kSamples / kSlices);
+    tile.m0 += first;
+    tile.box_m += first;
+    finish_product<Epilogue>(share, tile, rows.exponent[0], rows.exponent[1],
+                             exponent_table + 4 * first, args, params,
+                             sample_tile * kSlices + rank);
     if constexpr (Epilogue::kStore) store_direct(share, tile, args);
     release(w.empty_barrier(held_slot));
   }

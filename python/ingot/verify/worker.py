@@ -175,8 +175,9 @@ def _differences(before: dict, after: dict) -> list:
 def _leave_memory_to_the_parent(device: torch.device) -> None:
     """The parent needs room on the GPU for the original, in fp64 too."""
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        torch.cuda.set_per_process_memory_fraction(_GPU_MEMORY_SHARE * free / total, device)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        free, total = torch.cuda.mem_get_info(index)
+        torch.cuda.set_per_process_memory_fraction(_GPU_MEMORY_SHARE * free / total, index)
 
 
 def main() -> None:
