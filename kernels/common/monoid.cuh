@@ -90,8 +90,8 @@ struct LogSumExp {
   }
   // Σ exp(x − top) for a top that is the state's own maximum or lies above it.
   INGOT_HD static T sum_relative_to(State s, T top) { return s.sum * math::exp(below(s.max, top)); }
-  // x − top, but 0 where they are equal: −inf − −inf is NaN, and an empty state contributes nothing.
-  // A selection, so that exp() follows without a branch.
+  // x − top, but 0 where they are equal: −inf − −inf is NaN, and an empty state contributes
+  // nothing. A selection, so that exp() follows without a branch.
   INGOT_HD static T below(T x, T top) { return x == top ? T(0) : x - top; }
   INGOT_HD static T maximum(State s) { return s.max; }
   // Literally Σ exp(x − max): NaN where the maximum is infinite, as in PyTorch's softmax.
