@@ -57,6 +57,14 @@ ProductPlan library_plan(const ProductShape& shape, const char* reason) {
   return plan;
 }
 
+// Microseconds of the kernels that do what an epilogue would have done: launches, and reading and
+// writing the result once more.
+double behind_library_us(const ProductShape& shape, size_t kernels) {
+  constexpr double kLaunch = 3, kBytesPerMicrosecond = 3.85e6;
+  const double bytes = 8 * static_cast<double>(shape.m) * static_cast<double>(shape.n);
+  return static_cast<double>(kernels) * (kLaunch + bytes / kBytesPerMicrosecond);
+}
+
 std::string layout_of(const hopper::OperandShape& operand, int64_t k) {
   if (operand.k_stride != 1) return "by rows";
   return operand.vector_rows(k) ? "by k" : "by k, unaligned";
@@ -107,7 +115,7 @@ std::vector<std::string> ProductTuning::candidates(SplitFamily family,
 }
 
 ProductTuning::Choice ProductTuning::choose(SplitFamily family, const ProductShape& shape,
-                                            int statistics) const {
+                                            int statistics, size_t kernels_behind) const {
   const std::string found_key = key(family, shape, statistics);
   Choice choice;
   for (const auto& [choices, by] : {std::pair{&asked_, "given"}, std::pair{&measured_, "tuned"}}) {
@@ -127,6 +135,13 @@ ProductTuning::Choice ProductTuning::choose(SplitFamily family, const ProductSha
   }
   choice.plan = plan_split_product(family, shape, target_);
   choice.by = "estimated";
+  if (choice.plan.library_faster &&
+      choice.plan.library_us + behind_library_us(shape, kernels_behind) <
+          choice.plan.estimated_us) {
+    choice.name = kLibrary;
+    choice.plan = library_plan(shape, "estimated: the library is faster at this size");
+    return choice;
+  }
   choice.name = choice.plan.config;
   if (family == SplitFamily::hopper) {
     choice.name += fmt::format(" raster {}", choice.plan.raster_group);

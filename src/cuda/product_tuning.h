@@ -32,8 +32,10 @@ class ProductTuning {
     std::string name;              // of the configuration, or kLibrary
     const char* by = "estimated";  // or "tuned", "given" (by the options)
   };
-  // statistics: how many partial statistics the epilogue emits.
-  Choice choose(SplitFamily family, const hopper::ProductShape& shape, int statistics) const;
+  // statistics: how many partial statistics the epilogue emits. kernels_behind: how many kernels
+  // the library's product would need behind it, to do what the epilogue does.
+  Choice choose(SplitFamily family, const hopper::ProductShape& shape, int statistics,
+                size_t kernels_behind) const;
 
   std::string key(SplitFamily family, const hopper::ProductShape& shape, int statistics) const;
   // Names of all that can be measured for it.

@@ -80,6 +80,7 @@ SplitProduct::SplitProduct(SplitFamily family, const Plan& plan, int sweep, Modu
       sweep_(plan.sweeps[static_cast<size_t>(sweep)]),
       modules_(modules),
       tuning_(tuning),
+      kernels_behind_(write_behind_product(plan, sweep).size()),
       epilogue_(std::move(epilogue)) {
   if (epilogue_.merge) merge_.emplace(*epilogue_.merge, modules);
 }
@@ -115,7 +116,7 @@ const SplitProduct::Prepared& SplitProduct::prepared(const ProductShape& shape) 
   }
   auto p = std::make_unique<Prepared>();
   p->shape = shape;
-  ProductTuning::Choice choice = tuning_.choose(family_, shape, epilogue_.moments);
+  ProductTuning::Choice choice = tuning_.choose(family_, shape, epilogue_.moments, kernels_behind_);
   p->plan = std::move(choice.plan);
   p->choice = std::move(choice.name);
   p->chosen_by = choice.by;

@@ -62,6 +62,7 @@ class SplitProduct {
   const Sweep& sweep_;
   Modules& modules_;
   const ProductTuning& tuning_;
+  const size_t kernels_behind_;  // a library's product
   const ProductEpilogue epilogue_;
   std::optional<KernelRunner> merge_;
   mutable std::shared_mutex mutex_;
