@@ -233,7 +233,8 @@ def sanitize(tool: str, settings: Settings) -> Outcome:
 
 def stress(calls: int, settings: Settings) -> Outcome:
     command = [sys.executable, CHECKS / "stress.py", settings.library, "--calls", calls]
-    command += ["--device", settings.device, "--seconds", max(10.0, settings.seconds - 15)]
+    seconds = min(90.0, max(10.0, settings.seconds - 15))
+    command += ["--device", settings.device, "--seconds", seconds]
     return outcome(*run_script(command, settings))
 
 

@@ -21,7 +21,8 @@ using Packed = PackedConfig<128, 2, 6, 2>;
 using PackedWide = PackedConfig<192, 2, 5, 1>;
 using PackedPlainStore = PackedConfig<128, 2, 6, 0>;
 using PackedWidePlainStore = PackedConfig<192, 2, 5, 0>;
-using PackedThin = PackedConfig<64, 1, 8, 1>;  // these two: for tuning, without a cluster
+using PackedThin = PackedConfig<64, 1, 8, 1>;  // without a cluster, as the next ones
+using PackedThinPlainStore = PackedConfig<64, 1, 8, 0>;
 using PackedSingle = PackedConfig<128, 1, 6, 2>;
 
 template <int kSamples, int kStages, int kSlices>
@@ -56,6 +57,7 @@ void add_epilogue(const std::string& name) {
   table["PackedConfig<128, 2, 6, 0>/" + name] = (const void*)packed_kernel<PackedPlainStore, E>;
   table["PackedConfig<192, 2, 5, 0>/" + name] = (const void*)packed_kernel<PackedWidePlainStore, E>;
   table["PackedConfig<64, 1, 8, 1>/" + name] = (const void*)packed_kernel<PackedThin, E>;
+  table["PackedConfig<64, 1, 8, 0>/" + name] = (const void*)packed_kernel<PackedThinPlainStore, E>;
   table["PackedConfig<128, 1, 6, 2>/" + name] = (const void*)packed_kernel<PackedSingle, E>;
 }
 
@@ -287,6 +289,7 @@ int main(int argc, char** argv) {
   odd[2].shape.x.aligned = odd[2].shape.w.aligned = false;
   for (const Case& c : odd) {
     check(c, kPacked, true);
+    check(c, kPackedThin, true);
     check_portable(c, true);
     check(c, kPackedWide, c.shape.n % 4 != 0);
   }
