@@ -315,6 +315,10 @@ def test_batch_norm_options(training, momentum, affine, tracking, length):
     assert whole(captured), captured.unsupported
 
 
+@pytest.mark.skipif(
+    torch.__version__.startswith("2.4."),
+    reason="PyTorch 2.4 shows its running statistics as written, so PyTorch runs it",
+)
 @pytest.mark.parametrize("training", [True, False])
 def test_instance_norm_with_running_statistics(training):
     class Model(nn.Module):

@@ -7,6 +7,7 @@ that nothing is patched in the module that the user (or another thread) holds.
 from __future__ import annotations
 
 import types
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ def shallow_copy(module: nn.Module, forward: Callable | None = None) -> nn.Modul
         known = copies.get(id(original))
         if known is not None:
             return known
-        twin = original.__new__(type(original))
+        twin = original.__new__(_exportable_class(type(original)))
         copies[id(original)] = twin
         state = dict(original.__dict__)
         for container in ("_parameters", "_buffers", "_modules"):
@@ -203,8 +204,27 @@ def _export(module, leaves, spec, forward, examples, dynamic_shapes):
     return flat._outputs, program
 
 
+def _exportable_class(cls: type) -> type:
+    """PyTorch 2.4 exports through subclasses made on the fly, which slots forbid: there the nearest
+    base without them stands in. For what `optimize` made that is the model's own class."""
+    if _version() >= (2, 5):
+        return cls
+    return next(c for c in cls.__mro__ if not any(vars(b).get("__slots__") for b in c.__mro__))
+
+
 def _trace(flat, examples, dynamic_shapes):
     export = torch.export
+    if _version() < (2, 5):
+        # The public function decomposes, and nothing public keeps linear and the like whole.
+        from torch.export import _trace as traced
+
+        with warnings.catch_warnings():
+            # Said of every submodule, and of our own batch norm.
+            warnings.filterwarnings("ignore", "Unable to find the path of the module")
+            warnings.filterwarnings("ignore", "At pre-dispatch tracing")
+            return traced._export(
+                flat, examples, dynamic_shapes=dynamic_shapes, strict=False, pre_dispatch=True
+            )
     if not hasattr(export, "export_for_training") or _version() >= (2, 7):
         return export.export(flat, examples, dynamic_shapes=dynamic_shapes, strict=False)
     # Up to 2.6, export() decomposes and this keeps linear, layer_norm and the like whole.
