@@ -3,6 +3,7 @@
 // emulation.
 #include <gtest/gtest.h>
 
+#include <cerrno>
 #include <cfloat>
 #include <cmath>
 #include <cstring>
@@ -378,6 +379,34 @@ TEST(CpuAmx, RangeGuardAllowsFewSmallElementsAndNoTinyOne) {
   EXPECT_EQ(b6_pairs(200, 0.0f), 0);
 }
 
+TEST(CpuAmx, WidePanelsOnOneSideMeetEveryPanelOfTheOther) {
+  const Product product = product_on(fastest(Scheme::f3), Scheme::f3);
+  for (const int wide : {0, 1}) {
+    for (const Size& size : {Size{96, 32, 512}, Size{32, 96, 512}, Size{32, 300, 300}}) {
+      Random random(12);
+      Trial trial(size.m, size.n, size.k, [&](int operand, int64_t row, int64_t) {
+        // The other side's rows have a scale each: none may be undone by another's.
+        if (operand != wide) return std::ldexp(random.normal(), static_cast<int>(row * 5 % 61));
+        return std::ldexp(random.normal(), row % 32 == 3 ? random.integer(-30, 0) : 0);
+      });
+      Counts counts;
+      ASSERT_TRUE(product.run_counted(trial.call, &counts));
+      EXPECT_EQ(counts.pairs[0], 0);
+      EXPECT_LE(trial.worst_error(), kBound) << size.m << "x" << size.n << ", wide " << wide;
+    }
+  }
+}
+
+TEST(CpuAmx, SmallTimesSmallBesideLargeSurvivesB6) {
+  const Product product = product_on(fastest(Scheme::b6), Scheme::b6);
+  Trial trial(32, 32, 3, [](int operand, int64_t, int64_t k) {
+    constexpr float kValues[2][3] = {{0x1p60f, 0, 0x1p-10f}, {0, 1, 0x1p-70f}};
+    return kValues[operand][k];
+  });
+  ASSERT_TRUE(product.run(trial.call));
+  EXPECT_EQ(trial.result(0, 0), 0x1p-80f);
+}
+
 TEST(CpuAmx, RowsAndColumnsWithInfOrNaNAreThoseOfFp32Arithmetic) {
   const float specials[] = {INFINITY, -INFINITY, NAN};
   for (const Scheme scheme : {Scheme::f3, Scheme::b6}) {
@@ -560,6 +589,8 @@ TEST(CpuAmx, StatesSayWhatIsMissing) {
   f.refusal = EPERM;
   EXPECT_NE(judge(f).state.find("refused permission (Operation not permitted)"), std::string::npos);
   EXPECT_FALSE(judge(f).bf16);
+  f.refusal = ENOSPC;
+  EXPECT_NE(judge(f).state.find("signal stack"), std::string::npos);
   f.refusal = 0;
   EXPECT_NE(judge(f).state.find("do not execute"), std::string::npos);
   EXPECT_FALSE(judge(f).bf16);
@@ -612,16 +643,19 @@ TEST(CpuAmx, SmallAndShortProductsAreLeftToTheLibrary) {
     call.k = k;
     return p.takes(call);
   };
+  set_host_threads(nullptr, 2);
   EXPECT_TRUE(takes(f3, 1024, 8192, 8192));
   EXPECT_TRUE(takes(b6, 1024, 8192, 8192));
   EXPECT_TRUE(takes(f3, 128, 4096, 4096));
   EXPECT_FALSE(takes(f3, 1, 8192, 8192));
   EXPECT_FALSE(takes(f3, 64, 64, 64));
   EXPECT_FALSE(takes(b6, 64, 4096, 4096));
+  EXPECT_FALSE(takes(b6, 256, 256, 256));
   ProductCall half;
   half.m = half.n = half.k = 1024;
   half.dtype = INGOT_BF16;
   EXPECT_FALSE(f3.takes(half));
+  set_host_threads(nullptr, 0);
 }
 
 #if defined(__x86_64__) && defined(__linux__)

@@ -21,7 +21,7 @@ class Buffer {
     if (bytes <= size_) return data_.get();
     data_.reset();
     size_ = 0;
-    const size_t unit = bytes >= kHugePage ? kHugePage : 4096;
+    const size_t unit = bytes >= kHugePage / 2 ? kHugePage : 4096;
     const size_t rounded = (bytes + unit - 1) / unit * unit;
     data_.reset(static_cast<std::byte*>(std::aligned_alloc(unit, rounded)));
     if (data_ == nullptr) {

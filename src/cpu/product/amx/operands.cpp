@@ -14,11 +14,14 @@ Operand right_of(const ProductCall& call) {
   return {static_cast<const float*>(call.b), call.ldb, call.n, call.k, !call.transpose_b, true};
 }
 
-void PanelStore::reserve(int64_t slots) {
+size_t PanelStore::bytes(int64_t slots) {
+  return static_cast<size_t>(slots) * (kPanelBytes[1] + kPanelRows * sizeof(float));
+}
+
+void PanelStore::place(std::byte* memory, int64_t slots) {
   const auto count = static_cast<size_t>(slots);
-  const size_t tile_bytes = count * kPanelBytes[1];
-  tiles_ = memory_.reserve(tile_bytes + count * kPanelRows * sizeof(float));
-  exponents_ = reinterpret_cast<float*>(tiles_ + tile_bytes);
+  tiles_ = memory;
+  exponents_ = reinterpret_cast<float*>(memory + count * kPanelBytes[1]);
   if (schemes_.size() < count) schemes_.resize(count);
 }
 

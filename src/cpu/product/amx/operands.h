@@ -50,7 +50,10 @@ struct PackedPanel {
 // Room for packed panels by number, each for either scheme.
 class PanelStore {
  public:
-  void reserve(int64_t slots);
+  static size_t bytes(int64_t slots);
+  void reserve(int64_t slots) { place(memory_.reserve(bytes(slots)), slots); }
+  // In somebody else's memory, 64-byte aligned.
+  void place(std::byte* memory, int64_t slots);
   // Packs into a slot; other slots may be packed at the same time by other threads.
   PanelReport pack(const Engine& engine, Scheme wanted, const PanelSource& source, int64_t slot);
   PackedPanel operator[](int64_t slot) const {

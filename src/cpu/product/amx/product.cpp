@@ -111,16 +111,20 @@ Product::Product(std::string name, const Engine& engine, Scheme scheme, const Is
                  bool takes_all)
     : name_(std::move(name)), engine_(engine), scheme_(scheme), isa_(isa), takes_all_(takes_all) {}
 
-// Where it was measured, or can be computed from what was measured, to be faster than MKL
-// (docs/cpu-backend.md). Short left operands pay for packing the right one.
+// Where it was faster than MKL, or where what was measured gives no reason to doubt it
+// (docs/cpu-backend.md). Short left operands do not pay for packing the right one; many threads
+// want more work, since packing the left one is a loop of its own.
 bool Product::takes(const ProductCall& call) const {
   if (call.dtype != INGOT_F32) return false;
   if (takes_all_) return true;
   const bool packed = call.packed_b != nullptr, f3 = scheme_ == Scheme::f3;
   const int64_t least_rows = packed ? 32 : f3 ? 64 : 96;
+  const int threads = thread_count();
+  const double least_products = threads > 2 ? (f3 ? 6e7 : 1.2e8) * (threads - 1)
+                                : packed    ? 1.6e7
+                                            : (f3 ? 1.6e7 : 1.2e8);
   const double products =
       static_cast<double>(call.m) * static_cast<double>(call.n) * static_cast<double>(call.k);
-  const double least_products = (f3 ? 96.0 : 160.0) * 128 * 128;
   return call.m >= least_rows && call.n >= 64 && call.k >= 64 && products >= least_products;
 }
 

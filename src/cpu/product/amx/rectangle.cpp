@@ -10,12 +10,12 @@ constexpr int kPairFloats = kPanelRows * kPanelRows;
 }  // namespace
 
 struct Rectangle::Memory {
+  Buffer working_set;  // slab, partial sums and sums together, on one large page
   PanelStore slab;     // right panels as the guards would have them
   PanelStore slab_b6;  // their b6 versions, where a left panel asks for one
   bool has_b6[kSlabColumns] = {};
   PanelStore left_b6;  // the left panel's, where a right one asks for it
   int64_t left_b6_panel = -1;
-  Buffer partial, sums;
 };
 
 Rectangle::Memory& Rectangle::thread_memory() {
@@ -34,12 +34,15 @@ Rectangle::Rectangle(const Problem& problem, const PanelStore& packed_left, Rang
 void Rectangle::run(Range rows, Range columns) {
   if (rows.size() <= 0 || columns.size() <= 0) return;
   columns_ = columns;
-  memory_.slab.reserve(kSlabColumns);
+  const size_t slab_bytes = PanelStore::bytes(kSlabColumns);
+  const auto partial_floats = static_cast<size_t>(rows.size() * kSlabColumns * kPairFloats);
+  std::byte* const memory =
+      memory_.working_set.reserve(slab_bytes + (partial_floats + 2 * kPairFloats) * sizeof(float));
+  memory_.slab.place(memory, kSlabColumns);
+  partial_ = reinterpret_cast<float*>(memory + slab_bytes);
+  sums_ = partial_ + partial_floats;
   memory_.slab_b6.reserve(kSlabColumns);
   memory_.left_b6.reserve(1);
-  memory_.partial.reserve(static_cast<size_t>(rows.size() * kSlabColumns * kPairFloats) *
-                          sizeof(float));
-  memory_.sums.reserve(2 * kPairFloats * sizeof(float));
   problem_.engine.begin();
   for (int64_t j = columns.begin; j < columns.end; j += kSlabColumns) {
     const Range slab{j, std::min(columns.end, j + kSlabColumns)};
@@ -131,8 +134,6 @@ void Rectangle::run_slab(Range rows, Range columns, int64_t block) {
   const Ahead source = source_ahead(rows, columns, block);
   const int source_share = std::min(source.source_rows, steps);
   const std::byte* source_row = source.source;
-  auto* const partial = reinterpret_cast<float*>(memory_.partial.reserve(0));
-  auto* const sums = reinterpret_cast<float*>(memory_.sums.reserve(0));
   for (int64_t i = rows.begin; i < rows.end; ++i) {
     const Scheme left_scheme = packed_left(i, block).scheme;
     const bool last_row = i + 1 == rows.end;
@@ -148,7 +149,7 @@ void Rectangle::run_slab(Range rows, Range columns, int64_t block) {
       const int64_t index = j - columns.begin;
       const PackedPanel right = right_panel(index, left_scheme, j, block);
       const PackedPanel left = left_panel(right.scheme, i, block);
-      float* const own_sums = sums + (flip_ ^= 1) * kPairFloats;
+      float* const own_sums = sums_ + (flip_ ^= 1) * kPairFloats;
       ahead.source = source_row;
       problem_.engine.multiply[static_cast<int>(right.scheme)](
           {left.tiles, right.tiles, steps, own_sums, ahead}, &pending_);
@@ -158,7 +159,7 @@ void Rectangle::run_slab(Range rows, Range columns, int64_t block) {
       pending_ = {own_sums,
                   left.exponents,
                   right.exponents,
-                  partial + ((i - rows.begin) * kSlabColumns + index) * kPairFloats,
+                  partial_ + ((i - rows.begin) * kSlabColumns + index) * kPairFloats,
                   problem_.c + i * kPanelRows * problem_.ldc + j * kPanelRows,
                   problem_.ldc,
                   problem_.left.panel_rows(i),

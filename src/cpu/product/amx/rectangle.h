@@ -54,6 +54,8 @@ class Rectangle {
   Range strip_, columns_{0, 0};
   unsigned char* nonfinite_;
   Memory& memory_;
+  float* partial_ = nullptr;  // sums of the slab's columns, in blocks of 32×32
+  float* sums_ = nullptr;     // two such blocks, used in turn
   Update pending_;
   Counts counts_;
   int flip_ = 0;

@@ -71,8 +71,10 @@ Support judge(const Findings& f) {
   } else if (!f.saved) {
     s.state = "not usable: the kernel does not save tile registers (Linux 5.16 or later does)";
   } else if (f.refusal != 0) {
-    s.state =
-        fmt::format("not usable: the kernel refused permission ({})", std::strerror(f.refusal));
+    // Tile registers must fit on every alternate signal stack that a thread has set up.
+    s.state = fmt::format("not usable: the kernel refused permission ({})",
+                          f.refusal == ENOSPC ? "a thread's alternate signal stack is too small"
+                                              : std::strerror(f.refusal));
   } else if (!f.bf16_executes) {
     s.state = "not usable: permission was granted, but the instructions do not execute";
   } else {
