@@ -28,6 +28,13 @@ ProductShape shape_of(const json& row) {
   return shape;
 }
 
+double time_of(const json& row, const std::string& name) {
+  for (const json& c : row["configurations"]) {
+    if (c["name"] == name) return c["ms"];
+  }
+  return 0;
+}
+
 std::string chosen(const ProductShape& shape) {
   const std::vector<TileChoice> menu = tile_choices(shape, kH200);
   const auto cost = [&](const TileChoice& c) { return estimate(shape, c, kH200); };
@@ -53,6 +60,22 @@ TEST(CostModel, ChoosesWithinFivePercentOfTheBestOnEveryMeasuredShape) {
         << row["m"] << "x" << row["k"] << "->" << row["n"] << ": " << name << " takes " << taken
         << " ms, " << fastest << " " << best;
   }
+}
+
+TEST(CostModel, LeavesAPlainProductToTheLibraryExactlyWhereThatIsFaster) {
+  const json table = measured_table();
+  ASSERT_TRUE(table.is_object()) << "no table of measured times";
+  int left = 0;
+  for (const json& row : table["shapes"]) {
+    const ProductShape shape = shape_of(row);
+    const double own = time_of(row, chosen(shape)), library = time_of(row, "library");
+    const bool faster = plan_product(shape, kH200).library_faster;
+    left += faster;
+    const double taken = faster ? library : own, other = faster ? own : library;
+    EXPECT_LE(taken, kMostOverBest * other)
+        << row["m"] << "x" << row["k"] << "->" << row["n"] << (faster ? ": library" : ": own");
+  }
+  EXPECT_GT(left, 0) << "some small products of the table are the library's";
 }
 
 }  // namespace
