@@ -1,4 +1,8 @@
-"""Checks the documents: links between files resolve, and generated parts are current."""
+"""Checks the documents: links between files resolve, the reference is what the sources say, and the
+commands and code of the tutorial and the how-to pages do what the pages show.
+
+    python tools/check_docs.py [--no-blocks]
+"""
 
 from __future__ import annotations
 
@@ -47,10 +51,18 @@ def broken_links(document: Path) -> list[str]:
 
 
 def main() -> int:
+    import doc_blocks
+    import make_reference
+
     files = documents()
-    bad = [line for document in files for line in broken_links(document)]
+    links = [line for document in files for line in broken_links(document)]
+    print(f"{len(files)} documents, {len(links)} broken links", flush=True)
+    bad = links + make_reference.stale()
+    if "--no-blocks" not in sys.argv[1:]:
+        docs = ROOT / "docs"
+        pages = [docs / "tutorial.md", *sorted((docs / "howto").glob("*.md"))]
+        bad += doc_blocks.run_pages(pages, sys.executable)
     print(*bad, sep="\n", end="\n" if bad else "")
-    print(f"{len(files)} documents, {len(bad)} broken links")
     return 1 if bad else 0
 
 

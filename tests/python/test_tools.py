@@ -101,3 +101,26 @@ def test_results_table_shows_other_products_beside_fp32_models(tmp_path: Path):
     assert "| bf16 | eval | 3.000 | – | – | – | 0.500 |" in lines[6]
     assert lines[-1].startswith("† The matrix product alone")
     assert "(jax 1); errors: XLA bf16×3 9.0e-06 to 1.8e-05." in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("```bash\necho one 2\n```\n\n```text\none …\n```\n", ""),
+        ("```bash\necho one\n```\n\n```text\ntwo\n```\n", "the page shows"),
+        ("```bash\nfalse\n```\n", "exit status 1"),
+        ("```python\nraise ValueError('what')\n```\n", "ValueError: what"),
+        ("Needs a GPU.\n\n```python gpu\nraise ValueError\n```\n", ""),
+        ("Needs one.\n\n```python gpu\npass\n```\n", "must say GPU"),
+        ("It needs a GPU.\n\n```python gpu\nthis is no code\n```\n", "invalid syntax"),
+        ("```python file=a.py\nx = 3\n```\n\n```python\nimport a\nassert a.x == 3\n```\n", ""),
+    ],
+)
+def test_blocks_of_documents_are_run(tmp_path, monkeypatch, text, problem):
+    blocks = load("doc_blocks")
+    monkeypatch.setattr(blocks, "ROOT", tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    found = blocks.Page(page, sys.executable).run()
+    assert bool(found) == bool(problem)
+    assert problem in "".join(found)

@@ -142,9 +142,7 @@ def hostile_families(own_batch: int, drawn_batches: tuple = ()) -> list:
     ]
     families += [Family(f"batch of {n}", "an odd batch", _own, batch=n) for n in ODD_BATCHES]
     families += [
-        Family(
-            "drawn batch", f"a batch of {n}, drawn for this run", _own, batch=n, unannounced=True
-        )
+        Family(f"batch of {n}, drawn", "drawn for this run", _own, batch=n, unannounced=True)
         for n in drawn_batches
     ]
     families += [
