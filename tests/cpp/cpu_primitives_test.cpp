@@ -1,5 +1,6 @@
 // Accuracy of the vectorised elementary functions, over bit patterns of every magnitude.
 #include "cpu/primitives.h"
+#include "cpu/tiling.h"
 
 #include <gtest/gtest.h>
 
@@ -120,6 +121,65 @@ TEST(CpuPrimitives, PowerFollowsIeee) {
       EXPECT_LE(ulps(exact, out[i]), 1.0) << a[i] << " ^ " << b[i] << ", " << name_of(level);
     }
   }
+}
+
+TEST(CpuPrimitives, TransposesEverySizeAndTouchesNothingElse) {
+  constexpr int64_t kRowStride = 53, kColumnStride = 59;
+  for (const Level level : levels()) {
+    for (const int64_t rows : {1, 7, 16, 33, 50}) {
+      for (const int64_t columns : {1, 3, 16, 31, 48}) {
+        // One float off, since the caller's memory may lie anywhere.
+        std::vector<float> in(1 + rows * kRowStride), out(1 + columns * kColumnStride, -1.0f);
+        for (size_t i = 0; i < in.size(); ++i) in[i] = static_cast<float>(i);
+        primitives<float>(level).transpose(out.data() + 1, kColumnStride, in.data() + 1, kRowStride,
+                                           rows, columns);
+        for (int64_t j = 0; j < columns; ++j) {
+          for (int64_t i = 0; i < kColumnStride; ++i) {
+            const float found = out[static_cast<size_t>(1 + j * kColumnStride + i)];
+            const float wanted = i < rows ? in[static_cast<size_t>(1 + i * kRowStride + j)] : -1.0f;
+            ASSERT_EQ(found, wanted) << rows << "x" << columns << ", " << name_of(level);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuPrimitives, ExtremesOfARunLetNaNThroughWhereverItStands) {
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  for (const Level level : levels()) {
+    const auto reduce = [&](ReduceMonoid monoid, const std::vector<float>& x) {
+      double first = monoid == ReduceMonoid::max ? -INFINITY : INFINITY, second = 0;
+      primitives<float>(level).reduce_run[static_cast<int>(monoid)](
+          x.data(), static_cast<int64_t>(x.size()), {&first, &second, 0, 0});
+      return first;
+    };
+    for (const size_t n : {1u, 15u, 16u, 17u, 64u, 95u, 131u}) {
+      for (size_t at = 0; at < n; ++at) {
+        std::vector<float> x(n, 1.0f);
+        x[at] = 5.0f;
+        ASSERT_EQ(reduce(ReduceMonoid::max, x), 5.0) << at << " of " << n;
+        x[at] = -5.0f;
+        ASSERT_EQ(reduce(ReduceMonoid::min, x), -5.0) << at << " of " << n;
+        x[at] = kNan;
+        ASSERT_TRUE(std::isnan(reduce(ReduceMonoid::max, x))) << at << " of " << n;
+        ASSERT_TRUE(std::isnan(reduce(ReduceMonoid::min, x))) << at << " of " << n;
+      }
+    }
+  }
+}
+
+TEST(CpuPrimitives, ShortRunsAreTurnedAndLongOnesNot) {
+  const AxisMask features = axis_bit(kFeatures);
+  EXPECT_EQ(register_order({512, 1, 1, 16}, features),
+            (AxisOrder{kRows, kGroups, kFeatures, kBatch}));
+  EXPECT_EQ(register_order({1, 1, 512, 16}, features),
+            (AxisOrder{kBatch, kRows, kFeatures, kGroups}));
+  EXPECT_EQ(register_order({8, 1, 1, 1000}, features), kNaturalOrder);
+  EXPECT_EQ(register_order({512, 1, 1, 16}, 0), kNaturalOrder);
+  EXPECT_EQ(register_order({2, 1, 1, 16}, features), kNaturalOrder);
+  // The innermost axis is kept: its vectors are full as they lie.
+  EXPECT_EQ(register_order({16, 1, 16, 32}, axis_bit(kGroups)), kNaturalOrder);
 }
 
 TEST(CpuPrimitives, MemoryFormatsRoundAsTheScalarOnes) {
