@@ -10,6 +10,7 @@ wherever it is not.
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from ingot.capture import CaptureError, capture
 from ingot.capture.exporting import batched_inputs
 from ingot.execution import Compiled, RefusedError
 from ingot.guards import Guards, hooked, opaque_attribute, training_flags
+from ingot.log import logger
 from ingot.reporting import report
 from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError, library
 from ingot.runtime.program import are_like, description
@@ -275,6 +277,7 @@ class _State:
         entry = _Entry(guards, guards.flags)
         entry.mode, entry.signature = mode, arguments
         refused: dict[str, str] = {}
+        start = time.perf_counter()
         try:
             for _ in range(_MAX_REFUSALS):
                 try:
@@ -301,6 +304,9 @@ class _State:
             if error.status == STATUS_INVALID_ARGUMENT:
                 raise
             entry.problem = f"PyTorch runs it: {error}"
+        took = 1e3 * (time.perf_counter() - start)
+        name = type(module).__name__
+        logger.info("captured and planned %s for %s in %.0f ms", name, device_type, took)
         if entry.compiled is not None:
             entry.delegate_batches = entry.compiled.captured.delegate_batches
             if not entry.compiled.programs:

@@ -11,6 +11,7 @@
 #include "cpu/product/blas.h"
 #include "graph/evaluate.h"
 #include "graph/importer.h"
+#include "support/log.h"
 #include "support/threads.h"
 #include "verify/measures.h"
 
@@ -97,6 +98,8 @@ ingot_status ingot_program_create(const char* graph_json, const char* options_js
     *program = nullptr;
     api::require(graph_json != nullptr, "the graph is NULL");
     auto state = api::make_program(graph_json, options_json == nullptr ? "" : options_json);
+    ingot::log_line(ingot::LogLevel::debug, "{}: {} passes planned for {}", state->plan.graph.name,
+                    state->plan.sweeps.size(), state->plan.target.name);
     *program = new ingot_program{std::move(state)};
   });
 }

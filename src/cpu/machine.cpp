@@ -59,7 +59,13 @@ Target cpu_target(const ProgramOptions& options) {
 nlohmann::json describe_cpu_machine() {
   const cpu::Isa isa = cpu::detect_isa(nlohmann::json::object());
   nlohmann::json products = nlohmann::json::array();
-  for (const auto& provider : cpu::product_providers(isa)) products.push_back(provider->name());
+  for (const auto& provider : cpu::product_providers(isa)) {
+    // One product may stand in the list twice, for unlike shapes.
+    const std::string name(provider->name());
+    if (std::find(products.begin(), products.end(), name) == products.end()) {
+      products.push_back(name);
+    }
+  }
   return {{"name", processor_name()},
           {"instructions", name_of(isa.level)},
           {"amx",

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <exception>
 #include <map>
 #include <mutex>
@@ -10,6 +11,7 @@
 #include "codegen/embedded_kernels.h"
 #include "cuda/nvrtc.h"
 #include "support/error.h"
+#include "support/log.h"
 
 namespace ingot::cuda {
 namespace {
@@ -41,10 +43,19 @@ void add_includes(std::string_view text, std::map<std::string, std::string>& fou
 std::string compile_one(const CompileRequest& request, const std::string& architecture,
                         const CubinCache& cache) {
   const std::string key = cache_key(request, architecture);
-  if (auto cached = cache.find(key)) return *std::move(cached);
+  if (auto cached = cache.find(key)) {
+    log_line(LogLevel::debug, "{} is in the kernel cache", request.name);
+    return *std::move(cached);
+  }
+  const auto start = std::chrono::steady_clock::now();
   const Compilation result = nvrtc_compile(request.name, request.text, headers_of(request.text),
                                            compile_options(architecture));
-  cache.store(key, result.code);
+  const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - start;
+  log_line(LogLevel::info, "compiled {} for {} in {:.0f} ms", request.name, architecture,
+           took.count());
+  if (!cache.store(key, result.code)) {
+    log_line(LogLevel::info, "{} could not be kept in the kernel cache", request.name);
+  }
   return result.code;
 }
 

@@ -1,14 +1,17 @@
-"""The command line: `ingot optimize | verify | explain | bench | tune | doctor`."""
+"""The command line: `ingot optimize | verify | explain | bench | tune | doctor | completion`."""
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import Any
 
 import click
 
 import ingot
+from ingot import log
 
+from .errors import BadInputError
 from .options import ARGUMENTS
 
 __all__ = ["main"]
@@ -20,6 +23,7 @@ _COMMANDS = {
     "bench": "Time the bundled models against eager and torch.compile.",
     "tune": "Measure the configurations of a model's products, and remember the best.",
     "doctor": "Say what this machine offers, what is missing, what that costs.",
+    "completion": "Print a script that completes ingot's commands in a shell.",
 }
 
 
@@ -53,16 +57,38 @@ class _LazyGroup(click.Group):
     epilog="Exit status: 0 as wished, 1 not verified or not possible, 2 bad input.",
 )
 @click.version_option(ingot.__version__, prog_name="ingot")
-def main() -> None:
+@click.option(
+    "-v", "--verbose", count=True, help="Say what is compiled and how long it takes; -vv: all."
+)
+@click.option("-q", "--quiet", is_flag=True, help="No progress and no warnings; only errors.")
+def main(verbose: int, quiet: bool) -> None:
     """Optimises the chains that people put behind a PyTorch linear layer.
 
     A model's file holds a class Model, get_inputs() and get_init_inputs(). Such a file is a
     program: every command that takes one runs it.
     """
     warnings.showwarning = _show_warning
+    _set_log_level(verbose, quiet)
+
+
+def _set_log_level(verbose: int, quiet: bool) -> None:
+    """Options before INGOT_LOG."""
+    if quiet and verbose:
+        raise BadInputError("-q and -v exclude each other")
+    log.show()
+    try:
+        wanted = log.level()
+    except ValueError as error:
+        raise BadInputError(str(error)) from error
+    if quiet:
+        wanted = "error"
+    elif verbose:
+        wanted = "info" if verbose == 1 else "debug"
+    log.set_level(wanted)
 
 
 def _show_warning(message: Any, category: type, *place: Any) -> None:
     """One line on stderr: where in our code a warning arose tells a user nothing."""
-    if not issubclass(category, (DeprecationWarning, FutureWarning)):
+    shown = log.logger.isEnabledFor(logging.WARNING)
+    if shown and not issubclass(category, (DeprecationWarning, FutureWarning)):
         click.echo(f"Warning: {message}", err=True)

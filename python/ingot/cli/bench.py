@@ -88,9 +88,8 @@ def command(
         if report_file is not None:
             reports.of_bench(report_file, made, chosen)
     if as_json:
-        print_json(
-            [{**r.record, "samples": r.comparison.to_dict(), "clocks": r.clocks} for r in made]
-        )
+        cases = [{**r.record, "samples": r.comparison.to_dict(), "clocks": r.clocks} for r in made]
+        print_json("bench", {"cases": cases})
     console = output(as_json)
     show_records(console, [r.record for r in made])
     for result in made:

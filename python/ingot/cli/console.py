@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ingot import log
+
+# Raised whenever a key goes or changes its meaning; new keys may come at any time.
+JSON_FORMAT = 1
 _WIDTH_OF_FILES = 160
 
 
@@ -24,6 +29,9 @@ def output(as_json: bool = False) -> Console:
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
     """A function that says what is being done: a spinner on a terminal, else lines."""
+    if not log.logger.isEnabledFor(logging.WARNING):
+        yield lambda message: None
+        return
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         yield lambda message: print(f"… {message}", file=sys.stderr, flush=True)
@@ -32,8 +40,10 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-def print_json(value: Any) -> None:
-    print(json.dumps(_plain(value), indent=1, ensure_ascii=False, allow_nan=False))
+def print_json(command: str, value: dict) -> None:
+    """One object, as docs/json-format.md and schemas/output.schema.json describe it."""
+    whole = {"ingot_json": JSON_FORMAT, "command": command, **value}
+    print(json.dumps(_plain(whole), indent=1, ensure_ascii=False, allow_nan=False))
 
 
 def table(title: str, *columns: str, right: tuple = ()) -> Table:

@@ -10,6 +10,8 @@ import sys
 
 import click
 
+import ingot
+
 from . import options as shared
 from .console import output, print_json, table
 
@@ -22,6 +24,7 @@ def command(as_json: bool) -> None:
     Exit status 0: `ingot optimize` can run here; 1: it cannot.
     """
     facts, missing = _system_facts(), []
+    facts["Ingot"] = ingot.__version__
     machine: dict = {}
     try:
         from ingot.runtime.library import find_library, library
@@ -34,10 +37,14 @@ def command(as_json: bool) -> None:
     facts.update(_torch_facts(missing))
     usable = "PyTorch" in facts and not any(row[0] == "libingot" for row in missing)
     if as_json:
-        print_json({"facts": facts, "machine": machine, "missing": missing, "usable": usable})
+        lacking = [dict(zip(("what", "why", "cost"), row)) for row in missing]
+        found = {"facts": facts, "machine": machine, "missing": lacking, "usable": usable}
+        print_json("doctor", found)
     console = output(as_json)
     here = table("This machine", "what", "found")
-    for name, value in [*facts.items(), *_flattened(machine)]:
+    # The version stands among the facts.
+    parts = {name: part for name, part in machine.items() if name != "version"}
+    for name, value in [*facts.items(), *_flattened(parts)]:
         here.add_row(str(name), str(value))
     console.print(here)
     if missing:
@@ -93,6 +100,7 @@ def _flattened(value: dict, prefix: str = "") -> list:
             for number, item in enumerate(inner):
                 rows += _flattened(item, f"{prefix}{name} {number}: ")
         else:
-            text = ", ".join(map(str, inner)) if isinstance(inner, list) else inner
-            rows.append((prefix + name.replace("_", " "), text))
+            text = ", ".join(map(str, inner)) or "none" if isinstance(inner, list) else inner
+            if text != "":
+                rows.append((prefix + name.replace("_", " "), text))
     return rows

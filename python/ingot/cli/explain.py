@@ -80,7 +80,7 @@ def command(
             for name, source in sources.items():
                 write_whole(kernels_out / f"{name}.cu", source)
     if as_json:
-        print_json(report)
+        print_json("explain", report)
         return
     console = output()
     for program in programs:

@@ -110,7 +110,9 @@ def command(
         if report_file is not None:
             reports.of_optimize(report_file, model, report, result, text, not no_timing)
     if as_json:
-        print_json({"report": report, "verification": result, "written": result["verified"]})
+        print_json(
+            "optimize", {"report": report, "verification": result, "written": result["verified"]}
+        )
     measured = _measured_ms(result)
     for program in report["programs"]:
         show_plan(console, program, measured if program["mode"] == "training" else None)
@@ -142,7 +144,7 @@ def _rendering(loaded: Any, precision: str, chosen: str, standalone: bool) -> tu
 def _end_unverified(console: Any, report: dict, target: Path, as_json: bool) -> None:
     """A standalone file holds CUDA alone: without a GPU there is nothing to run."""
     if as_json:
-        print_json({"report": report, "verification": None, "written": True})
+        print_json("optimize", {"report": report, "verification": None, "written": True})
     console.print(
         f"Wrote {target}. Its kernels were not run: there is no GPU here, or --device cpu was "
         f"given. On a machine with one, `ingot verify MODEL {target.name}` checks and times it."
@@ -153,7 +155,7 @@ def _end_unverified(console: Any, report: dict, target: Path, as_json: bool) -> 
 def _give_up(console: Any, report: dict, as_json: bool) -> None:
     """There is nothing in the model that Ingot could take over."""
     if as_json:
-        print_json({"report": report, "verification": None, "written": False})
+        print_json("optimize", {"report": report, "verification": None, "written": False})
     show_replacements(console, report)
     console.print("Nothing was written: PyTorch would run all of the model.")
     sys.exit(NOT_VERIFIED)

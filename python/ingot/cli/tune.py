@@ -52,7 +52,7 @@ def command(
                 found += tune(module, inputs, precision=precision, again=again, progress=say)
     found = list({product.key: product for product in found}.values())
     if as_json:
-        print_json([{**dataclasses.asdict(p), "gain": p.gain} for p in found])
+        print_json("tune", {"products": [{**dataclasses.asdict(p), "gain": p.gain} for p in found]})
         return
     console = output()
     if not found:

@@ -86,7 +86,7 @@ def command(
         if report_file is not None:
             reports.of_verify(report_file, original, candidate, result, not no_timing)
     if as_json:
-        print_json(result)
+        print_json("verify", result)
     console = output(as_json)
     show_accuracy(console, result)
     show_timing(console, result["timing"])

@@ -7,8 +7,11 @@ import json
 import os
 import sys
 import threading
+import warnings
 from pathlib import Path
 
+import ingot
+from ingot.log import logger
 from ingot.runtime import host_product
 
 # include/ingot/ingot.h, which this module restates.
@@ -147,7 +150,8 @@ class Library:
         if found != ABI_VERSION:
             raise LibraryNotFoundError(
                 f"{self.path} speaks ABI version {found}, this Python package speaks "
-                f"{ABI_VERSION}: install both from the same release",
+                f"{ABI_VERSION}: install both from the same release"
+                + (", or unset INGOT_LIBRARY" if os.environ.get("INGOT_LIBRARY") else ""),
                 STATUS_UNAVAILABLE,
             )
         for name, (result, arguments) in _FUNCTIONS.items():
@@ -161,6 +165,12 @@ class Library:
             function.restype = result
             function.argtypes = arguments
             setattr(self, name, function)
+        if self.version != ingot.__version__:
+            warnings.warn(
+                f"{self.path} is of release {self.version}, this Python package of "
+                f"{ingot.__version__}: they fit together, but are not tested together",
+                stacklevel=2,
+            )
 
     @property
     def version(self) -> str:
@@ -229,6 +239,7 @@ def library() -> Library:
         with _lock:
             if _library is None:
                 loaded = Library(find_library())
+                logger.debug("using %s, release %s", loaded.path, loaded.version)
                 if "torch" in sys.modules:
                     _share_host_threads(loaded)
                     host_product.register(loaded)

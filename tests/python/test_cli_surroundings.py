@@ -1,0 +1,178 @@
+"""What surrounds the commands: completion, log levels, a library that does not fit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from ingot import __version__, log
+from ingot.cli import main
+from ingot.runtime.library import ABI_VERSION, Library, LibraryNotFoundError, find_library
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def usual_level(monkeypatch):
+    monkeypatch.delenv(log.VARIABLE, raising=False)
+    yield
+    log.set_level(log.DEFAULT)
+
+
+def ingot(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
+    environment = dict(os.environ, PYTHONPATH=str(ROOT / "python"), **variables)
+    return subprocess.run(
+        [sys.executable, "-m", "ingot", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+
+
+# Completion -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_parse(shell, tmp_path):
+    result = CliRunner().invoke(main, ["completion", shell])
+    assert result.exit_code == 0
+    assert "_INGOT_COMPLETE" in result.output
+    if shutil.which(shell):
+        script = tmp_path / "script"
+        script.write_text(result.output)
+        subprocess.run([shell, "-n", script], check=True)
+
+
+def test_bash_completes_commands_options_and_values(tmp_path):
+    """In a bash of its own, as a user's would: source the script, call its function."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    command = folder / "ingot"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ingot "$@"\n')
+    command.chmod(0o755)
+    script = ingot("completion", "bash").stdout
+
+    def completions(*words: str) -> list[str]:
+        line = " ".join(f"'{word}'" for word in ("ingot", *words))
+        text = f"COMP_WORDS=({line}); COMP_CWORD={len(words)}\n_ingot_completion ingot\n"
+        answer = subprocess.run(
+            ["bash", "-c", script + "\n" + text + 'printf "%s\\n" "${COMPREPLY[@]}"'],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=dict(
+                os.environ,
+                PYTHONPATH=str(ROOT / "python"),
+                PATH=f"{folder}:{os.environ['PATH']}",
+            ),
+        )
+        return answer.stdout.split()
+
+    assert completions("opt") == ["optimize"]
+    assert set(completions("")) >= {"optimize", "verify", "explain", "bench", "doctor"}
+    assert completions("optimize", "--rep") == ["--report"]
+    assert completions("verify", "--precision", "f") == ["fp32", "fp16"]
+
+
+# Log levels -------------------------------------------------------------------------------------
+
+
+def explain(*before: str, **variables: str) -> str:
+    model = str(ROOT / "examples/linear_gelu.py")
+    answer = ingot(*before, "explain", model, "--no-kernels", **variables)
+    assert answer.returncode == 0, answer.stderr
+    return answer.stderr
+
+
+def test_levels_reach_front_and_library():
+    assert "ingot: debug" not in explain()
+    everything = explain("-vv")
+    assert f"ingot: debug: using {find_library()}" in everything
+    assert "passes planned for" in everything
+    assert "passes planned for" in explain(INGOT_LOG="debug")
+    assert "ingot: debug" not in explain("-q", INGOT_LOG="debug")
+
+
+def test_quiet_leaves_out_progress(tmp_path):
+    from verify_pairs import HONEST, ORIGINAL, candidate
+
+    (tmp_path / "model.py").write_text(ORIGINAL)
+    (tmp_path / "new.py").write_text(candidate(HONEST["operator by operator"]))
+    files = [str(tmp_path / "model.py"), str(tmp_path / "new.py")]
+    options = ["--device", "cpu", "--no-timing", "--lenient"]
+    loud = CliRunner().invoke(main, ["verify", *files, *options])
+    quiet = CliRunner().invoke(main, ["-q", "verify", *files, *options])
+    assert "… " in loud.stderr and "… " not in quiet.stderr
+    assert quiet.exit_code == loud.exit_code
+    assert "Verified" in quiet.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "words"),
+    [
+        (["-q", "-v", "doctor"], {}, "exclude each other"),
+        (["doctor"], {"INGOT_LOG": "loud"}, "must be one of debug, info"),
+    ],
+)
+def test_bad_levels_are_bad_input(arguments, variables, words):
+    answer = ingot(*arguments, **variables)
+    assert answer.returncode == 2
+    assert words in answer.stderr
+
+
+# Versions ---------------------------------------------------------------------------------------
+
+
+def built(folder: Path, source: str) -> Path:
+    """A shared library of this C source."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    (folder / "fake.c").write_text(source)
+    target = folder / "libingot.so"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", str(target), str(folder / "fake.c")], check=True
+    )
+    return target
+
+
+def test_a_library_of_another_abi_is_refused_clearly(tmp_path):
+    fake = built(tmp_path, "int ingot_abi_version(void) { return 77; }\n")
+    with pytest.raises(LibraryNotFoundError) as raised:
+        Library(fake)
+    assert str(raised.value).startswith(
+        f"{fake} speaks ABI version 77, this Python package speaks {ABI_VERSION}: "
+        "install both from the same release"
+    )
+    answer = ingot("explain", str(ROOT / "examples/linear_gelu.py"), INGOT_LIBRARY=str(fake))
+    assert answer.returncode == 2
+    assert "ABI version 77" in answer.stderr and "unset INGOT_LIBRARY" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_library_that_lacks_a_function_is_refused_clearly(tmp_path):
+    source = f"int ingot_abi_version(void) {{ return {ABI_VERSION}; }}\n"
+    with pytest.raises(LibraryNotFoundError, match="lacks ingot_"):
+        Library(built(tmp_path, source))
+
+
+def test_another_release_of_the_same_abi_is_named(monkeypatch):
+    monkeypatch.setattr("ingot.__version__", "0.0.1")
+    with pytest.warns(UserWarning, match=f"is of release {__version__}, this Python package of"):
+        Library(find_library())
+
+
+def test_doctor_says_each_thing_once():
+    answer = ingot("doctor")
+    rows = [line.split("│")[1].strip() for line in answer.stdout.splitlines() if "│" in line]
+    assert len(rows) == len(set(rows)), rows
+    for line in answer.stdout.splitlines():
+        if "cpu: products" in line:
+            products = [p.strip() for p in line.split("│")[2].split(", ")]
+            assert len(products) == len(set(products))

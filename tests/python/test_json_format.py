@@ -1,0 +1,158 @@
+"""What the commands print under --json has the documented form, and names it."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import sys
+from importlib import resources
+from pathlib import Path
+
+import jsonschema
+import pytest
+from click.testing import CliRunner
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import verify_pairs as pairs
+from ingot.cli import main
+from ingot.cli.console import JSON_FORMAT
+from report_samples import REPORT, verification
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = ["--set", "batch_size=24", "--set", "in_features=40", "--set", "out_features=36"]
+SCHEMA = json.loads(resources.files("ingot").joinpath("schemas/output.schema.json").read_text())
+VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def run(command: str, *arguments: object) -> tuple[dict, int]:
+    result = CliRunner().invoke(main, [command, *map(str, arguments), "--json"])
+    found = json.loads(result.stdout)
+    VALIDATOR.validate(found)
+    jsonschema.validate(found, {**SCHEMA, "oneOf": [{"$ref": f"#/$defs/{command}"}]})
+    assert found["ingot_json"] == JSON_FORMAT
+    assert found["command"] == command
+    return found, result.exit_code
+
+
+def test_the_schema_is_one():
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_optimize(tmp_path):
+    model = ROOT / "examples/gemm_scale_bn.py"
+    target = tmp_path / "new.py"
+    found, status = run(
+        "optimize", model, "-o", target, "--device", "cpu", "--budget", "1", "--no-compile", *SMALL
+    )
+    assert found["verification"]["timing"] is None or (
+        len(found["verification"]["timing"]["subjects"]["candidate"]["samples_ms"]) >= 7
+    )
+    assert found["written"] == (status == 0) == target.exists()
+
+
+def test_optimize_of_what_stays_with_pytorch(tmp_path):
+    model = tmp_path / "model.py"
+    model.write_text(
+        "import torch\nfrom torch import nn\n\n\nclass Model(nn.Module):\n"
+        "    def forward(self, x):\n        return torch.linalg.inv(x)\n\n\n"
+        "def get_inputs():\n    return [torch.eye(4)]\n\n\n"
+        "def get_init_inputs():\n    return []\n"
+    )
+    found, status = run("optimize", model, "--device", "cpu")
+    assert (found["verification"], found["written"], status) == (None, False, 1)
+    assert found["report"]["unsupported"]
+
+
+def test_verify_of_a_wrong_candidate(tmp_path):
+    (tmp_path / "model.py").write_text(pairs.ORIGINAL)
+    wrong = pairs.candidate(pairs.DISHONEST["multiplies in bfloat16"][0])
+    (tmp_path / "wrong.py").write_text(wrong)
+    options = ["--device", "cpu", "--no-timing"]
+    found, status = run("verify", tmp_path / "model.py", tmp_path / "wrong.py", *options)
+    assert (found["verified"], status) == (False, 1)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_explain(device):
+    model = ROOT / "examples/gemm_bn_scale_softmax.py"
+    found, status = run("explain", model, "--device", device, "--mode", "both", *SMALL)
+    assert status == 0
+    assert {program["mode"] for program in found["programs"]} == {"training", "eval"}
+
+
+def test_bench():
+    options = [
+        "--device",
+        "cpu",
+        "--no-compile",
+        "--rounds",
+        "2",
+        "--budget",
+        "1",
+        "--mode",
+        "eval",
+    ]
+    found, status = run("bench", *options, "--model", "gemm_bn_scale_softmax", *SMALL)
+    assert status == 0 and len(found["cases"]) == 1
+
+
+def test_doctor():
+    found, _ = run("doctor")
+    assert found["facts"]["Ingot"]
+
+
+def test_tune(monkeypatch, tmp_path):
+    """Without a GPU: the command's own part, on products as `ingot.tune` gives them."""
+    from ingot.tuning import TunedProduct
+
+    product = TunedProduct("h200 | m 1024", "library", "a", {"a": 0.5, "library": 0.4})
+    monkeypatch.setattr("ingot.tune", lambda *arguments, **options: [product], raising=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.nn.Module.cuda", lambda module: module)
+    monkeypatch.setattr("torch.Tensor.cuda", lambda tensor: tensor)
+    found, status = run("tune", ROOT / "examples/linear_gelu.py", *SMALL)
+    assert status == 0
+    assert found["products"][0]["gain"] == pytest.approx(1.25)
+
+
+def test_the_schema_refuses_what_is_wrong():
+    whole = {
+        "ingot_json": 1,
+        "command": "optimize",
+        "report": copy.deepcopy(REPORT),
+        "verification": verification(),
+        "written": True,
+    }
+    for key in ("ingot_json", "command"):
+        whole["report"].pop(key, None)
+    VALIDATOR.validate(whole)
+    changes = [
+        lambda w: w.pop("written"),
+        lambda w: w.update(command="verify"),
+        lambda w: w["report"]["programs"][0].update(mode="testing"),
+        lambda w: w["report"]["programs"][0]["explain"]["sweeps"][0].pop("flops"),
+        lambda w: w["verification"]["checks"][0].update(outcome="maybe"),
+        lambda w: w["verification"]["timing"]["subjects"].pop("eager"),
+        lambda w: w["verification"]["accuracy"][0]["candidate"].update(relative_error="tiny"),
+    ]
+    for change in changes:
+        wrong = copy.deepcopy(whole)
+        change(wrong)
+        assert not VALIDATOR.is_valid(wrong)
+
+
+def test_every_command_with_json_is_in_the_schema_and_documented():
+    document = (ROOT / "docs/json-format.md").read_text(encoding="utf-8")
+    commands = {ref["$ref"].rpartition("/")[2] for ref in SCHEMA["oneOf"]}
+    for name in main.list_commands(None):
+        command = main.get_command(None, name)
+        takes_json = any("--json" in option.opts for option in command.params)
+        assert takes_json == (name in commands), name
+        assert takes_json == bool(re.search(rf"^## `ingot {name}`", document, re.M)), name
