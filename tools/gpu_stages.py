@@ -266,6 +266,31 @@ def xla_product(algorithm: str, settings: Settings) -> Outcome:
     return outcome(*run_script(command, settings), about=3)
 
 
+# standalone --------------------------------------------------------------------------------------
+
+
+def standalone_missing(settings: Settings) -> str:
+    if settings.device != "cuda":
+        return "its kernels are CUDA"
+    absent = [tool for tool in ("nvcc", "ninja") if not shutil.which(tool)]
+    return f"{absent[0]} is not here" if absent else ""
+
+
+def standalone_steps(settings: Settings) -> list[Step]:
+    timed = ("gemm_bn_scale_softmax", "gemm_scale_bn")
+    others = sorted(p.stem for p in EXAMPLES.glob("*.py") if p.stem not in timed)
+    steps = [Step(model, [model, "--no-timing"]) for model in others]
+    steps.append(Step("portable", ["gemm_scale_bn", "--portable", "--small", "--no-timing"]))
+    return steps + [Step(f"{model} timed", [model], alone=True) for model in timed]
+
+
+def standalone(options: list, settings: Settings) -> Outcome:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, CHECKS / "check_standalone.py", *options]
+        code, lines = run_script(command, settings, TORCH_EXTENSIONS_DIR=folder)
+    return outcome(code, lines, about=5)
+
+
 # sweep -------------------------------------------------------------------------------------------
 
 
@@ -389,6 +414,13 @@ STAGES = {
         latency,
         "the first call with an empty cache, from the cache, and the host's time of a call",
         seconds=60.0,
+    ),
+    "standalone": Stage(
+        standalone_steps,
+        standalone,
+        "standalone files compiled there: the library's bits, and its time",
+        seconds=60.0,
+        missing=standalone_missing,
     ),
     "bench": Stage(
         bench_steps,

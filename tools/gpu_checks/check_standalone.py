@@ -1,6 +1,6 @@
 """Checks standalone files on a GPU: their bits and their speed against the library's.
 
-python check_standalone.py [MODEL ...] [--portable] [--seconds S] [--small]
+python check_standalone.py [MODEL ...] [--portable] [--small] [--no-timing] [--seconds S]
 
 For each bundled model (default: all) writes the standalone file, compiles it, and compares its
 ModelNew with ingot.optimize's on equal modules: outputs and buffers bit by bit, in training and
@@ -135,6 +135,8 @@ def check_model(path: Path, arguments: argparse.Namespace, folder: Path) -> list
         problems += differences(f"{mode}, strided", ours, theirs, wide)
         if not training:
             problems += check_captured(ours, theirs, inputs)
+        if arguments.no_timing:
+            continue
         ratio, own, library = time_ratio(ours, theirs, inputs, arguments.seconds)
         print(
             f"{path.stem:28} {mode:8} {own:.4f} ms, library {library:.4f} ms, ratio {ratio:.4f}",
@@ -150,6 +152,7 @@ def main() -> int:
     parser.add_argument("models", nargs="*")
     parser.add_argument("--portable", action="store_true")
     parser.add_argument("--small", action="store_true", help="odd, small sizes")
+    parser.add_argument("--no-timing", action="store_true", help="compare bits alone")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each timing")
     arguments = parser.parse_args()
     paths = sorted((ROOT / "examples").glob("*.py"))

@@ -1,0 +1,152 @@
+"""Compiles the standalone file of every bundled model with load_inline. No GPU is needed.
+
+The files are written as `ingot optimize --standalone` writes them and compiled by their own code:
+the two seed models for compute capability 8.0 and 9.0, the others for 9.0. A warning of nvcc, a
+register spill, local memory, or more than 90 seconds of a core for an architecture are failures.
+What was compiled before, with the same text, stays in build/standalone. Without nvcc, or with a
+PyTorch without CUDA, nothing can be compiled, which is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CACHE = ROOT / "build" / "standalone"
+SEEDS = ("gemm_bn_scale_softmax", "gemm_scale_bn")
+LIMIT_S = 90.0  # of processor time, which a busy machine does not stretch
+
+WRITE = """
+import sys
+from pathlib import Path
+from ingot.model_file import load_model_file
+from ingot.standalone_writer import Standalone, write_standalone
+for model in sys.argv[2:]:
+    path = Path(model)
+    write_standalone(Path(sys.argv[1]) / path.name, Standalone(load_model_file(path)))
+"""
+
+COMPILE = """
+import ctypes, resource, sys
+from pathlib import Path
+import torch
+from ingot.model_file import load_model_file
+file = load_model_file(Path(sys.argv[1]), class_name="ModelNew")
+namespace = sys.modules[file.Model.__module__]
+library = namespace._ingot_compile()
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print("seconds", used.ru_utime + used.ru_stime)
+print("library", library._name)
+if not torch.cuda.is_available():
+    # Calls must end in a message, not in a crash.
+    for program in namespace._INGOT_PROGRAMS.values():
+        problem = ctypes.c_char_p()
+        getattr(library, "workspace_" + program.name)(4, ctypes.byref(problem))
+        assert problem.value, program.name
+"""
+
+
+def run(code: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+
+
+def spills(cuobjdump: str, library: str) -> list[str]:
+    """Functions with a stack or local memory."""
+    listing = subprocess.run(
+        [cuobjdump, "--dump-resource-usage", library], capture_output=True, text=True, check=True
+    )
+    found, kernels, name = [], 0, ""
+    for line in listing.stdout.splitlines():
+        function = re.match(r"\s*Function (\S+):", line)
+        if function:
+            name = function[1]
+        usage = re.search(r"STACK:(\d+).*LOCAL:(\d+)", line)
+        if usage and name:
+            kernels += 1
+            if int(usage[1]) or int(usage[2]):
+                found.append(f"{name}: {usage[1]} bytes of stack, {usage[2]} of local memory")
+            name = ""
+    return found if kernels else ["the library holds no kernel"]
+
+
+def check(path: Path, cuobjdump: str) -> tuple[str, list[str]]:
+    """(what was done, what is wrong)."""
+    architectures = "8.0;9.0" if path.stem in SEEDS else "9.0"
+    begun = time.monotonic()
+    result = run(
+        COMPILE,
+        str(path),
+        TORCH_CUDA_ARCH_LIST=architectures,
+        TORCH_EXTENSIONS_DIR=str(CACHE),
+        NVCC_APPEND_FLAGS="-Werror all-warnings",
+        MAX_JOBS="1",
+    )
+    seconds = time.monotonic() - begun
+    if result.returncode != 0:
+        return architectures, (result.stdout + result.stderr).strip().splitlines()[-25:]
+    answers = dict(line.split(" ", 1) for line in result.stdout.splitlines() if " " in line)
+    problems = spills(cuobjdump, answers["library"])
+    compiled = float(answers["seconds"])
+    limit = LIMIT_S * (architectures.count(";") + 1)
+    if compiled > limit:
+        problems.append(f"compiling took {compiled:.0f} s of a core; the limit is {limit:.0f} s")
+    return f"{architectures}, {compiled:.0f} s of a core, {seconds:.0f} s in all", problems
+
+
+def missing() -> str | None:
+    if not shutil.which("nvcc"):
+        return "no nvcc"
+    if not shutil.which("cuobjdump"):
+        return "no cuobjdump"
+    import torch
+
+    return None if torch.version.cuda else "a PyTorch without CUDA"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", help="names of bundled models (all)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+    why = missing()
+    if why:
+        print(f"{why} on this machine: standalone files were not compiled")
+        return 0
+    models = sorted((ROOT / "examples").glob("*.py"))
+    if arguments.models:
+        models = [ROOT / "examples" / f"{name}.py" for name in arguments.models]
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
+        written = run(WRITE, folder, *map(str, models))
+        if written.returncode != 0:
+            print(written.stdout + written.stderr, file=sys.stderr)
+            return 1
+        # The longest first.
+        files = sorted(Path(folder).glob("*.py"), key=lambda path: path.stem not in SEEDS)
+        failures = 0
+        results = pool.map(lambda path: check(path, shutil.which("cuobjdump")), files)
+        for path, (done, problems) in zip(files, results, strict=True):
+            print(f"{path.stem}: {done}: {'FAILED' if problems else 'ok'}", flush=True)
+            for line in problems:
+                print(f"    {line}")
+            failures += bool(problems)
+    print(f"{len(files) - failures} of {len(files)} standalone files compile clean")
+    return 1 if failures or not files else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
