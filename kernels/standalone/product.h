@@ -83,15 +83,21 @@ inline hopper::ProductPlan plan_product(const Device& device, const Product& pro
   return plan;
 }
 
-// Workspace of a product: what its plan asks for, then the partial statistics of its tiles.
+// A product's plan with its kernel, and its workspace: what the plan asks for, then the partial
+// statistics of its tiles.
 struct ProductLayout {
   hopper::ProductPlan plan;
+  const void* kernel = nullptr;
   size_t partials = 0, partial_bytes = 0, bytes = 0;
 };
 
-inline ProductLayout product_layout(const Device& device, const Product& product) {
+inline ProductLayout make_product_layout(const Device& device, const Product& product) {
   ProductLayout layout;
   layout.plan = plan_product(device, product);
+  layout.kernel = kernel_for(product, layout.plan);
+  check(cudaFuncSetAttribute(layout.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             int(layout.plan.shared_bytes)),
+        "reserving shared memory");
   layout.partials = hopper::align_up(layout.plan.workspace_bytes, 256);
   layout.partial_bytes =
       hopper::align_up(size_t(layout.plan.moment_tiles * product.shape.n) * 12, 16);
@@ -100,6 +106,16 @@ inline ProductLayout product_layout(const Device& device, const Product& product
   return layout;
 }
 static_assert(sizeof(Moments<float>::State) == 12, "partial statistics are three floats");
+
+// The same, remembered for the batch sizes that this thread used last.
+inline const ProductLayout& product_layout(const Device& device, const Product& product) {
+  static thread_local std::map<std::tuple<int, const void*, int64_t>, ProductLayout> known;
+  const auto key =
+      std::make_tuple(device.index, static_cast<const void*>(product.kernels), product.shape.m);
+  if (const auto found = known.find(key); found != known.end()) return found->second;
+  if (known.size() >= 256) known.clear();
+  return known.emplace(key, make_product_layout(device, product)).first->second;
+}
 
 // The driver's cuTensorMapEncodeTiled, so that nothing is linked beside the CUDA runtime. Constants
 // are those of cuda.h: fp16 and fp32 elements, the 128-byte swizzle, promotion to 256 bytes of L2.
@@ -130,18 +146,6 @@ inline const void* split_named(const Product& product, const std::string& functi
   throw std::runtime_error("this file was written without the kernel " + function);
 }
 
-// Dynamic shared memory beyond 48 KB is asked for once for each kernel and device.
-inline void allow_shared_memory(const Device& device, const void* kernel, size_t bytes) {
-  static std::mutex mutex;
-  static std::map<std::pair<int, const void*>, size_t> allowed;
-  const std::lock_guard lock(mutex);
-  size_t& known = allowed[{device.index, kernel}];
-  if (known >= bytes) return;
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes)),
-        "reserving shared memory");
-  known = bytes;
-}
-
 inline void launch_splits(const Call& call, const Product& product, const ProductTensors& tensors,
                           const hopper::ProductPlan& plan, unsigned char* scratch) {
   for (const hopper::SplitStep& step : plan.splits) {
@@ -163,7 +167,7 @@ inline void launch_splits(const Call& call, const Product& product, const Produc
 template <class Params>
 i64 run_product(const Call& call, const Product& product, const ProductTensors& tensors,
                 unsigned char* scratch, Params params) {
-  const ProductLayout layout = product_layout(call.device, product);
+  const ProductLayout& layout = product_layout(call.device, product);
   const hopper::ProductPlan& plan = layout.plan;
   const hopper::ProductShape& shape = product.shape;
   launch_splits(call, product, tensors, plan, scratch);
@@ -185,14 +189,12 @@ i64 run_product(const Call& call, const Product& product, const ProductTensors& 
   args.chunks = plan.chunks;
   args.raster = {plan.raster_feature_tiles, i32(plan.sample_tiles), plan.raster_group};
 
-  const void* kernel = kernel_for(product, plan);
-  allow_shared_memory(call.device, kernel, plan.shared_bytes);
   Grid grid = {plan.grid, int(plan.threads), plan.shared_bytes, 0};
   if (plan.variant == hopper::Variant::portable) {
     portable::PackedOperands operands = {scratch + plan.w_packed_offset,
                                          scratch + plan.x_packed_offset};
     void* arguments[] = {&operands, &args, &params};
-    launch(call, kernel, grid, arguments);
+    launch(call, layout.kernel, grid, arguments);
     return plan.moment_tiles;
   }
   const auto base = [&](hopper::TensorMapSpec::Source source) -> void* {
@@ -207,7 +209,7 @@ i64 run_product(const Call& call, const Product& product, const ProductTensors& 
   if (plan.tma_store) y_map = encode_map(plan.y_map, tensors.y);
   grid.cluster = plan.cluster;
   void* arguments[] = {&w_map, &x_map, &y_map, &args, &params};
-  launch(call, kernel, grid, arguments);
+  launch(call, layout.kernel, grid, arguments);
   return plan.moment_tiles;
 }
 
