@@ -351,14 +351,15 @@ _peek_functorch = torch._C._functorch.peek_interpreter_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_mode = torch._C._is_torch_function_mode_enabled
 _tracing = torch._C._get_tracing_state
-_compiling = torch.compiler.is_compiling
+_dynamo = torch.compiler.is_dynamo_compiling
 
 
 def _intercepted() -> bool:
-    """Whether something watches PyTorch's operators (torch.compile, vmap, jit.trace, modes): it
-    must see the original's."""
+    """Whether something watches this thread's operators (torch.compile, torch.export, vmap,
+    jit.trace, modes): it must see the original's. torch.compiler.is_compiling() is of no use: while
+    one thread exports a module (a capture of ours, say) it is true in all."""
     return (
-        _compiling()
+        _dynamo()
         or _dispatch_modes() > 0
         or _peek_functorch() is not None
         or _function_mode()

@@ -17,7 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ingot.module import IngotWarning, OptimizedModule
+from ingot.module import IngotWarning, OptimizedModule, _intercepted
 from torch import nn
 
 
@@ -685,3 +685,10 @@ def test_a_class_of_its_own():
     agree(new, old, x())
     assert uses_ingot(new)
     agree(copy.deepcopy(new), old.eval(), x()) if not new.eval().training else None
+
+
+def test_an_export_in_another_thread_does_not_divert_a_call(monkeypatch):
+    # torch.export raises this flag for all threads; what it traces itself runs under modes.
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+    assert torch.compiler.is_compiling()
+    assert not _intercepted()
