@@ -87,6 +87,26 @@ INGOT_API ingot_status ingot_program_run(ingot_program* program, int64_t batch,
                                          const ingot_tensor* tensors, int count, void* workspace,
                                          size_t workspace_bytes, void* stream);
 
+/* Frozen weights, for inference: parameters in the form that the product kernels read, made once
+ * and kept by the caller, so that a run need not make it anew. Nothing notices a change of a
+ * parameter afterwards: the caller freezes again. `frozen` is device memory, aligned to 256 bytes,
+ * of ingot_program_frozen_size() bytes; 0 where there is nothing to keep (on the host, with a
+ * library's product, where no weight is a parameter). It serves every batch size. */
+INGOT_API ingot_status ingot_program_frozen_size(ingot_program* program, size_t* bytes);
+
+/* Fills `frozen` on `stream` from tensors as a run takes them, and compiles what runs of this
+ * batch size with frozen weights need. Reads the parameters alone. */
+INGOT_API ingot_status ingot_program_freeze(ingot_program* program, int64_t batch,
+                                            const ingot_tensor* tensors, int count, void* frozen,
+                                            size_t frozen_bytes, void* stream);
+
+/* ingot_program_run() with frozen weights; the parameters themselves must be given too. */
+INGOT_API ingot_status ingot_program_run_frozen(ingot_program* program, int64_t batch,
+                                                const ingot_tensor* tensors, int count,
+                                                void* workspace, size_t workspace_bytes,
+                                                const void* frozen, size_t frozen_bytes,
+                                                void* stream);
+
 /* What was done and why, as JSON (docs/explain-format.md): graph before and after, rewrites with
  * the identity each rests on, sweeps with bytes, flops, predicted time and reasons, kernel text. */
 INGOT_API ingot_status ingot_program_explain(ingot_program* program, int64_t batch, char** json);

@@ -186,6 +186,25 @@ class Program {
     run(bindings, workspace.get(), bytes, stream);
   }
 
+  // Weights kept for inference, in device memory of the caller's: see ingot_program_freeze().
+  size_t frozen_size() const {
+    size_t bytes = 0;
+    check(ingot_program_frozen_size(program_.get(), &bytes));
+    return bytes;
+  }
+  void freeze(const Bindings& bindings, void* frozen, size_t frozen_bytes, void* stream = nullptr) {
+    const std::vector<Tensor> tensors = signature_.arrange(bindings);
+    check(ingot_program_freeze(program_.get(), signature_.batch(tensors), tensors.data(),
+                               static_cast<int>(tensors.size()), frozen, frozen_bytes, stream));
+  }
+  void run_frozen(const Bindings& bindings, void* workspace, size_t workspace_bytes,
+                  const void* frozen, size_t frozen_bytes, void* stream = nullptr) {
+    const std::vector<Tensor> tensors = signature_.arrange(bindings);
+    check(ingot_program_run_frozen(program_.get(), signature_.batch(tensors), tensors.data(),
+                                   static_cast<int>(tensors.size()), workspace, workspace_bytes,
+                                   frozen, frozen_bytes, stream));
+  }
+
   // docs/explain-format.md
   std::string explain(int64_t batch) const {
     char* text = nullptr;

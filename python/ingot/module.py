@@ -115,6 +115,7 @@ class _State:
         self.delegated: _Delegated | None = None
         self.warned: set[str] = set()
         self.captures = 0
+        self.frozen = False
         self.lock = threading.RLock()
 
     def settings(self) -> dict:
@@ -270,7 +271,23 @@ class _State:
             self.entries[key] = entry
             if entry.compiled and entry.compiled.captured.static_batch:
                 self.entries[(key, tuple(t.shape for t in tensors))] = entry
+            if self.frozen:
+                self._freeze(entry)
             return entry
+
+    def set_frozen(self, frozen: bool) -> None:
+        with self.lock:
+            self.frozen = frozen
+            for entry in self.entries.values():
+                self._freeze(entry)
+
+    def _freeze(self, entry: _Entry) -> None:
+        """Weights are kept for inference alone: a training step changes them anyway."""
+        for program in entry.compiled.programs if entry.compiled else ():
+            if self.frozen and not entry.flags[0]:
+                program.freeze()
+            else:
+                program.unfreeze()
 
     def _compile(self, module, args, kwargs, device_type, mode, arguments: int) -> _Entry:
         guards = Guards(module)
@@ -424,12 +441,36 @@ class OptimizedModule(nn.Module):
         for program in entry.compiled.programs:
             program.prepare(batch, device)
 
+    def ingot_freeze(self) -> None:
+        """Keeps the weights of matrix products, packed as the GPU's kernels read them, for the
+        calls in eval mode that follow; costs as much device memory as the weights.
+
+        Nothing goes stale that PyTorch counts: a parameter that was replaced, moved, loaded or
+        written is packed again at the next call. What it does not count, writes through `.data`
+        and by foreign kernels, asks for another `ingot_freeze()`. CUDA graphs captured meanwhile
+        read the packed weights, which live until one of these, `ingot_unfreeze()` or such a change:
+        capture again after it. Calls in training mode, on the CPU and with a library's products
+        are as before. Raises IngotError in training mode."""
+        state = _state_of(self)
+        if self.training:
+            raise IngotError(
+                f"{state.name} is in training mode; weights are frozen for inference: call eval() "
+                "first",
+                STATUS_INVALID_ARGUMENT,
+            )
+        state.set_frozen(True)
+
+    def ingot_unfreeze(self) -> None:
+        """Gives the packed weights' memory back; weights are packed at every call again."""
+        _state_of(self).set_frozen(False)
+
     def ingot_report(self, batch: int | None = None) -> dict:
         """What was taken over and what was not, over all that was captured so far.
 
         Returns `operators_replaced` (list of {what, where, by}), `optimisations` (list of {what,
-        identity_or_reason, where}), `unsupported` (list of {what, where, why}) and `programs` (the
-        library's explanation of each region, with its mode). batch: for which sizes and predicted
+        identity_or_reason, where}), `unsupported` (list of {what, where, why}), `programs` (the
+        library's explanation of each region, with its mode and the bytes of frozen weights that it
+        keeps). batch: for which sizes and predicted
         times are given (default: that of the last call, else 1)."""
         state = _state_of(self)
         return report(state.entries.values(), batch)

@@ -45,6 +45,7 @@ def add_program(result: dict, region, program, mode: str, batch: int | None) -> 
             "batch": size,
             "device": program.device,
             "precision": program.precision,
+            "frozen_bytes": program.frozen_bytes,
             "explain": explanation,
         }
     )

@@ -68,6 +68,15 @@ void check_workspace(size_t needed, const void* workspace, size_t bytes) {
   }
 }
 
+void check_frozen(size_t needed, const void* frozen, size_t bytes) {
+  if (needed == 0) return;
+  if (frozen == nullptr || bytes < needed || reinterpret_cast<uintptr_t>(frozen) % 256 != 0) {
+    fail(INGOT_INVALID_ARGUMENT,
+         "frozen weights take {} bytes (ingot_program_frozen_size), aligned to 256; got {} at {}",
+         needed, frozen == nullptr ? 0 : bytes, frozen);
+  }
+}
+
 std::span<const ingot_tensor> tensors_of(const ingot_tensor* tensors, int count) {
   require(count >= 0 && (tensors != nullptr || count == 0), "the tensors are NULL");
   return {tensors, static_cast<size_t>(count)};
@@ -138,6 +147,41 @@ ingot_status ingot_program_run(ingot_program* program, int64_t batch, const ingo
     api::check_tensors(state, batch, span);
     api::check_workspace(state.executable->workspace_size(batch), workspace, workspace_bytes);
     state.executable->run(batch, span, workspace, workspace_bytes, stream);
+  });
+}
+
+ingot_status ingot_program_frozen_size(ingot_program* program, size_t* bytes) {
+  return api::guarded([&] {
+    api::Program& state = api::program_of(program);
+    api::require(bytes != nullptr, "the place for the size is NULL");
+    *bytes = state.executable->frozen_size();
+  });
+}
+
+ingot_status ingot_program_freeze(ingot_program* program, int64_t batch,
+                                  const ingot_tensor* tensors, int count, void* frozen,
+                                  size_t frozen_bytes, void* stream) {
+  return api::guarded([&] {
+    api::Program& state = api::program_of(program);
+    const auto span = api::tensors_of(tensors, count);
+    api::check_tensors(state, batch, span);
+    const size_t needed = state.executable->frozen_size();
+    api::check_frozen(needed, frozen, frozen_bytes);
+    if (needed != 0) state.executable->freeze(batch, span, frozen, stream);
+  });
+}
+
+ingot_status ingot_program_run_frozen(ingot_program* program, int64_t batch,
+                                      const ingot_tensor* tensors, int count, void* workspace,
+                                      size_t workspace_bytes, const void* frozen,
+                                      size_t frozen_bytes, void* stream) {
+  return api::guarded([&] {
+    api::Program& state = api::program_of(program);
+    const auto span = api::tensors_of(tensors, count);
+    api::check_tensors(state, batch, span);
+    api::check_workspace(state.executable->workspace_size(batch), workspace, workspace_bytes);
+    api::check_frozen(state.executable->frozen_size(), frozen, frozen_bytes);
+    state.executable->run_frozen(batch, span, workspace, workspace_bytes, frozen, stream);
   });
 }
 

@@ -33,6 +33,13 @@ class Executable {
   // tensors: leaves in order, then results in order. The buffers of updates are written in place.
   virtual void run(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
                    size_t workspace_bytes, void* stream) = 0;
+  // Weights kept for inference; see ingot.h.
+  virtual size_t frozen_size() { return 0; }
+  virtual void freeze(int64_t, std::span<const ingot_tensor>, void* /*frozen*/, void* /*stream*/) {}
+  virtual void run_frozen(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
+                          size_t workspace_bytes, const void* /*frozen*/, void* stream) {
+    run(batch, tensors, workspace, workspace_bytes, stream);
+  }
   // Backend's part of explain(): per sweep what runs it (provider, kernels, tiles, source text).
   virtual nlohmann::json describe(int64_t batch) = 0;
 };

@@ -57,6 +57,33 @@ class CudaExecutable : public Executable {
 
   void run(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
            size_t workspace_bytes, void* stream) override {
+    run_frozen(batch, tensors, workspace, workspace_bytes, nullptr, stream);
+  }
+
+  size_t frozen_size() override {
+    size_t bytes = 0;
+    for (const auto& runner : runners_) bytes += align_to_256(runner->frozen_bytes());
+    return bytes;
+  }
+
+  void freeze(int64_t batch, std::span<const ingot_tensor> tensors, void* frozen,
+              void* stream) override {
+    const CurrentContext context(tensors[0].device);
+    std::vector<int> units;
+    for (const auto& runner : runners_) {
+      const std::vector<int> own = runner->frozen_units(batch);
+      units.insert(units.end(), own.begin(), own.end());
+    }
+    modules_.load(*context, units);
+    const BatchLayout& l = layout(batch);
+    RunState state = state_of(*context, l, batch, tensors, nullptr, 0, stream);
+    visit_frozen(state, frozen, [&](SweepRunner& runner) {
+      if (state.frozen != nullptr) runner.freeze(state);
+    });
+  }
+
+  void run_frozen(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
+                  size_t workspace_bytes, const void* frozen, void* stream) override {
     if (tensors.empty()) return;
     const BatchLayout& l = layout(batch);
     if (workspace_bytes < l.buffers + l.scratch) {
@@ -64,22 +91,9 @@ class CudaExecutable : public Executable {
            batch, l.buffers + l.scratch);
     }
     const CurrentContext context(tensors[0].device);
-    const bool dependent = context->sm() >= 90 && driver().version >= kDependentLaunchDriver &&
-                           options_.capabilities.value("dependent_launch", true);
-    auto* const memory = static_cast<std::byte*>(workspace);
-    const RunState state = {plan_,
-                            *context,
-                            modules_,
-                            batch,
-                            tensors,
-                            leaf_count_,
-                            memory,
-                            l.offsets,
-                            memory + l.buffers,
-                            workspace_bytes - l.buffers,
-                            static_cast<CUstream>(stream),
-                            dependent};
-    for (const auto& runner : runners_) runner->run(state);
+    RunState state = state_of(*context, l, batch, tensors, static_cast<std::byte*>(workspace),
+                              workspace_bytes, stream);
+    visit_frozen(state, const_cast<void*>(frozen), [&](SweepRunner& runner) { runner.run(state); });
   }
 
   nlohmann::json describe(int64_t batch) override {
@@ -89,6 +103,38 @@ class CudaExecutable : public Executable {
   }
 
  private:
+  RunState state_of(Context& context, const BatchLayout& l, int64_t batch,
+                    std::span<const ingot_tensor> tensors, std::byte* memory, size_t bytes,
+                    void* stream) {
+    const bool dependent = context.sm() >= 90 && driver().version >= kDependentLaunchDriver &&
+                           options_.capabilities.value("dependent_launch", true);
+    return {plan_,
+            context,
+            modules_,
+            batch,
+            tensors,
+            leaf_count_,
+            memory,
+            l.offsets,
+            memory == nullptr ? nullptr : memory + l.buffers,
+            memory == nullptr ? 0 : bytes - l.buffers,
+            static_cast<CUstream>(stream),
+            dependent,
+            nullptr};
+  }
+
+  // Calls `act` for every sweep, with its part of the frozen weights (if there are any) in `state`.
+  template <class Act>
+  void visit_frozen(RunState& state, void* frozen, Act act) {
+    auto* next = static_cast<std::byte*>(frozen);
+    for (const auto& runner : runners_) {
+      const size_t bytes = next == nullptr ? 0 : align_to_256(runner->frozen_bytes());
+      state.frozen = bytes == 0 ? nullptr : next;
+      next += bytes;
+      act(*runner);
+    }
+  }
+
   static std::string cache_folder(const ProgramOptions& options, const char* inside) {
     const std::string root =
         options.cache_dir.empty() ? CubinCache::default_folder() : options.cache_dir;

@@ -41,6 +41,14 @@ class ProductRunner : public SweepRunner {
     library_.run(state);
   }
 
+  size_t frozen_bytes() const override { return own_ ? own_->frozen_bytes() : 0; }
+  std::vector<int> frozen_units(int64_t batch) override {
+    return own_ ? own_->frozen_units(batch) : std::vector<int>();
+  }
+  void freeze(const RunState& state) override {
+    if (own_ && own_->runs_on(state.context)) own_->freeze(state);
+  }
+
   nlohmann::json describe(int64_t batch) override {
     const bool own = own_ && own_->serves(batch);
     nlohmann::json result = own ? own_->describe(batch) : library_.describe();

@@ -30,6 +30,7 @@ struct RunState {
   size_t scratch_bytes;
   CUstream stream;
   bool dependent_launch;
+  std::byte* frozen = nullptr;  // of the sweep that runs: weights kept for inference, or none
 
   // The caller's tensor that holds a leaf, result or update; nullptr for workspace buffers.
   const ingot_tensor* tensor_of(ValueId value) const;

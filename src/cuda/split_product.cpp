@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <mutex>
-#include <set>
 
 #include "codegen/body_writer.h"
 #include "product/hopper/args.cuh"
@@ -28,6 +27,10 @@ bool same_shape(const ProductShape& a, const ProductShape& b) {
   return a.m == b.m && a.n == b.n && a.k == b.k && same_shape(a.x, b.x) && same_shape(a.w, b.w) &&
          a.y_stride == b.y_stride && a.y_aligned == b.y_aligned &&
          a.stores_result == b.stores_result && a.weight_packed == b.weight_packed;
+}
+
+hopper::OperandShape operand_shape(const MatrixOperand& operand) {
+  return {operand.row_stride, operand.k_stride, alignment_of(operand.data) == 16};
 }
 
 size_t align_to_16(size_t bytes) {
@@ -116,10 +119,19 @@ const SplitProduct::Prepared& SplitProduct::prepared(const ProductShape& shape) 
   }
   auto p = std::make_unique<Prepared>();
   p->shape = shape;
-  ProductTuning::Choice choice = tuning_.choose(family_, shape, epilogue_.moments, kernels_behind_);
-  p->plan = std::move(choice.plan);
-  p->choice = std::move(choice.name);
-  p->chosen_by = choice.by;
+  if (shape.weight_packed) {
+    ProductShape whole = shape;
+    whole.weight_packed = false;
+    p->plan = plan_split_product(family_, shape, plan_.target);
+    p->pays = p->plan.estimated_us <=
+              plan_split_product(family_, whole, plan_.target).estimated_us;
+  } else {
+    ProductTuning::Choice choice =
+        tuning_.choose(family_, shape, epilogue_.moments, kernels_behind_);
+    p->plan = std::move(choice.plan);
+    p->choice = std::move(choice.name);
+    p->chosen_by = choice.by;
+  }
   if (p->plan.variant != hopper::Variant::unsupported) {
     p->product_unit = modules_.add(
         {{epilogue_.kernel, kernel_text(p->plan)}, {epilogue_.kernel}, p->plan.shared_bytes});
@@ -149,13 +161,21 @@ bool SplitProduct::serves(int64_t batch) const {
 }
 
 size_t SplitProduct::scratch_bytes(int64_t batch) const {
-  return bytes_of(const_cast<SplitProduct*>(this)->prepared(usual_shape(batch)));
+  auto* const self = const_cast<SplitProduct*>(this);
+  ProductShape shape = usual_shape(batch);
+  size_t bytes = bytes_of(self->prepared(shape));
+  if (frozen_bytes() > 0) {
+    shape.weight_packed = true;
+    bytes = std::max(bytes, bytes_of(self->prepared(shape)));
+  }
+  return bytes;
 }
 
 // Of every kernel that some batch size is served by, so that a change of batch never waits for a
 // compiler.
-std::vector<int> SplitProduct::units(int64_t batch) {
-  const ProductShape one = usual_shape(1);
+void SplitProduct::add_units(std::set<int>& units, int64_t batch, bool frozen) {
+  ProductShape one = usual_shape(1);
+  one.weight_packed = frozen;
   const int64_t per_entry = std::max<int64_t>(1, one.m);
   std::set<int64_t> batches = {batch};
   for (const int64_t samples : representative_samples(family_, one, plan_.target)) {
@@ -164,15 +184,47 @@ std::vector<int> SplitProduct::units(int64_t batch) {
   for (const int64_t samples : tuning_.samples_with_choice(family_, one, epilogue_.moments)) {
     batches.insert(std::max<int64_t>(1, samples / per_entry));
   }
-  std::set<int> result;
   for (const int64_t size : batches) {
-    const Prepared& p = prepared(usual_shape(size));
-    result.insert(p.split_units.begin(), p.split_units.end());
-    result.insert(p.product_unit);
+    ProductShape shape = usual_shape(size);
+    shape.weight_packed = frozen;
+    const Prepared& p = prepared(shape);
+    units.insert(p.split_units.begin(), p.split_units.end());
+    units.insert(p.product_unit);
   }
-  if (merge_) result.insert(merge_->unit());
-  result.erase(-1);
+  if (merge_) units.insert(merge_->unit());
+  units.erase(-1);
+}
+
+std::vector<int> SplitProduct::units(int64_t batch) {
+  std::set<int> result;
+  add_units(result, batch, false);
   return {result.begin(), result.end()};
+}
+
+size_t SplitProduct::frozen_exponents() const {
+  const ProductExtents extents = product_extents(plan_, sweep_, 1);
+  return align_to_256(static_cast<size_t>(extents.n * hopper::divide_up(extents.k, 32)) * 128);
+}
+
+size_t SplitProduct::frozen_bytes() const {
+  const Node& weight = plan_.graph[product_operand(plan_.graph, sweep_, 1)];
+  if (weight.kind != NodeKind::leaf || weight.role != LeafRole::parameter) return 0;
+  const ProductExtents extents = product_extents(plan_, sweep_, 1);
+  return frozen_exponents() + static_cast<size_t>(extents.n) * sizeof(i32);
+}
+
+std::vector<int> SplitProduct::frozen_units(int64_t batch) {
+  std::set<int> result;
+  if (frozen_bytes() > 0) add_units(result, batch, true);
+  return {result.begin(), result.end()};
+}
+
+void SplitProduct::freeze(const RunState& state) {
+  const std::optional<MatrixOperand> w = matrix_operand(state, sweep_, 1);
+  if (!w) fail(INGOT_UNSUPPORTED, "{}: a weight with gaps cannot be frozen", sweep_.name);
+  SplitStep step = hopper::plan_split(SplitStep::Operand::w, w->rows, w->k, operand_shape(*w));
+  step.exponent_offset = frozen_exponents();
+  launch_split(state, modules_.add(split_unit(step)), step, *w, state.frozen);
 }
 
 ProductShape SplitProduct::shape_of(const MatrixOperand& x, const MatrixOperand& w,
@@ -181,8 +233,8 @@ ProductShape SplitProduct::shape_of(const MatrixOperand& x, const MatrixOperand&
   shape.m = x.rows;
   shape.n = w.rows;
   shape.k = x.k;
-  shape.x = {x.row_stride, x.k_stride, alignment_of(x.data) == 16};
-  shape.w = {w.row_stride, w.k_stride, alignment_of(w.data) == 16};
+  shape.x = operand_shape(x);
+  shape.w = operand_shape(w);
   shape.stores_result = epilogue_.stored != kNoValue;
   shape.y_stride = y.row_stride;
   shape.y_aligned = alignment_of(y.data) == 16;
@@ -209,9 +261,20 @@ bool SplitProduct::run(const RunState& state) {
     }
     y.data = bound.data;
   }
-  const Prepared& p = prepared(shape_of(*x, *w, y));
+  ProductShape shape = shape_of(*x, *w, y);
+  const Prepared* chosen = &prepared(shape);
+  if (state.frozen != nullptr && chosen->product_unit >= 0) {
+    shape.weight_packed = true;
+    const Prepared& frozen = prepared(shape);
+    if (frozen.pays && frozen.product_unit >= 0) chosen = &frozen;
+  }
+  const Prepared& p = *chosen;
   if (p.product_unit < 0 || bytes_of(p) > state.scratch_bytes) return false;
-  launch_splits(state, p, *x, *w);
+  for (size_t i = 0; i < p.plan.splits.size(); ++i) {
+    const SplitStep& step = p.plan.splits[i];
+    const MatrixOperand& from = step.operand == SplitStep::Operand::x ? *x : *w;
+    launch_split(state, p.split_units[i], step, from, state.scratch);
+  }
   launch_product(state, p, *x, *w, y);
   if (merge_) {
     RunState behind = state;
@@ -221,36 +284,36 @@ bool SplitProduct::run(const RunState& state) {
   return true;
 }
 
-void SplitProduct::launch_splits(const RunState& state, const Prepared& p, const MatrixOperand& x,
-                                 const MatrixOperand& w) const {
-  for (size_t i = 0; i < p.plan.splits.size(); ++i) {
-    const SplitStep& step = p.plan.splits[i];
-    const MatrixOperand& from = step.operand == SplitStep::Operand::x ? x : w;
-    SplitArgs args = {static_cast<const float*>(from.data),
-                      step.row_stride,
-                      step.k_stride,
-                      static_cast<i32>(step.rows),
-                      static_cast<i32>(step.k),
-                      state.scratch + step.packed_offset,
-                      reinterpret_cast<i32*>(state.scratch + step.exponent_offset)};
-    void* arguments[] = {&args};
-    const LoadedUnit& loaded = state.modules.get(state.context, p.split_units[i]);
-    state.launch(loaded.functions[0], step.grid, static_cast<int>(step.threads), arguments);
-  }
+void SplitProduct::launch_split(const RunState& state, int unit, const SplitStep& step,
+                                const MatrixOperand& from, std::byte* memory) const {
+  SplitArgs args = {static_cast<const float*>(from.data),
+                    step.row_stride,
+                    step.k_stride,
+                    static_cast<i32>(step.rows),
+                    static_cast<i32>(step.k),
+                    memory + step.packed_offset,
+                    reinterpret_cast<i32*>(memory + step.exponent_offset)};
+  void* arguments[] = {&args};
+  const LoadedUnit& loaded = state.modules.get(state.context, unit);
+  state.launch(loaded.functions[0], step.grid, static_cast<int>(step.threads), arguments);
 }
 
 void SplitProduct::launch_product(const RunState& state, const Prepared& p, const MatrixOperand& x,
                                   const MatrixOperand& w, const MatrixOperand& y) const {
   const ProductPlan& plan = p.plan;
   std::byte* scratch = state.scratch;
-  OperandArguments operands(plan, {x.data, w.data, y.data, scratch + plan.x_packed_offset,
-                                   scratch + plan.w_packed_offset});
+  const bool frozen = p.shape.weight_packed;
+  std::byte* const w_packed = frozen ? state.frozen : scratch + plan.w_packed_offset;
+  std::byte* const w_exponent =
+      frozen ? state.frozen + frozen_exponents() : scratch + plan.w_exponent_offset;
+  OperandArguments operands(plan,
+                            {x.data, w.data, y.data, scratch + plan.x_packed_offset, w_packed});
 
   hopper::ProductArgs args{};
   args.x = {static_cast<const float*>(x.data), x.row_stride, x.k_stride};
   args.w = {static_cast<const float*>(w.data), w.row_stride, w.k_stride};
   args.x_exponent = reinterpret_cast<const i32*>(scratch + plan.x_exponent_offset);
-  args.w_exponent = reinterpret_cast<const i32*>(scratch + plan.w_exponent_offset);
+  args.w_exponent = reinterpret_cast<const i32*>(w_exponent);
   args.y = static_cast<float*>(y.data);
   args.y_stride = y.row_stride;
   for (int i = 0; i < epilogue_.moments; ++i) {

@@ -2,6 +2,7 @@
 // with the sweep's body and partial statistics in the epilogue.
 #pragma once
 
+#include <set>
 #include <shared_mutex>
 
 #include "codegen/product_epilogue.h"
@@ -28,6 +29,10 @@ class SplitProduct {
   std::vector<int> units(int64_t batch);
   // False, with nothing launched, where these tensors must go to the library.
   bool run(const RunState& state);
+  // The packed weight, kept for inference: 0 bytes where the weight is not a parameter.
+  size_t frozen_bytes() const;
+  std::vector<int> frozen_units(int64_t batch);
+  void freeze(const RunState& state);
   nlohmann::json describe(int64_t batch);
   // What can be measured for it, and what was chosen by whom.
   nlohmann::json describe_tuning(int64_t batch);
@@ -42,18 +47,21 @@ class SplitProduct {
     int product_unit = -1;
     std::vector<int> split_units;
     size_t partial_bytes = 0;  // of one statistic
+    bool pays = true;  // a frozen weight's: splitting it inside the product is not faster
   };
 
   SplitProduct(SplitFamily family, const Plan& plan, int sweep, Modules& modules,
                const ProductTuning& tuning, ProductEpilogue epilogue);
   std::string kernel_text(const hopper::ProductPlan& plan) const;
   hopper::ProductShape usual_shape(int64_t batch) const;
+  void add_units(std::set<int>& units, int64_t batch, bool frozen);
+  size_t frozen_exponents() const;
   hopper::ProductShape shape_of(const MatrixOperand& x, const MatrixOperand& w,
                                 const MatrixOperand& y) const;
   const Prepared& prepared(const hopper::ProductShape& shape);
   size_t bytes_of(const Prepared& p) const;
-  void launch_splits(const RunState& state, const Prepared& p, const MatrixOperand& x,
-                     const MatrixOperand& w) const;
+  void launch_split(const RunState& state, int unit, const hopper::SplitStep& step,
+                    const MatrixOperand& from, std::byte* memory) const;
   void launch_product(const RunState& state, const Prepared& p, const MatrixOperand& x,
                       const MatrixOperand& w, const MatrixOperand& y) const;
 

@@ -23,6 +23,11 @@ class SweepRunner {
   // What else can be done beforehand; the context is current.
   virtual void prepare(Context& context, int64_t batch) = 0;
   virtual void run(const RunState& state) = 0;
+  // Weights kept for inference: their bytes, the units that packing and using them takes, and the
+  // packing into state.frozen. A run finds them there.
+  virtual size_t frozen_bytes() const { return 0; }
+  virtual std::vector<int> frozen_units(int64_t) { return {}; }
+  virtual void freeze(const RunState&) {}
   virtual nlohmann::json describe(int64_t batch) = 0;
 };
 

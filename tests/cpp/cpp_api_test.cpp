@@ -152,6 +152,18 @@ TEST(CppApi, CompilesRunsAndExplains) {
     const auto measures = api::measure_error<float>(truth, ys, 5);
     EXPECT_LT(measures.worst_row, 1e-6);
     EXPECT_EQ(measures.non_finite_differs, 0);
+
+    // On the host nothing is kept, and a run with frozen weights is a run.
+    EXPECT_EQ(program.frozen_size(), 0u);
+    std::vector<float> again(count);
+    bindings["y"] = api::host(again, api::Shape::batch(5), batch);
+    std::vector<std::byte> memory(program.workspace_size(batch) + 256);
+    void* workspace = memory.data();
+    size_t space = memory.size();
+    std::align(256, program.workspace_size(batch), workspace, space);
+    program.freeze(bindings, nullptr, 0);
+    program.run_frozen(bindings, workspace, space, nullptr, 0);
+    EXPECT_EQ(again, ys);
   }
   EXPECT_THAT(program.explain(2), HasSubstr("softmax"));
 }

@@ -78,6 +78,23 @@ TEST(SplitKernels, TakeTheProductSweepsOfAPlan) {
   EXPECT_THAT(library["reason"], HasSubstr("8.6"));
 }
 
+TEST(SplitKernels, KeepWeightsThatAreParameters) {
+  if (try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
+  const auto size = [](const std::string& graph, const char* options) {
+    return api::make_program(graph, options)->executable->frozen_size();
+  };
+  // A line of 128 bytes for 32 of K, an exponent a row, both in multiples of 256 bytes.
+  constexpr size_t kKept = 384 * 16 * 128 + 384 * 4;
+  EXPECT_EQ(size(kLinear, R"({"device": "cuda", "sm": 90})"), kKept);
+  EXPECT_EQ(size(kLinear, R"({"device": "cuda", "sm": 80})"), kKept);
+  EXPECT_EQ(size(kLinear, R"({"device": "cuda", "sm": 86})"), 0u);
+  EXPECT_EQ(size(kLinear, R"({"device": "cuda", "sm": 90, "precision": "ieee"})"), 0u);
+  EXPECT_EQ(size(kLinear, R"({"device": "cpu"})"), 0u);
+  std::string weight_is_input = kLinear;
+  weight_is_input.replace(weight_is_input.find("parameter"), 9, "input");
+  EXPECT_EQ(size(weight_is_input, R"({"device": "cuda", "sm": 90})"), 0u);
+}
+
 // With the epilogue that the generator writes, for the large and the small shared memory.
 TEST(SplitKernels, CompileWithoutSpills) {
   if (try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";

@@ -83,6 +83,36 @@ _FUNCTIONS = {
             ctypes.c_void_p,
         ),
     ),
+    "ingot_program_frozen_size": (
+        ctypes.c_int,
+        (ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)),
+    ),
+    "ingot_program_freeze": (
+        ctypes.c_int,
+        (
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_void_p,
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.c_void_p,
+        ),
+    ),
+    "ingot_program_run_frozen": (
+        ctypes.c_int,
+        (
+            ctypes.c_void_p,
+            ctypes.c_int64,
+            ctypes.c_void_p,
+            ctypes.c_int,
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.c_void_p,
+            ctypes.c_size_t,
+            ctypes.c_void_p,
+        ),
+    ),
     "ingot_program_explain": (
         ctypes.c_int,
         (ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p)),

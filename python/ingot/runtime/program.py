@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ingot.runtime import library as _library
+from ingot.runtime.frozen import FrozenWeights, check_counted
 from ingot.runtime.library import AXES, IngotError, library
 
 DTYPE_CODES = {
@@ -207,6 +208,10 @@ class Program:
             self, self._library.ingot_program_destroy, ctypes.c_void_p(handle.value)
         )
         self._run = self._library.ingot_program_run
+        self._run_frozen = self._library.ingot_program_run_frozen
+        self._parameters = [i for i, leaf in enumerate(leaves) if leaf["op"] == "parameter"]
+        self._keeps_weights = False
+        self._frozen: FrozenWeights | None = None
         self._bindings: dict[Any, Binding] = {}
         self.last_binding: Binding | None = None
         self._workspaces: deque[torch.Tensor] = deque()
@@ -231,6 +236,58 @@ class Program:
             self._library.ingot_program_explain(self._handle, batch, ctypes.byref(text))
         )
         return self._library.take_json(text)
+
+    def freeze(self) -> None:
+        """Keeps packed weights from the next run on, made anew when a parameter changed (or when
+        this is called again); nothing where the library has nothing to keep."""
+        size = ctypes.c_size_t()
+        self._library.check(
+            self._library.ingot_program_frozen_size(self._handle, ctypes.byref(size))
+        )
+        self._frozen_size, self._frozen = size.value, None
+        self._keeps_weights = size.value > 0
+
+    def unfreeze(self) -> None:
+        self._keeps_weights, self._frozen = False, None
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Device memory that packed weights take now."""
+        frozen = self._frozen
+        return 0 if frozen is None else frozen.bytes
+
+    def _frozen_weights(self, binding: Binding, slot: _Slot, tensors) -> FrozenWeights | None:
+        """Up to date; None inside the capture of a CUDA graph that would have to make them."""
+        frozen = self._frozen
+        if frozen is not None and frozen.holds(tensors):
+            return frozen
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        with self._lock:
+            frozen = self._frozen
+            if frozen is not None and frozen.holds(tensors):
+                return frozen
+            parameters = [(i, tensors[i]) for i in self._parameters]
+            for index, tensor in parameters:
+                check_counted(self.leaf_names[index], tensor)
+            # Rare, so plainly safe: no other stream may still read what is replaced, nor read too
+            # early what is made here.
+            torch.cuda.synchronize(binding.device)
+            buffer = torch.empty(self._frozen_size, dtype=torch.uint8, device=binding.device)
+            frozen = FrozenWeights(buffer, parameters)
+            status = self._library.ingot_program_freeze(
+                self._handle,
+                binding.batch,
+                slot.address,
+                binding.count,
+                frozen.address,
+                frozen.bytes,
+                torch._C._cuda_getCurrentRawStream(binding.device_index),
+            )
+            self._library.check(status)
+            torch.cuda.synchronize(binding.device)
+            self._frozen = frozen
+            return frozen
 
     @property
     def last_batch(self) -> int | None:
@@ -269,15 +326,30 @@ class Program:
             stream = torch._C._cuda_getCurrentRawStream(binding.device_index)
         else:
             workspace, stream = self._host_workspace(workspace_bytes), None
-        status = self._run(
-            self._handle,
-            binding.batch,
-            slot.address,
-            binding.count,
-            None if workspace is None else workspace.data_ptr(),
-            workspace_bytes,
-            stream,
-        )
+        frozen = self._frozen_weights(binding, slot, tensors) if self._keeps_weights else None
+        address = None if workspace is None else workspace.data_ptr()
+        if frozen is None:
+            status = self._run(
+                self._handle,
+                binding.batch,
+                slot.address,
+                binding.count,
+                address,
+                workspace_bytes,
+                stream,
+            )
+        else:
+            status = self._run_frozen(
+                self._handle,
+                binding.batch,
+                slot.address,
+                binding.count,
+                address,
+                workspace_bytes,
+                frozen.address,
+                frozen.bytes,
+                stream,
+            )
         binding.slots.append(slot)
         if workspace is not None and not binding.on_cuda:
             self._workspaces.append(workspace)

@@ -1,0 +1,220 @@
+"""Frozen weights: when they are packed, when they are out of date, and where there are none.
+
+What a GPU makes of them is checked by tools/gpu_checks/frozen.py; here the library's part is
+replaced by a record of its calls.
+"""
+
+from __future__ import annotations
+
+import ingot
+import pytest
+import torch
+from ingot.runtime.frozen import FrozenWeights
+from ingot.runtime.library import IngotError
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gemm, self.bn = nn.Linear(24, 16), nn.BatchNorm1d(16)
+
+    def forward(self, x):
+        return self.bn(self.gemm(x))
+
+
+def _frozen(parameter):
+    return FrozenWeights(torch.empty(8, dtype=torch.uint8), [(1, parameter)])
+
+
+def _in_place(p):
+    with torch.no_grad():
+        p.add_(1)
+    return p
+
+
+def _optimiser(p):
+    p.grad = torch.ones_like(p)
+    torch.optim.AdamW([p]).step()
+    return p
+
+
+def _loaded(p):
+    holder = nn.Module()
+    holder.p = p
+    holder.load_state_dict({"p": torch.zeros_like(p)})
+    return p
+
+
+def _assigned(p):
+    p.data = p.data.clone()
+    return p
+
+
+def _through_an_alias(p):
+    p.detach().zero_()
+    return p
+
+
+def _swapped_twice(p):
+    """The old memory must not come back under another tensor while it is remembered."""
+    p.data = torch.empty(0)
+    p.data = torch.zeros(16, 24)
+    return p
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _in_place,
+        _optimiser,
+        _loaded,
+        _assigned,
+        _through_an_alias,
+        _swapped_twice,
+        lambda p: nn.Parameter(p.detach()),
+    ],
+)
+def test_every_counted_change_of_a_parameter_is_seen(change):
+    parameter = nn.Parameter(torch.randn(16, 24))
+    frozen = _frozen(parameter)
+    assert frozen.holds([None, parameter])
+    assert not frozen.holds([None, change(parameter)])
+
+
+def test_reading_a_parameter_changes_nothing():
+    parameter = nn.Parameter(torch.randn(16, 24))
+    frozen = _frozen(parameter)
+    nn.functional.linear(torch.randn(3, 24), parameter).sum().backward()
+    assert frozen.holds([None, parameter])
+
+
+class Recorder:
+    """Stands for the library's frozen weights on the CPU: a run with them is a plain run."""
+
+    def __init__(self, monkeypatch):
+        self.packed, self.with_frozen = 0, 0
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda i: None, raising=False)
+
+    def attach(self, program):
+        run = program._run
+
+        def freeze():
+            program._frozen_size, program._frozen, program._keeps_weights = 512, None, True
+
+        def pack(handle, batch, tensors, count, frozen, size, stream):
+            assert frozen and size == 512
+            self.packed += 1
+            return 0
+
+        def run_frozen(handle, batch, tensors, count, workspace, size, frozen, kept, stream):
+            assert frozen and kept == 512
+            self.with_frozen += 1
+            return run(handle, batch, tensors, count, workspace, size, stream)
+
+        class Library:
+            def __getattr__(self, name, real=program._library):
+                return getattr(real, name)
+
+        program._library = Library()
+        program._library.ingot_program_freeze = pack
+        program.freeze, program._run_frozen = freeze, run_frozen
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    model = Model().eval()
+    optimised = ingot.optimize(model, (torch.randn(8, 24),))
+    recorder = Recorder(monkeypatch)
+    for entry in optimised._ingot.entries.values():
+        for program in entry.compiled.programs:
+            recorder.attach(program)
+    return optimised, recorder
+
+
+def test_weights_are_packed_once_and_again_after_a_change(recorded):
+    optimised, recorder = recorded
+    x = torch.randn(8, 24)
+    with torch.no_grad():
+        optimised(x)
+        assert (recorder.packed, recorder.with_frozen) == (0, 0)
+        optimised.ingot_freeze()
+        for _ in range(3):
+            optimised(x)
+        assert (recorder.packed, recorder.with_frozen) == (1, 3)
+        assert optimised.ingot_report()["programs"][0]["frozen_bytes"] == 512
+        optimised.gemm.weight.mul_(2)
+        assert torch.allclose(optimised(x), Model.forward(optimised, x), atol=1e-5)
+        optimised(torch.randn(5, 24))
+        assert (recorder.packed, recorder.with_frozen) == (2, 5)
+        optimised.ingot_freeze()  # what PyTorch does not count asks for this
+        optimised(x)
+        assert recorder.packed == 3
+
+
+def test_unfreezing_gives_the_memory_back(recorded):
+    optimised, recorder = recorded
+    x = torch.randn(8, 24)
+    with torch.no_grad():
+        optimised.ingot_freeze()
+        optimised(x)
+        optimised.ingot_unfreeze()
+        optimised(x)
+    assert (recorder.packed, recorder.with_frozen) == (1, 1)
+    assert optimised.ingot_report()["programs"][0]["frozen_bytes"] == 0
+
+
+def test_a_capture_never_packs(recorded, monkeypatch):
+    optimised, recorder = recorded
+    x = torch.randn(8, 24)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with torch.no_grad():
+        optimised.ingot_freeze()
+        optimised(x)
+    assert (recorder.packed, recorder.with_frozen) == (0, 0)
+
+
+def test_training_is_never_frozen(recorded):
+    optimised, recorder = recorded
+    with torch.no_grad():
+        optimised.ingot_freeze()
+        optimised.train()
+        optimised(torch.randn(8, 24))
+        assert recorder.with_frozen == 0
+        with pytest.raises(IngotError, match="eval"):
+            optimised.ingot_freeze()
+
+
+def test_parameters_made_in_inference_mode_are_refused(recorded):
+    optimised, recorder = recorded
+    with torch.inference_mode():
+        optimised.gemm.weight = nn.Parameter(torch.randn(16, 24), requires_grad=False)
+        optimised.ingot_freeze()
+        with pytest.raises(IngotError, match="inference mode"):
+            optimised(torch.randn(8, 24))
+    assert recorder.packed == 0
+
+
+def test_on_the_cpu_there_is_nothing_to_keep():
+    optimised = ingot.optimize(Model().eval(), (torch.randn(8, 24),))
+    x = torch.randn(8, 24)
+    with torch.no_grad():
+        before = optimised(x)
+        optimised.ingot_freeze()
+        assert torch.equal(before, optimised(x))
+        optimised.gemm.weight.zero_()
+        assert not torch.equal(before, optimised(x))
+    assert optimised.ingot_report()["programs"][0]["frozen_bytes"] == 0
+
+
+def test_what_is_captured_later_is_frozen_too(monkeypatch):
+    frozen = []
+    monkeypatch.setattr(ingot.runtime.program.Program, "freeze", lambda self: frozen.append(self))
+    optimised = ingot.optimize(Model().eval())
+    optimised.ingot_freeze()
+    assert not frozen
+    with torch.no_grad():
+        optimised(torch.randn(8, 24))
+    assert len(frozen) == 1
