@@ -257,8 +257,8 @@ int main(int argc, char** argv) {
   ADD_CONFIG(FusedSplitConfig, 64, 3, 6, false, 1, 2);
   ADD_CONFIG(FusedSplitConfig, 64, 3, 6, false, 1, 4);
   ADD_CONFIG(FusedSplitConfig, 64, 3, 6, false, 1, 8);
-  kernels()["portable::PackedConfig<2, 2>/plain"] =
-      (const void*)portable_kernel<portable::PackedConfig<2, 2>, PlainEpilogue>;
+  kernels()["portable::PackedConfig<2, 2, 2>/plain"] =
+      (const void*)portable_kernel<portable::PackedConfig<2, 2, 2>, PlainEpilogue>;
   ADD_CONFIG(PackedConfig, 128, 2, 6, 2);
   ADD_CONFIG(PackedConfig, 128, 2, 7, 0);
   ADD_CONFIG(PackedConfig, 192, 2, 5, 1);

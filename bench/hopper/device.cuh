@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(384, 1)
 }
 
 template <class Config, class Epilogue>
-__global__ void __launch_bounds__(256, 1)
+__global__ void __launch_bounds__(Config::kThreads, 1)
     portable_kernel(const __grid_constant__ portable::PackedOperands operands,
                     const __grid_constant__ ProductArgs args,
                     const __grid_constant__ typename Epilogue::Params params) {

@@ -59,6 +59,20 @@ INGOT_D float4 load_shared_vector(u32 address) {
   return v;
 }
 
+INGOT_D uint4 load_shared_words(u32 address) {
+  uint4 v;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(address));
+  return v;
+}
+
+// Ordered only with this thread's own accesses, so that what is computed beside it may overlap it.
+INGOT_D void store_shared_words(u32 address, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
+               "r"(v.z), "r"(v.w));
+}
+
 INGOT_D float load_shared_float(u32 address) {
   float v;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address));

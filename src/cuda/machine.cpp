@@ -19,8 +19,8 @@ struct Rates {
 
 Rates rates_of(int sm) {
   if (sm == 90) return {50e12 / 132, 390e12 / 132, 700e12 / 132, 245e12 / 132};
-  if (sm >= 100) return {70e12 / 148, 900e12 / 148, 1500e12 / 148, 110e12 / 148};
-  return {19e12 / 108, 130e12 / 108, 250e12 / 108, 60e12 / 108};
+  if (sm >= 100) return {70e12 / 148, 900e12 / 148, 1500e12 / 148, 150e12 / 148};
+  return {19e12 / 108, 130e12 / 108, 250e12 / 108, 65e12 / 108};
 }
 
 // Shared memory that a thread block may have, by the programming guide.
@@ -29,7 +29,7 @@ int shared_bytes_of(int sm) {
   return sm >= 90 && sm < 120 ? 227 * 1024 : 99 * 1024;
 }
 
-constexpr double kPortableOnHopper = 100e12 / 132;
+constexpr double kPortableOnHopper = 145e12 / 132;
 
 double product_flops(Precision precision, const Rates& rates, bool own_product) {
   switch (precision) {

@@ -85,7 +85,8 @@ hopper::DeviceLimits limits_of(const Target& target) {
 ProductPlan plan_split_product(SplitFamily family, const hopper::ProductShape& shape,
                                const Target& target) {
   if (family == SplitFamily::portable) {
-    return portable::plan_product(shape, static_cast<size_t>(target.shared_bytes));
+    return portable::plan_product(shape, static_cast<size_t>(target.shared_bytes),
+                                  portable::rates_of(target.sm, target.units));
   }
   return hopper::plan_product(shape, limits_of(target));
 }

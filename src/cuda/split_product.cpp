@@ -123,8 +123,7 @@ const SplitProduct::Prepared& SplitProduct::prepared(const ProductShape& shape) 
     ProductShape whole = shape;
     whole.weight_packed = false;
     p->plan = plan_split_product(family_, shape, plan_.target);
-    p->pays = p->plan.estimated_us <=
-              plan_split_product(family_, whole, plan_.target).estimated_us;
+    p->pays = p->plan.estimated_us <= plan_split_product(family_, whole, plan_.target).estimated_us;
   } else {
     ProductTuning::Choice choice =
         tuning_.choose(family_, shape, epilogue_.moments, kernels_behind_);

@@ -47,7 +47,7 @@ class SplitProduct {
     int product_unit = -1;
     std::vector<int> split_units;
     size_t partial_bytes = 0;  // of one statistic
-    bool pays = true;  // a frozen weight's: splitting it inside the product is not faster
+    bool pays = true;          // a frozen weight's: splitting it inside the product is not faster
   };
 
   SplitProduct(SplitFamily family, const Plan& plan, int sweep, Modules& modules,

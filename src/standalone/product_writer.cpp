@@ -20,7 +20,6 @@ constexpr int64_t kMaxSamples = int64_t{1} << 20;
 // A kernel template with the configurations that some batch size takes.
 struct Template {
   std::string header;
-  unsigned threads = 0;
   std::set<std::string> configs;
 };
 
@@ -32,7 +31,6 @@ struct Found {
     if (plan.variant == hopper::Variant::unsupported) return;
     Template& kernel = kernels[plan.kernel];
     kernel.header = plan.header;
-    kernel.threads = plan.threads;
     kernel.configs.insert(plan.config);
     for (const hopper::SplitStep& step : plan.splits) splits[step.kernel] = step.threads;
   }
@@ -137,11 +135,12 @@ class ProductWriter {
       const std::string name =
           text_.epilogue.kernel + function.substr(std::string_view("product").size());
       text_.kernels += fmt::format(
-          "template <class Config>\n__global__ void __launch_bounds__({0}, 1) {1}(\n{2}"
+          "template <class Config>\n__global__ void __launch_bounds__(Config::kThreads, 1) "
+          "{0}(\n{1}"
           "    const __grid_constant__ ingot::hopper::ProductArgs args,\n"
-          "    const __grid_constant__ ingot::{3}::Params params) {{\n"
-          "#if {4}\n  ingot::{5}::{6}<Config, ingot::{3}>({7}, args, params);\n#endif\n}}\n",
-          kernel.threads, name,
+          "    const __grid_constant__ ingot::{2}::Params params) {{\n"
+          "#if {3}\n  ingot::{4}::{5}<Config, ingot::{2}>({6}, args, params);\n#endif\n}}\n",
+          name,
           tensor_maps ? "    const __grid_constant__ ingot::TensorMap w,\n"
                         "    const __grid_constant__ ingot::TensorMap x,\n"
                         "    const __grid_constant__ ingot::TensorMap y,\n"

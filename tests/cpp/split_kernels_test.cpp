@@ -24,7 +24,7 @@ constexpr const char* kLinear = R"({
 
 nlohmann::json sweep_of(const std::string& options) {
   const auto program = api::make_program(kLinear, options);
-  return program->executable->describe(1000)["sweeps"][0];
+  return program->executable->describe(100000)["sweeps"][0];
 }
 
 TEST(SplitKernels, AreChosenByArchitectureAndCapabilities) {
@@ -49,16 +49,37 @@ TEST(SplitKernels, FitIntoTheSharedMemoryOfTheGpu) {
   shape.x = shape.w = {512, 1, true};
   shape.y_stride = 384;
   Target target;
-  for (const int bytes : {163 * 1024, 99 * 1024, 227 * 1024}) {
-    target.shared_bytes = bytes;
+  target.units = 108;
+  for (const auto& [bytes, threads] : {std::pair{163, 256u}, {99, 128u}, {227, 128u}}) {
+    target.shared_bytes = bytes * 1024;
     const hopper::ProductPlan plan = plan_split_product(SplitFamily::portable, shape, target);
     EXPECT_EQ(plan.variant, hopper::Variant::portable) << plan.reason;
-    EXPECT_LE(plan.shared_bytes, static_cast<size_t>(bytes));
-    EXPECT_GT(plan.shared_bytes, static_cast<size_t>(bytes) * 3 / 5) << "most of it is used";
+    EXPECT_EQ(plan.threads, threads);
+    const size_t most = static_cast<size_t>(target.shared_bytes);
+    EXPECT_LE(plan.shared_bytes, most);
+    // Eight warps a multiprocessor want both halves of it; one block of four takes most of 99 KiB.
+    EXPECT_GT(plan.shared_bytes, most * (bytes == 227 ? 2 : 4) / 5);
   }
   target.shared_bytes = 48 * 1024;
   EXPECT_EQ(plan_split_product(SplitFamily::portable, shape, target).variant,
             hopper::Variant::unsupported);
+}
+
+TEST(SplitKernels, LeaveFewTilesToTheLibrary) {
+  hopper::ProductShape shape;
+  shape.n = 1024, shape.k = 4096;
+  shape.x = shape.w = {4096, 1, true};
+  shape.y_stride = 1024;
+  Target target;
+  target.sm = 80, target.units = 108, target.shared_bytes = 163 * 1024;
+  shape.m = 64;
+  EXPECT_TRUE(plan_split_product(SplitFamily::portable, shape, target).library_faster);
+  shape.m = 8192;
+  const hopper::ProductPlan plan = plan_split_product(SplitFamily::portable, shape, target);
+  EXPECT_FALSE(plan.library_faster);
+  shape.weight_packed = true;
+  EXPECT_LT(plan_split_product(SplitFamily::portable, shape, target).estimated_us,
+            plan.estimated_us);
 }
 
 TEST(SplitKernels, TakeTheProductSweepsOfAPlan) {

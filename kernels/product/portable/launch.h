@@ -8,40 +8,84 @@
 
 namespace ingot::portable {
 
+// For the choice between this product and the library's. The first are measured (H200), the second
+// from the A100's datasheet; no A100 was tried.
+struct DeviceRates {
+  int multiprocessors = 132;
+  double chunk_us = 1.9;       // 32 of K in all blocks of a multiprocessor
+  double lone_chunk_us = 1.2;  // in one block of four warps, alone on it
+  double library_tflops = 45, bytes_per_us = 3.8e6;
+};
+inline DeviceRates rates_of(int sm, int multiprocessors) {
+  DeviceRates rates;
+  if (sm < 90) rates = {108, 2.9, 1.8, 18, 1.4e6};
+  rates.library_tflops *= double(multiprocessors) / rates.multiprocessors;
+  rates.multiprocessors = multiprocessors;
+  return rates;
+}
+
+// Fills in the plan's estimates, in microseconds.
+inline void estimate(hopper::ProductPlan& plan, const hopper::ProductShape& shape, bool two_blocks,
+                     const DeviceRates& rates) {
+  const double m = double(shape.m), n = double(shape.n), k = double(shape.k);
+  const int64_t tiles = int64_t(plan.grid);
+  const int64_t slots = int64_t(rates.multiprocessors) * (two_blocks ? 2 : 1);
+  const bool alone = two_blocks && tiles <= rates.multiprocessors;
+  const double chunk = alone ? rates.lone_chunk_us : rates.chunk_us;
+  const double split = 1.5 + m * k * 8 / rates.bytes_per_us;
+  plan.estimated_us = 5 + split + double(hopper::divide_up(tiles, slots) * plan.chunks) * chunk;
+  if (!shape.weight_packed) plan.estimated_us += 1.5 + n * k * 8 / rates.bytes_per_us;
+  plan.library_us = 8 + std::max(2e-6 * m * n * k / rates.library_tflops,
+                                 4 * (m * k + n * k + m * n) / rates.bytes_per_us);
+  plan.library_faster = plan.library_us < plan.estimated_us;
+}
+
 // shared_limit: bytes of dynamic shared memory a thread block may have (cc 8.0: 166912; 8.6, 8.9:
-// 101376; 9.0: 232448).
-inline hopper::ProductPlan plan_product(const hopper::ProductShape& shape, size_t shared_limit) {
-  constexpr size_t kSlabBytes = 320 * 128, kTableBytes = 64 * 4;
+// 101376; 9.0: 232448). Two blocks of 128 × 128 a multiprocessor are fastest; where they do not
+// fit, one of 256 × 128, or of 128 × 128 where that does not fit either (docs/kernel-log.md).
+inline hopper::ProductPlan plan_product(const hopper::ProductShape& shape, size_t shared_limit,
+                                        const DeviceRates& rates = {}) {
+  constexpr int kStages = 2, kSamples = 128;
+  constexpr int64_t kMostTerms = 1 << 22;  // a tile's rows are addressed by 32-bit offsets
+  const auto shared_bytes = [](int features) {
+    return size_t(kStages) * size_t(features + kSamples) * 128 + kSamples * 4 +
+           size_t(features) * kSamples * 2;
+  };
   hopper::ProductPlan plan;
   if (shape.m <= 0 || shape.n <= 0 || shape.k <= 0) {
     plan.reason = "an extent is zero";
     return plan;
   }
-  const int64_t tiles = hopper::divide_up(shape.m, 64) * hopper::divide_up(shape.n, 256);
-  if (tiles > INT32_MAX || shape.k > INT32_MAX / 4) {
-    plan.reason = "it has more than 2^31 tiles, or more than 2^29 terms";
+  if (shared_limit < shared_bytes(128)) {
+    plan.reason = "the GPU has too little shared memory";
     return plan;
   }
-  if (shared_limit < 2 * kSlabBytes + kTableBytes) {
-    plan.reason = "the GPU has too little shared memory";
+  // A multiprocessor has 1 KiB more than a block may take, and keeps 1 KiB for each block.
+  const bool two_blocks = 2 * (shared_bytes(128) + 1024) <= shared_limit + 1024;
+  const int features = !two_blocks && shared_limit >= shared_bytes(256) ? 256 : 128;
+  const int64_t sample_tiles = hopper::divide_up(shape.m, kSamples);
+  const int64_t feature_tiles = hopper::divide_up(shape.n, features);
+  if (shape.m > INT32_MAX / 2 || shape.n > INT32_MAX / 2 || shape.k > kMostTerms ||
+      sample_tiles * feature_tiles > INT32_MAX) {
+    plan.reason = "an extent exceeds 2^30 (2^22 for the terms), or it has more than 2^31 tiles";
     return plan;
   }
   plan.variant = hopper::Variant::portable;
   plan.kernel = "product_portable";
   plan.header = "product/portable/packed.cuh";
-  const int slabs = shared_limit >= 4 * kSlabBytes + kTableBytes ? 2 : 1;
-  plan.config = "PackedConfig<2, " + std::to_string(slabs) + ">";
-  plan.threads = 256;
-  plan.shared_bytes = 2 * size_t(slabs) * kSlabBytes + kTableBytes;
+  plan.config = features == 256 ? "PackedConfig<4, 2, 2>" : "PackedConfig<2, 2, 2>";
+  plan.threads = unsigned(features);
+  plan.shared_bytes = shared_bytes(features);
   plan.tma_store = false;
-  plan.features_per_tile = 256;
-  plan.samples_per_tile = 64;
-  plan.sample_tiles = hopper::divide_up(shape.m, 64);
-  plan.moment_tiles = plan.sample_tiles;
-  plan.raster_feature_tiles = int(hopper::divide_up(shape.n, 256));
+  plan.features_per_tile = features;
+  plan.samples_per_tile = kSamples;
+  plan.sample_tiles = sample_tiles;
+  plan.moment_tiles = hopper::divide_up(shape.m, 64);  // one a warp
+  plan.raster_feature_tiles = int(feature_tiles);
   plan.raster_group = std::min(8, plan.raster_feature_tiles);
   plan.chunks = int(hopper::divide_up(shape.k, 32));
-  plan.grid = unsigned(plan.sample_tiles * plan.raster_feature_tiles);
+  plan.grid = unsigned(sample_tiles * feature_tiles);
+  estimate(plan, shape, two_blocks, rates);
   hopper::add_split(plan, hopper::SplitStep::Operand::x, shape);
   if (!shape.weight_packed) hopper::add_split(plan, hopper::SplitStep::Operand::w, shape);
   return plan;
