@@ -146,7 +146,7 @@ TEST(CpuAmxTiles, AMaskedProcessorIsNeverGivenTheInstructions) {
   const Isa no_fp16 = detect_isa({{"amx_fp16", false}});
   EXPECT_FALSE(support(no_fp16).fp16);
   if (support(machine()).bf16) {
-    EXPECT_EQ(amx_product(no_fp16, Choice::automatic)->name(), "ingot AMX product (bf16)");
+    EXPECT_EQ(amx_product(no_fp16, Choice::bf16)->name(), "ingot AMX product (bf16)");
   }
 }
 
@@ -160,6 +160,7 @@ TEST(CpuAmxTiles, ChoicesAreReadAndMistakesNamed) {
   EXPECT_EQ(parse_choice("amx-bf16-emulated"), Choice::bf16_emulated);
   EXPECT_THROW(parse_choice("amx"), Error);
   EXPECT_EQ(amx_product(machine(), Choice::none), nullptr);
+  EXPECT_EQ(amx_product(machine(), Choice::automatic), nullptr);  // only where it is asked for
   EXPECT_NE(amx_product(machine(), Choice::fp16_emulated), nullptr);
 }
 

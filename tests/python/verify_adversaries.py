@@ -204,7 +204,7 @@ exec(open(os.path.join(folder, "model.py")).read(), {})
     ),
     "ends the process after an answer": Case(
         "crash",
-        forward="threading.Timer(0.2, lambda: os._exit(0)).start()\ntime.sleep(0.01)",
+        forward="threading.Timer(0.03, lambda: os._exit(0)).start()",
         twin="threading.Timer(0.01, lambda: None).start()",
     ),
     "exits": Case(

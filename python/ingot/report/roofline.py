@@ -11,6 +11,7 @@ from .scales import LogScale, short
 
 WIDTH, HEIGHT = 360.0, 290.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 42.0, 342.0, 12.0, 246.0
+_LETTER = 6.5  # width of one, at most
 _LABEL_STEP = 13.0
 _LABEL_WIDTH = 112.0
 _BADGE = 15.0
@@ -42,6 +43,7 @@ def roofline_view(programs: list, measured: list) -> dict | None:
     rates += [s["flops"] / (s["predicted_ms"] * 1e-3) for _, _, s in singles]
     y = LogScale.over([*rates, peak], _BOTTOM, _TOP, margin=0.1)
     at_x = x.at(flops / moved)
+    labelled = _labelled(at_x, [(k, lab, y.at(flops / (ms * 1e-3))) for k, lab, ms in wholes])
     return {
         "width": WIDTH,
         "height": HEIGHT,
@@ -49,8 +51,8 @@ def roofline_view(programs: list, measured: list) -> dict | None:
         "roof": _roof(x, y, peak, bandwidth),
         "xticks": x.ticks(5),
         "yticks": [_with_unit(t, y) for t in y.ticks(6)],
-        "wholes": _labelled(at_x, [(k, lab, y.at(flops / (ms * 1e-3))) for k, lab, ms in wholes]),
-        "sweeps": _badges(singles, x, y),
+        "wholes": labelled,
+        "sweeps": _badges(singles, x, y, [_label_box(w) for w in labelled]),
         "column": at_x,
         "rows": [
             {
@@ -119,9 +121,17 @@ def _labelled(at_x: float, points: list) -> list[dict]:
     ]
 
 
-def _badges(singles: list, x: LogScale, y: LogScale) -> list[dict]:
+def _label_box(label: dict) -> tuple[float, float, float, float]:
+    """left, right, top, bottom"""
+    reach = _LETTER * len(label["label"]) + 4
+    left = label["label_x"] - (0 if label["anchor"] == "start" else reach)
+    middle, half = label["label_y"], _LABEL_STEP / 2
+    return left, left + reach, middle - half, middle + half
+
+
+def _badges(singles: list, x: LogScale, y: LogScale, labels: list) -> list[dict]:
     """A numbered circle for each sweep, at its predicted rate; those that would cover each other
-    are moved to the nearest free place."""
+    or a label are moved to the nearest free place."""
     placed: list[dict] = []
     for number, intensity, sweep in singles:
         at = {
@@ -130,21 +140,30 @@ def _badges(singles: list, x: LogScale, y: LogScale) -> list[dict]:
             "x": x.at(intensity),
             "y": y.at(sweep["flops"] / (sweep["predicted_ms"] * 1e-3)),
         }
-        at["x"], at["y"] = _free_place(at["x"], at["y"], placed)
+        at["x"], at["y"] = _free_place(at["x"], at["y"], placed, labels)
         placed.append(at)
     return placed
 
 
-def _free_place(x: float, y: float, placed: list) -> tuple[float, float]:
-    """The nearest place around (x, y) that no badge covers; (x, y) itself where there is none."""
+def _free_place(x: float, y: float, placed: list, labels: list) -> tuple[float, float]:
+    """The nearest place around (x, y) that nothing covers; (x, y) itself where there is none."""
     steps = range(-_REACH, _REACH + 1)
     places = sorted(
         ((x + i * _BADGE, y + j * _BADGE) for i in steps for j in steps),
         key=lambda at: (at[0] - x) ** 2 + (at[1] - y) ** 2,
     )
     half = _BADGE / 2
-    for a, b in places:
+
+    def free(a: float, b: float) -> bool:
         inside = _LEFT + half <= a <= _RIGHT and _TOP + half <= b <= _BOTTOM - half
-        if inside and all(max(abs(a - p["x"]), abs(b - p["y"])) >= _BADGE - 1e-6 for p in placed):
-            return a, b
-    return x, y
+        apart = all(max(abs(a - p["x"]), abs(b - p["y"])) >= _BADGE - 1e-6 for p in placed)
+        return (
+            inside
+            and apart
+            and not any(
+                left < a + half and a - half < right and top < b + half and b - half < bottom
+                for left, right, top, bottom in labels
+            )
+        )
+
+    return next((at for at in places if free(*at)), (x, y))

@@ -178,7 +178,9 @@ Choice choice_of_environment() {
 }
 
 std::shared_ptr<const ProductProvider> amx_product(const Isa& isa, Choice choice) {
-  if (choice == Choice::none) return nullptr;
+  // Not by itself until it has been timed on a processor that nothing else uses: where it was, a
+  // shared one, it was now faster and now slower than MKL (docs/cpu-backend.md).
+  if (choice == Choice::none || choice == Choice::automatic) return nullptr;
   const bool emulated = choice == Choice::fp16_emulated || choice == Choice::bf16_emulated;
   if (emulated) {
     const bool fp16 = choice == Choice::fp16_emulated;
