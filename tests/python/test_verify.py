@@ -106,6 +106,15 @@ def forward(self, x):
     assert result.verified, why(result)
 
 
+def test_the_original_is_compiled_beside_the_candidate(tmp_path):
+    """torch.compile reads the original's file, which the candidate may not."""
+    source = pairs.candidate(pairs.HONEST["operator by operator"])
+    timed = {"timing": True, "compile_baseline": True, "timing_budget_s": 1, "time_limit_s": 240}
+    result = verify(tmp_path, source, hostile=False, **timed)
+    assert result.verified, why(result)
+    assert "torch.compile" in str(result.timing)
+
+
 def test_worker_has_loaded_all_of_itself_before_any_candidate():
     """What is imported later could be somebody else's by then."""
     program = "import sys, ingot.verify.worker; print(*sys.modules)"

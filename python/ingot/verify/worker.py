@@ -134,7 +134,7 @@ class Worker:
     def _compare(self, header: dict, tensors: dict) -> tuple:
         with self._watch.original_allowed():
             self._timing = timing_worker.TimingSession(self._module, self._device, header, tensors)
-        return self._timing.compare(header)
+        return self._timing.compare(header, self._watch.original_allowed)
 
     def _repeat(self, header: dict, tensors: dict) -> tuple:
         return self._timing.repeat(header["calls"], header["seed"])
