@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <random>
 #include <vector>
 
@@ -101,7 +102,7 @@ const Case kCases[] = {{1, 1, 1, true},     {1, 100, 77, true},    {3, 5, 700, t
                        {4, 33, 64, true},   {5, 33, 64, true},     {14, 32, 256, true},
                        {15, 31, 257, true}, {100, 130, 300, true}, {460, 40, 20, true},
                        {7, 2100, 9, true},  {1, 50, 60, false},    {29, 65, 513, false},
-                       {6, 16, 0, true},    {0, 4, 4, true}};
+                       {6, 16, 0, true},    {0, 4, 4, true},       {1051, 33, 260, true}};
 
 TEST(CpuProduct, OwnMatchesDouble) {
   for (const Isa& isa : levels()) {
@@ -128,6 +129,102 @@ TEST(CpuProduct, OwnBitsDoNotDependOnThreads) {
     EXPECT_EQ(results[0], results[1]);
     EXPECT_EQ(results[0], results[2]);
   }
+}
+
+TEST(CpuProduct, OwnBitsAreTheSamePackedBefore) {
+  for (const Isa& isa : levels()) {
+    const auto own = own_product(isa, true);
+    for (const Case& size : {Case{3, 50, 70, true}, Case{60, 130, 600, true},
+                             Case{9, 67, 300, false}, Case{1100, 40, 30, true}}) {
+      Problem p = make_problem(size, INGOT_F32, 6);
+      ASSERT_TRUE(own->run(p.call));
+      const std::vector<std::byte> expected = p.c;
+      const auto packed = own->pack(p.call);
+      ASSERT_NE(packed, nullptr);
+      p.call.packed_b = packed.get();
+      std::fill(p.c.begin(), p.c.end(), std::byte{0});
+      ASSERT_TRUE(own->run(p.call));
+      for (int64_t i = 0; i < size.m; ++i) {
+        const int64_t at = i * p.call.ldc * 4;
+        ASSERT_EQ(std::memcmp(p.c.data() + at, expected.data() + at, size_t(size.n) * 4), 0);
+      }
+      // Packed from another matrix, it is left aside.
+      Problem other = make_problem(size, INGOT_F32, 7);
+      other.call.packed_b = packed.get();
+      ASSERT_TRUE(own->run(other.call));
+      EXPECT_NEAR(load_element(other.c.data(), INGOT_F32, 2), exact(other, 0, 2), 1e-3);
+    }
+  }
+}
+
+// Keeps a copy of what it is given.
+class Recorder final : public BlockConsumer {
+ public:
+  Recorder(const Case& size, int64_t rows, int64_t columns)
+      : seen(static_cast<size_t>(size.m * size.n), 0.0f),
+        times(seen.size(), 0),
+        n_(size.n),
+        rows_(rows),
+        columns_(columns) {}
+  int64_t rows() const override { return rows_; }
+  int64_t columns() const override { return columns_; }
+  void consume(Range rows, Range columns, const void* data, int64_t ld) const override {
+    EXPECT_EQ(rows.begin % rows_, 0);
+    EXPECT_EQ(columns.begin % columns_, 0);
+    for (int64_t i = rows.begin; i < rows.end; ++i) {
+      for (int64_t j = columns.begin; j < columns.end; ++j) {
+        const auto at = static_cast<size_t>(i * n_ + j);
+        seen[at] = static_cast<const float*>(data)[(i - rows.begin) * ld + j - columns.begin];
+        ++times[at];
+      }
+    }
+  }
+  mutable std::vector<float> seen;
+  mutable std::vector<int> times;
+
+ private:
+  int64_t n_, rows_, columns_;
+};
+
+TEST(CpuProduct, AConsumerIsGivenEveryBlockOnceWithTheProductsBits) {
+  for (const Isa& isa : levels()) {
+    const auto own = own_product(isa, true);
+    for (const Case& size : {Case{600, 1024, 300, true}, Case{2100, 64, 40, true},
+                             Case{360, 480, 513, false}, Case{512, 30, 9, true}}) {
+      for (const bool kept : {true, false}) {
+        Problem p = make_problem(size, INGOT_F32, 8);
+        ASSERT_TRUE(own->run(p.call));
+        const std::vector<std::byte> expected = p.c;
+        const Recorder recorder(size, 2, 20);
+        p.call.consumer = &recorder;
+        ASSERT_TRUE(own->consumes(p.call));
+        if (!kept) p.call.c = nullptr;
+        ASSERT_TRUE(own->run(p.call));
+        EXPECT_EQ(p.c, expected);
+        for (int64_t i = 0; i < size.m; ++i) {
+          for (int64_t j = 0; j < size.n; ++j) {
+            const auto at = static_cast<size_t>(i * size.n + j);
+            ASSERT_EQ(recorder.times[at], 1);
+            ASSERT_EQ(static_cast<double>(recorder.seen[at]),
+                      load_element(expected.data(), INGOT_F32, i * p.call.ldc + j));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(CpuProduct, AConsumerThatWouldLeaveThreadsIdleIsNotServed) {
+  const Case size{256, 1536, 512, true};
+  Problem p = make_problem(size, INGOT_F32, 9);
+  const Recorder recorder(size, 256, 512);  // three blocks
+  p.call.consumer = &recorder;
+  const auto own = own_product(detect_isa({}), true);
+  set_host_threads(nullptr, 1);
+  EXPECT_TRUE(own->consumes(p.call));
+  set_host_threads(nullptr, 0);
+  if (thread_count() != 2) GTEST_SKIP() << "needs two threads";
+  EXPECT_FALSE(own->consumes(p.call));
 }
 
 TEST(CpuProduct, OwnKeepsNaNAndInfinityInTheirRows) {

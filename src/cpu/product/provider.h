@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cpu/isa.h"
+#include "cpu/product/ranges.h"
 #include "ingot/ingot.h"
 
 namespace ingot::cpu {
@@ -20,6 +21,21 @@ namespace ingot::cpu {
 class PackedOperand {
  public:
   virtual ~PackedOperand() = default;
+  virtual size_t bytes() const = 0;
+};
+
+// What follows a product and can run on each of its blocks as soon as it is finished, in the thread
+// that finished it, while it is in cache.
+class BlockConsumer {
+ public:
+  virtual ~BlockConsumer() = default;
+  // Blocks begin at multiples of these, and end there or where c does. They do not depend on who
+  // computes the product.
+  virtual int64_t rows() const = 0;
+  virtual int64_t columns() const = 0;
+  // Elements [rows, columns) of c, of the call's dtype; data: the first of them. Each element comes
+  // once, in no fixed order; several threads call at once.
+  virtual void consume(Range rows, Range columns, const void* data, int64_t ld) const = 0;
 };
 
 // c[m,n] = Σ_k a[m,k]·b[n,k] (transpose_b) or a[m,k]·b[k,n]; a is read as a[k,m] with transpose_a.
@@ -37,6 +53,8 @@ struct ProductCall {
   ingot_dtype dtype = INGOT_F32;
   bool transpose_a = false;
   const PackedOperand* packed_b = nullptr;  // made by pack() from this b, or nullptr
+  // Only for a provider that consumes() the call. With one, c may be nullptr: nothing is kept then.
+  const BlockConsumer* consumer = nullptr;
 };
 
 class ProductProvider {
@@ -47,6 +65,8 @@ class ProductProvider {
   virtual bool takes(const ProductCall& call) const = 0;
   // False if it found that it cannot after all; the next provider is then asked.
   virtual bool run(const ProductCall& call) const = 0;
+  // Whether run() would hand c's blocks to the call's consumer while they are in cache.
+  virtual bool consumes(const ProductCall&) const { return false; }
   // b of this call packed once for many; nullptr where that gains nothing. Same bits either way.
   virtual std::shared_ptr<const PackedOperand> pack(const ProductCall&) const { return nullptr; }
 };

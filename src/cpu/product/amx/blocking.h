@@ -4,11 +4,9 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace ingot::cpu::amx {
+#include "cpu/product/ranges.h"
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
+namespace ingot::cpu::amx {
 
 // In panels of 32.
 inline constexpr int64_t kRowsPerThread = 32;  // with kSlabColumns: partial sums of 1 MB, in L2

@@ -72,6 +72,12 @@ PackedRight::PackedRight(const Engine& engine, Scheme wanted, const Operand& rig
   }
 }
 
+size_t PackedRight::bytes() const {
+  size_t sum = 0;
+  for (const Buffer& memory : memory_) sum += memory.size();
+  return sum;
+}
+
 bool PackedRight::serves(const Engine& engine, Scheme wanted, const Operand& right) const {
   return &engine_ == &engine && wanted_ == wanted && right_.data == right.data &&
          right_.ld == right.ld && right_.rows == right.rows && right_.depth == right.depth &&

@@ -5,8 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "cpu/product/amx/buffers.h"
 #include "cpu/product/amx/engine.h"
+#include "cpu/product/buffers.h"
 #include "cpu/product/provider.h"
 
 namespace ingot::cpu::amx {
@@ -77,6 +77,7 @@ class PackedRight final : public PackedOperand {
     return panels_[static_cast<size_t>(block * right_.panels() + panel)];
   }
   const std::vector<int64_t>& nonfinite_rows() const { return nonfinite_; }
+  size_t bytes() const override;
   // Whether it was made from this operand, for this engine and scheme.
   bool serves(const Engine& engine, Scheme wanted, const Operand& right) const;
 

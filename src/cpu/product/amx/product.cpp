@@ -20,11 +20,6 @@ PanelStore& strip_memory() {
   return store;
 }
 
-Range part(Range whole, int64_t parts, int64_t index) {
-  return {whole.begin + whole.size() * index / parts,
-          whole.begin + whole.size() * (index + 1) / parts};
-}
-
 std::vector<int64_t> marked(const std::vector<unsigned char>& flags) {
   std::vector<int64_t> found;
   for (size_t i = 0; i < flags.size(); ++i) {
@@ -53,8 +48,8 @@ class Run {
         [&](int64_t task, int) {
           Rectangle rectangle(problem_, store, strip, right_nonfinite_.data());
           rectangle.run(
-              part(strip, blocking_.over_m, task % blocking_.over_m),
-              part({0, problem_.right.panels()}, blocking_.over_n, task / blocking_.over_m));
+              part_of(strip, blocking_.over_m, task % blocking_.over_m),
+              part_of({0, problem_.right.panels()}, blocking_.over_n, task / blocking_.over_m));
           const std::lock_guard lock(mutex_);
           for (int i = 0; i < 2; ++i) counts.pairs[i] += rectangle.counts().pairs[i];
         },
@@ -83,7 +78,7 @@ class Run {
         height * pieces,
         [&](int64_t task, int) {
           const int64_t i = task / pieces;
-          const Range some = part({0, blocks}, pieces, task % pieces);
+          const Range some = part_of({0, blocks}, pieces, task % pieces);
           for (int64_t block = some.begin; block < some.end; ++block) {
             const int64_t panel = strip.begin + i;
             const PanelReport report =

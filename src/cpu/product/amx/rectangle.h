@@ -12,11 +12,6 @@ struct Counts {
   int64_t rows = 0, columns = 0;
 };
 
-struct Range {
-  int64_t begin, end;
-  int64_t size() const { return end - begin; }
-};
-
 struct Problem {
   const Engine& engine;
   Scheme scheme;  // f3: where the guards allow it

@@ -12,7 +12,7 @@
 
 #include "support/error.h"
 
-namespace ingot::cpu::amx {
+namespace ingot::cpu {
 
 class Buffer {
  public:
@@ -33,6 +33,12 @@ class Buffer {
     size_ = rounded;
     return data_.get();
   }
+  const std::byte* data() const {
+    return data_.get();
+  }
+  size_t size() const {
+    return size_;
+  }
   void release_above(size_t bytes) {
     if (size_ <= bytes) return;
     data_.reset();
@@ -48,4 +54,4 @@ class Buffer {
   size_t size_ = 0;
 };
 
-}  // namespace ingot::cpu::amx
+}  // namespace ingot::cpu
