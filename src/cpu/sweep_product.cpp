@@ -100,10 +100,9 @@ Matrix matrix_of(const Memory& memory) {
 void SweepRunner::run_product(const Addresses& addresses, std::byte* workspace) const {
   const Graph& graph = plan_.graph;
   const Node& node = graph[sweep_.matmul];
-  const auto operand = [&](size_t i) {
-    const ValueId value = node.args[i];
-    const Shape& seen = graph[value].shape;
-    return matrix_of(addresses.locate(behind_views(graph, value), seen));
+  const auto operand = [&](int i) {
+    const Shape& seen = graph[node.args[static_cast<size_t>(i)]].shape;
+    return matrix_of(addresses.locate(product_operand(graph, sweep_, i), seen));
   };
   const Shape &a_shape = graph[node.args[0]].shape, &b_shape = graph[node.args[1]].shape;
   const int64_t entries = addresses.batch();

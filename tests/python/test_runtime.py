@@ -75,9 +75,16 @@ def test_program_names_what_does_not_fit():
 def test_result_layouts_follow_the_axes():
     # [B, G, F] transposed to [B, F, G]: allocated as it is computed, handed back permuted.
     layout = ResultLayout((BATCH, 5, 3), ((0,), (3,), (2,)), (BATCH, 1, 3, 5), torch.float32)
-    assert layout.allocation(4) == ((4, 5, 3), (15, 1, 5), [15, 15, 5, 1])
+    assert layout.allocation(4) == ((4, 5, 3), (15, 1, 5))
+    assert layout.in_graph(4) == ([4, 1, 3, 5], [15, 15, 5, 1])
     merged = ResultLayout((-3, 5), ((0, 1), (3,)), (BATCH, 3, 1, 5), torch.float32)
-    assert merged.allocation(2)[:2] == ((6, 5), (5, 1))
+    assert merged.allocation(2) == ((6, 5), (5, 1))
+    # Computed as [B, 15], handed back as [B, 3, 5].
+    viewed = ResultLayout(
+        (BATCH, 3, 5), ((0,), (1,), (3,)), (BATCH, 3, 1, 5), torch.float32, (BATCH, 1, 1, 15)
+    )
+    assert viewed.allocation(2) == ((2, 3, 5), (15, 5, 1))
+    assert viewed.in_graph(2) == ([2, 1, 1, 15], [15, 15, 15, 1])
 
 
 def test_split_leaves():
@@ -202,3 +209,21 @@ class TestPrecision:
             first = optimised(x)
             torch.backends.cuda.matmul.allow_tf32 = True
             assert torch.equal(optimised(x), first)
+
+
+@pytest.mark.parametrize("strided", [False, True])
+def test_product_of_a_view_of_a_leaf(strided):
+    values = [
+        {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 3, 4, 8]},
+        {"op": "view", "args": [0], "attributes": {"shape": ["B", 12, 1, 8]}},
+        {"op": "parameter", "name": "w", "dtype": "f32", "shape": [1, 5, 1, 8]},
+        {"op": "matmul", "args": [1, 2], "attributes": {"transpose_b": True}},
+    ]
+    graph = {"ingot_graph": 1, "name": "g", "values": values, "results": [{"value": 3}]}
+    layout = ResultLayout((BATCH, 12, 5), ((0,), (1,), (3,)), (BATCH, 12, 1, 5), torch.float32)
+    program = Program(graph, result_layouts=[layout])
+    x, w = torch.randn(6, 3, 4, 8), torch.randn(1, 5, 1, 8)
+    if strided:
+        x = torch.randn(6, 4, 3, 9).transpose(1, 2)[..., 1:]
+    found = program.run([x, w])[0]
+    torch.testing.assert_close(found, x.flatten(1, 2) @ w[0, :, 0].T)

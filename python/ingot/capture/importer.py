@@ -16,10 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
+import ingot.capture.products  # noqa: F401 (its rows of the table)
 from ingot.capture.captured import Captured, Region, Slot, Source, TorchStep, Unsupported
 from ingot.capture.custom_ops import run_batch_norm
+from ingot.capture.decompose import decompose
 from ingot.capture.exporting import CaptureError, Exported, export_module
 from ingot.capture.layout import Leaf, UnfitError, Value
+from ingot.capture.leading_axes import merge_leading_axes
 from ingot.capture.region import RegionBuilder
 from ingot.capture.table import SHAPE_OPERATORS, TABLE, Call
 from ingot.runtime.program import DTYPE_NAMES
@@ -50,6 +53,8 @@ def capture(
     if any(_mutates(node) for node in program.graph.nodes):
         program = exported.program = program.run_decompositions({})
     _check_signature(program)
+    decompose(program.graph)
+    merge_leading_axes(program.graph)
     refused = dict(refused or {})
     while True:
         captured, weak = _Import(exported, refused, autocast).run()
@@ -264,12 +269,15 @@ class _Import:
                 return Leaf(argument, tuple(range(len(value.sizes))), value.sizes, value.dtype)
             return value
         if isinstance(argument, (list, tuple)):
-            return [self._plain(item) for item in argument]
+            return [self._item(item, level) for item in argument]
         return argument
 
-    @staticmethod
-    def _plain(item: Any) -> Any:
-        return None if isinstance(item, torch.fx.Node) else item
+    def _item(self, item: Any, level: int) -> Any:
+        """A tensor, or what is no node of the graph."""
+        if not isinstance(item, torch.fx.Node):
+            return item
+        known = isinstance(self.entries[item].value, (Value, Leaf))
+        return self._operand(item, level) if known else None
 
     def _note_batch_norm(self, node: torch.fx.Node) -> None:
         arguments = _named_arguments(node)
@@ -432,14 +440,22 @@ class _Import:
 
     def _region_step(self, level, region: RegionBuilder, wanted, slots) -> Region | None:
         results, layouts, names, stored = [], [], [], []
-        for node, own in self.taken.items():
-            value = self.entries[node].value
-            if own == level and node in wanted and isinstance(value, Value):
-                layouts.append(region.result_layout(value))
-                results.append(value.id)
-                names.append(node.name)
-                slots[node] = len(slots)
-                stored.append(slots[node])
+        given = {
+            node: self.entries[node].value
+            for node, own in self.taken.items()
+            if own == level and node in wanted and isinstance(self.entries[node].value, Value)
+        }
+        taken = {value.id for value in given.values()}
+        for node, value in given.items():
+            computed = region.behind_views(value)
+            if region.is_leaf(computed) or computed.id in taken:
+                computed = value  # two results do not share memory
+            taken.add(computed.id)
+            layouts.append(region.result_layout(value, computed))
+            results.append(computed.id)
+            names.append(node.name)
+            slots[node] = len(slots)
+            stored.append(slots[node])
         nodes = [node for node, own in self.taken.items() if own == level]
         updates = any(
             self.entries[n].level == level and n.target is torch.ops.ingot.batch_norm.default

@@ -41,6 +41,7 @@ class RegionBuilder:
         self.operators: list[dict] = []
         self.roles: dict[Any, tuple[str, str]] = {}
         self._leaf_ids: dict[Any, int] = {}
+        self._viewed: dict[int, Value] = {}  # by a view's id, what it is a view of
         self._origin = ""
         self._source = ""
 
@@ -117,7 +118,18 @@ class RegionBuilder:
             raise UnfitError("its elements would have to move in memory")
         if extents[0] != value.extents[0]:
             raise UnfitError("a view that changes the batch")
-        return self.emit("view", [value.id], {"shape": json_shape(extents)})
+        identity = self.emit("view", [value.id], {"shape": json_shape(extents)})
+        self._viewed[identity] = value
+        return identity
+
+    def is_leaf(self, value: Value) -> bool:
+        return "args" not in self.values[value.id]
+
+    def behind_views(self, value: Value) -> Value:
+        """What is computed, where `value` is a view of it."""
+        while self.values[value.id]["op"] == "view" and value.id in self._viewed:
+            value = self._viewed[value.id]
+        return value
 
     def cast(self, value: Value, dtype: torch.dtype) -> Value:
         if value.dtype == dtype:
@@ -165,11 +177,13 @@ class RegionBuilder:
             raise UnfitError("operands whose dimensions lie on different axes")
         return self.view(operand, own)
 
-    def result_layout(self, value: Value) -> ResultLayout:
+    def result_layout(self, value: Value, computed: Value) -> ResultLayout:
+        """Of a tensor like `value` in whose memory `computed` is written."""
         for size, run in zip(value.sizes, value.dims):
             if product([value.extents[axis] for axis in run]) != size:
                 raise UnfitError("an expanded tensor as a result")
-        return ResultLayout(value.sizes, value.dims, value.extents, value.dtype)
+        written = None if computed.extents == value.extents else computed.extents
+        return ResultLayout(value.sizes, value.dims, value.extents, value.dtype, written)
 
 
 def axis_names(axes: Sequence[int]) -> list[str]:

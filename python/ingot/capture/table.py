@@ -17,7 +17,6 @@ from ingot.capture.layout import (
     Leaf,
     UnfitError,
     Value,
-    product,
     regroup,
     relabel_drop,
     relabel_expand,
@@ -101,8 +100,15 @@ class Call:
 
 Row = Callable[[Call], Any]
 TABLE: dict[str, Row] = {}
-# Rows that compute nothing: they may be left to PyTorch without being called unsupported.
-SHAPE_OPERATORS: set[str] = set()
+# What computes nothing: it may be left to PyTorch without being called unsupported. Those named
+# here have no row: a part of a tensor is a view, which the regions behind it read where it lies.
+SHAPE_OPERATORS: set[str] = {
+    "getitem",
+    *(
+        f"aten::{name}"
+        for name in "slice narrow select chunk split split_with_sizes tensor_split unbind".split()
+    ),
+}
 
 
 def row(*names: str, shape_only: bool = False) -> Callable[[Row], Row]:
@@ -326,128 +332,6 @@ def _full_like(call: Call) -> Value:
     sizes = call.tensor("self").sizes
     identity = call.region.constant(value)
     return Value(identity, (1, 1, 1, 1), ((),) * len(sizes), sizes, call.dtype)
-
-
-# Products ---------------------------------------------------------------------------------------
-
-
-def _check_dtypes(call: Call, *operands: Operand) -> None:
-    """Fake tensors let a product of different dtypes pass; PyTorch's kernels refuse it."""
-    if not call.autocast and len({operand.dtype for operand in operands}) > 1:
-        raise UnfitError("operands of different dtypes")
-
-
-def _matmul(call: Call, a: Operand, b: Operand, transposed: bool) -> Value:
-    """a [..., K] times b [K, N] (transposed: [N, K]), or both with a batch in front."""
-    region = call.region
-    _check_dtypes(call, a, b)
-    a = region.materialise(a)
-    if call.dtype in FLOATING:
-        a = region.cast(a, call.dtype)
-    if len(a.sizes) < 1 or len(b.sizes) not in (2, 3):
-        raise UnfitError("a product of other than matrices")
-    contracted, columns = (b.sizes[-1], b.sizes[-2]) if transposed else (b.sizes[-2], b.sizes[-1])
-    if contracted < 0 or columns < 0:
-        raise UnfitError("a product over, or with as many columns as, the batch")
-    a_id, lead_dims, rows = _rows_by_features(call, a)
-    if len(b.sizes) == 3 and (len(a.sizes) != 3 or a.sizes[0] != -1 or b.sizes[0] not in (1, -1)):
-        raise UnfitError("a batched product over other than the batch")
-    b_id, transpose_b = _right_operand(call, b, transposed, contracted, columns)
-    identity = region.emit("matmul", [a_id, b_id], {"transpose_b": transpose_b})
-    extents = (a.extents[0], rows, 1, columns)
-    sizes = (*a.sizes[:-1], columns)
-    value = Value(identity, extents, (), (), call.dtype or a.dtype)
-    return Value(identity, extents, (*lead_dims, (3,) if columns != 1 else ()), sizes, value.dtype)
-
-
-def _rows_by_features(call: Call, a: Value):
-    """`a` as [batch, rows, 1, K]: id, axes of its leading dimensions, rows."""
-    for size, run in zip(a.sizes, a.dims):
-        if product([a.extents[axis] for axis in run]) != size:
-            raise UnfitError("an expanded tensor")
-    lead = [axis for run in a.dims[:-1] for axis in run if a.extents[axis] != 1]
-    last = [axis for axis in a.dims[-1] if a.extents[axis] != 1]
-    features = product([a.extents[axis] for axis in last])
-    if features < 0:
-        raise UnfitError("a product over the batch")
-    rest = [axis for axis in lead if axis != 0]
-    rows = product([a.extents[axis] for axis in rest])
-    if lead != sorted(lead) or (last and lead and last[0] < lead[-1]):
-        raise UnfitError("a product of transposed elements")
-    identity = call.region.view(a, (a.extents[0], rows, 1, features))
-    dims = []
-    for run in a.dims[:-1]:
-        own = [axis for axis in run if a.extents[axis] != 1]
-        inner = [axis for axis in own if axis != 0]
-        if inner and inner != rest:
-            raise UnfitError("a product whose rows lie on several dimensions")
-        dims.append((*own[: len(own) - len(inner)], 1) if inner else tuple(own))
-    return identity, tuple(dims), rows
-
-
-def _right_operand(call: Call, b: Operand, transposed: bool, contracted: int, columns: int):
-    region = call.region
-    if isinstance(b, Leaf):
-        # Row-major as it lies in memory: [N, 1, K] with transpose_b, or [K, 1, N].
-        order = b.order[-2:]
-        flip = None not in order and order[0] > order[1]
-        matrix = ((3,), (1,)) if flip else ((1,), (3,))
-        dims = (((0,),) if len(b.sizes) == 3 else ()) + matrix
-        extents = [1, 1, 1, 1]
-        for size, (axis,) in zip(b.sizes, dims):
-            extents[axis] = size
-        if len(b.sizes) == 3 and extents[0] not in (1, -1):
-            raise UnfitError("a batched product over other than the batch")
-        identity = region.leaf(b, dims, tuple(extents))
-        value = Value(identity, tuple(extents), dims, b.sizes, b.dtype)
-    else:
-        value, matrix = b, b.dims[-2:]
-        if matrix not in (((1,), (3,)), ((3,), (1,))) or (
-            len(b.sizes) == 3 and b.dims[0] not in ((0,), ())
-        ):
-            raise UnfitError("a product whose right operand does not lie on rows and features")
-        flip = matrix == ((3,), (1,))
-    if call.dtype in FLOATING:
-        value = region.cast(value, call.dtype)
-    return value.id, transposed != flip
-
-
-def _with_bias(call: Call, value: Value, bias: Operand | None) -> Value:
-    if bias is None:
-        return value
-    _check_dtypes(call, value, bias)
-    return pointwise(call, "add", [value, bias])
-
-
-@row("aten::linear")
-def _linear(call: Call) -> Value:
-    value = _matmul(call, call.tensor("input"), call.tensor("weight"), True)
-    return _with_bias(call, value, call.get("bias"))
-
-
-@row("aten::mm", "aten::bmm")
-def _mm(call: Call) -> Value:
-    return _matmul(call, call.tensor("self"), call.tensor("mat2"), False)
-
-
-@row("aten::matmul")
-def _matmul_row(call: Call) -> Value:
-    a, b = call.tensor("self"), call.tensor("other")
-    if len(b.sizes) != 1:
-        return _matmul(call, a, b, False)
-    product_value = _matmul(call, a, relabel_insert(b, 1), False)
-    return relabel_drop(product_value, [-1])
-
-
-@row("aten::addmm")
-def _addmm(call: Call) -> Value:
-    value = _matmul(call, call.tensor("mat1"), call.tensor("mat2"), False)
-    if call.number("alpha", 1) != 1:
-        value = pointwise(call, "mul", [value, call.number("alpha")])
-    bias = call.tensor("self")
-    if call.number("beta", 1) != 1:
-        bias = pointwise(call, "mul", [bias, call.number("beta")])
-    return _with_bias(call, value, bias)
 
 
 # Reductions -------------------------------------------------------------------------------------

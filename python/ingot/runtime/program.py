@@ -87,21 +87,19 @@ class ResultLayout:
     """The tensor that a result is handed back as.
 
     shape: logical sizes; axes: for each dimension the graph axes (in
-    order) that it runs along; memory follows the order of the axes.
+    order) that it runs along; memory follows the order of the axes. written: the extents of the
+    graph's own value where the tensor is a view of it, the same elements in the same order.
     """
 
     shape: tuple[int, ...]
     axes: tuple[tuple[int, ...], ...]
     extents: tuple[int, ...]
     dtype: torch.dtype
+    written: tuple[int, ...] | None = None
 
-    def allocation(self, batch: int) -> tuple[tuple[int, ...], tuple[int, ...], list[int]]:
-        """Sizes and strides of the tensor, and strides along the graph's axes."""
-        extents = concrete(self.extents, batch)
-        axis_strides, step = [0] * AXES, 1
-        for axis in reversed(range(AXES)):
-            axis_strides[axis] = step
-            step *= extents[axis]
+    def allocation(self, batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes and strides of the tensor."""
+        axis_strides = _dense_strides(concrete(self.extents, batch))
         sizes = tuple(concrete(self.shape, batch))
         # Dimensions without an axis have extent 1; like PyTorch, they take the stride of a
         # contiguous tensor.
@@ -110,7 +108,20 @@ class ResultLayout:
             axes = self.axes[dimension]
             strides[dimension] = axis_strides[axes[-1]] if axes else step
             step = strides[dimension] * max(sizes[dimension], 1)
-        return sizes, tuple(strides), axis_strides
+        return sizes, tuple(strides)
+
+    def in_graph(self, batch: int) -> tuple[list[int], list[int]]:
+        """Extents and strides of the graph's value."""
+        extents = concrete(self.written or self.extents, batch)
+        return extents, _dense_strides(extents)
+
+
+def _dense_strides(extents: Sequence[int]) -> list[int]:
+    strides, step = [0] * AXES, 1
+    for axis in reversed(range(AXES)):
+        strides[axis] = step
+        step *= extents[axis]
+    return strides
 
 
 class _Slot:
@@ -403,9 +414,9 @@ class Program:
         binding = Binding()
         binding.outputs = []
         for index, layout in enumerate(self.result_layouts):
-            sizes, strides, axis_strides = layout.allocation(batch)
-            extents = concrete(layout.extents, batch)
-            _fill(array[len(tensors) + index], extents, axis_strides, layout.dtype, device_index)
+            sizes, strides = layout.allocation(batch)
+            extents, along = layout.in_graph(batch)
+            _fill(array[len(tensors) + index], extents, along, layout.dtype, device_index)
             binding.outputs.append((sizes, strides, layout.dtype))
         binding.batch = batch
         binding.expected = key
@@ -463,10 +474,10 @@ def evaluate_fp64(
         array[index].data = tensor.data_ptr()
     results = []
     for index, layout in enumerate(result_layouts):
-        sizes, strides, axis_strides = layout.allocation(batch)
-        extents = [batch if extent == BATCH else extent for extent in layout.extents]
+        sizes, strides = layout.allocation(batch)
+        extents, along = layout.in_graph(batch)
         result = torch.empty_strided(sizes, strides, dtype=torch.float64)
-        _fill(array[len(tensors) + index], extents, axis_strides, torch.float64, -1)
+        _fill(array[len(tensors) + index], extents, along, torch.float64, -1)
         array[len(tensors) + index].data = result.data_ptr()
         results.append(result)
     loaded = library()

@@ -1,0 +1,39 @@
+"""Putting operators into an exported graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+class Writer:
+    """Puts operators in front of a node, with its place in the user's sources."""
+
+    def __init__(self, graph: torch.fx.Graph, node: torch.fx.Node):
+        self.graph, self.node = graph, node
+
+    def call(self, target: Callable, sizes: Sequence, *args: Any, **kwargs: Any) -> torch.fx.Node:
+        """An operator whose result has these sizes, and the dtype of the node that it stands for.
+
+        It is not tried on tensors without data: what it would ask about a symbolic batch size could
+        bind that to the number that stood in for it.
+        """
+        with self.graph.inserting_before(self.node):
+            made = self.graph.call_function(target, args, kwargs)
+        made.meta = dict(self.node.meta)
+        made.meta["val"] = self.node.meta["val"].new_empty(sizes)
+        return made
+
+    def part(self, x: torch.fx.Node, dim: int, start: int, count: int, step: int = 1):
+        """`count` elements from `start` on."""
+        sizes = list(example(x).shape)
+        sizes[dim] = count
+        end = start + (count - 1) * step + 1
+        return self.call(torch.ops.aten.slice.Tensor, sizes, x, dim, start, end, step)
+
+
+def example(argument: Any) -> Any:
+    """The tensor (without data) that a node stands for."""
+    return argument.meta.get("val") if isinstance(argument, torch.fx.Node) else argument

@@ -1,0 +1,26 @@
+"""Divided by a constant, GELU of the tanh kind."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+batch_size = 37
+in_features = 45
+out_features = 60
+
+
+class Model(nn.Module):
+    def __init__(self, in_features, out_features):
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features)
+
+    def forward(self, x):
+        return F.gelu(self.linear(x) / 10.0, approximate="tanh")
+
+
+def get_inputs():
+    return [torch.rand(batch_size, in_features)]
+
+
+def get_init_inputs():
+    return [in_features, out_features]

@@ -1,0 +1,31 @@
+"""Swish by hand, a bias behind it, group norm."""
+
+import torch
+from torch import nn
+
+batch_size = 37
+in_features = 45
+out_features = 60
+num_groups = 5
+
+
+class Model(nn.Module):
+    def __init__(self, in_features, out_features, num_groups):
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features)
+        self.bias = nn.Parameter(torch.randn(out_features))
+        self.norm = nn.GroupNorm(num_groups, out_features)
+
+    def forward(self, x):
+        x = self.linear(x)
+        x = torch.sigmoid(x) * x
+        x = x + self.bias
+        return self.norm(x)
+
+
+def get_inputs():
+    return [torch.rand(batch_size, in_features)]
+
+
+def get_init_inputs():
+    return [in_features, out_features, num_groups]
