@@ -13,6 +13,8 @@ namespace ingot::cpu {
 namespace {
 
 constexpr size_t kAlignment = 64;
+// Keeps buffers off the same places of different pages, which processors take for one another.
+constexpr size_t kStagger = 2 * kAlignment;
 // Elements that a conversion holds between its two halves.
 constexpr int64_t kConvertElements = 1024;
 
@@ -107,8 +109,9 @@ Interpreter::Interpreter(const Phase& phase, const Bindings& bindings, Level lev
   size_t total = 0;
   for (const BufferClass& buffer : phase.buffers) {
     buffer_offsets_.push_back(total);
-    const int64_t elements = product_of(masked(buffer.varies, tile));
-    total += align(static_cast<size_t>(elements) * width_of(buffer.cls));
+    const int64_t elements =
+        buffer.block ? kBlockElements : product_of(masked(buffer.varies, tile));
+    total += align(static_cast<size_t>(elements) * width_of(buffer.cls)) + kStagger;
   }
   states_capacity_ = 1;
   AxisMask reduced = 0;
@@ -211,11 +214,12 @@ void Interpreter::run_tile(const Box& tile) {
 }
 
 void Interpreter::run_steps(bool hoisted) {
-  for (const Step& step : phase_.steps) {
+  for (const Run& run : phase_.runs) {
+    const Step& step = phase_.steps[static_cast<size_t>(run.begin)];
     if (step.hoisted != hoisted) continue;
     switch (step.kind) {
       case Step::Kind::pointwise:
-        run_pointwise(step);
+        run_pointwise(run);
         break;
       case Step::Kind::convert:
         run_convert(step);
@@ -225,46 +229,6 @@ void Interpreter::run_steps(bool hoisted) {
         break;
     }
   }
-}
-
-void Interpreter::run_pointwise(const Step& step) {
-  if (step.cls == Class::wide) {
-    run_pointwise_as<double>(step, wide_);
-  } else {
-    run_pointwise_as<float>(step, single_);
-  }
-}
-
-template <class T>
-void Interpreter::run_pointwise_as(const Step& step, const Primitives<T>& primitives) {
-  const Slot& out_slot = phase_.slots[static_cast<size_t>(step.out)];
-  const Register& out = registers_[static_cast<size_t>(step.out)];
-  Loops<kMaxArity + 1> loops;
-  const Register* in[kMaxArity] = {&out, &out, &out};
-  for (int i = 0; i < step.arity; ++i) {
-    in[i] = &registers_[static_cast<size_t>(step.in[static_cast<size_t>(i)])];
-  }
-  loops.build(sizes_of(out_slot), {out.strides, in[0]->strides, in[1]->strides, in[2]->strides},
-              order_);
-  int variant = 0;
-  if (loops.size[0] > 1) {
-    for (int i = 0; i < step.arity; ++i) {
-      if (loops.stride[0][static_cast<size_t>(i) + 1] == 0) variant |= 1 << i;
-    }
-  }
-  const auto map = primitives.map[static_cast<int>(step.op)][variant];
-  loops.for_each_outer([&](const std::array<int64_t, kMaxArity + 1>& offset) {
-    MapBlock<T> block;
-    block.out = reinterpret_cast<T*>(out.data) + offset[0];
-    block.out_stride = loops.stride[1][0];
-    for (size_t i = 0; i < kMaxArity; ++i) {
-      block.in[i] = reinterpret_cast<const T*>(in[i]->data) + offset[i + 1];
-      block.in_stride[i] = loops.stride[1][i + 1];
-    }
-    block.rows = loops.size[1];
-    block.columns = loops.size[0];
-    map(block);
-  });
 }
 
 // Through the memory format of the target dtype, which rounds.

@@ -69,9 +69,10 @@ class Interpreter {
   bool usable_in_place(const Slot& slot, const Memory& memory) const;
   Extents sizes_of(const Slot& slot) const;
   void run_steps(bool hoisted);
-  void run_pointwise(const Step& step);
-  template <class T>
-  void run_pointwise_as(const Step& step, const Primitives<T>& primitives);
+  // interpreter_pointwise.cpp
+  void run_pointwise(const Run& run);
+  template <class T, size_t operands>
+  void run_blocks(const Run& run, const Primitives<T>& primitives);
   void run_convert(const Step& step);
   void run_reduce(const Step& step);
   void run_stores();

@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 
+#include "cpu/arrange.h"
 #include "support/error.h"
 
 namespace ingot::cpu {
@@ -231,80 +232,6 @@ class Lowering {
   std::map<ValueId, int> slot_of_;
 };
 
-// What does not vary with the batch is computed once for a strip of tiles: it goes first.
-void hoist(Phase* phase) {
-  for (Step& step : phase->steps) {
-    step.hoisted = true;
-    for (int i = 0; i < step.arity; ++i) {
-      const Slot& in = phase->slots[static_cast<size_t>(step.in[static_cast<size_t>(i)])];
-      step.hoisted = step.hoisted && !in.varies[kBatch];
-    }
-  }
-  std::stable_partition(phase->steps.begin(), phase->steps.end(),
-                        [](const Step& step) { return step.hoisted; });
-}
-
-std::vector<int> outputs_of(const Phase& phase, const Step& step) {
-  if (step.kind != Step::Kind::reduce) return {step.out};
-  std::vector<int> outputs;
-  for (const auto& read : phase.reductions[static_cast<size_t>(step.state)].reads) {
-    outputs.push_back(read.slot);
-  }
-  return outputs;
-}
-
-// Gives scratch buffers to slots; one whose last reader has run is used again, at once even, since
-// operations go element by element. Hoisted values and what is read at the end keep theirs.
-void assign_buffers(Phase* phase) {
-  std::vector<int> last_use(phase->slots.size(), -1);
-  const int end = static_cast<int>(phase->steps.size());
-  for (int i = 0; i < end; ++i) {
-    const Step& step = phase->steps[static_cast<size_t>(i)];
-    for (int k = 0; k < step.arity; ++k) {
-      last_use[static_cast<size_t>(step.in[static_cast<size_t>(k)])] = step.hoisted ? end : i;
-    }
-    if (!step.hoisted) continue;
-    for (const int out : outputs_of(*phase, step)) last_use[static_cast<size_t>(out)] = end;
-  }
-  for (const auto& store : phase->stores) last_use[static_cast<size_t>(store.slot)] = end;
-  for (const auto& state : phase->statistics) last_use[static_cast<size_t>(state.arg)] = end;
-
-  std::vector<int> free;
-  const auto take = [&](Slot* slot) {
-    const BufferClass wanted{slot->cls, slot->varies};
-    for (auto it = free.begin(); it != free.end(); ++it) {
-      if (phase->buffers[static_cast<size_t>(*it)] == wanted) {
-        slot->buffer = *it;
-        free.erase(it);
-        return;
-      }
-    }
-    slot->buffer = static_cast<int>(phase->buffers.size());
-    phase->buffers.push_back(wanted);
-  };
-  for (Slot& slot : phase->slots) {
-    if (slot.kind == Slot::Kind::load) take(&slot);
-  }
-  for (int i = 0; i < end; ++i) {
-    const Step& step = phase->steps[static_cast<size_t>(i)];
-    std::set<int> dead;
-    for (int k = 0; k < step.arity; ++k) {
-      const int in = step.in[static_cast<size_t>(k)];
-      if (last_use[static_cast<size_t>(in)] == i) dead.insert(in);
-    }
-    const auto release = [&] {
-      for (const int in : dead) {
-        const Slot& slot = phase->slots[static_cast<size_t>(in)];
-        if (slot.kind == Slot::Kind::computed && slot.buffer >= 0) free.push_back(slot.buffer);
-      }
-    };
-    // A reduction reads its argument after it has begun to write; a pointwise operation does not.
-    if (step.kind == Step::Kind::pointwise) release();
-    for (const int out : outputs_of(*phase, step)) take(&phase->slots[static_cast<size_t>(out)]);
-    if (step.kind != Step::Kind::pointwise) release();
-  }
-}
-
 }  // namespace
 
 Class class_of(DType dtype) {
@@ -329,7 +256,8 @@ Phase lower_phase(const Graph& graph, const Shape& space, const std::map<ValueId
   }
   for (const SharedState& state : statistics) lowering.statistic(state);
   for (const ValueId value : stores) lowering.store(value);
-  hoist(&phase);
+  compose(&phase);
+  arrange(&phase);
   // The register of a stored value may be the memory where it goes: the first store of each slot.
   for (size_t i = 0; i < phase.stores.size(); ++i) {
     Slot& slot = phase.slots[static_cast<size_t>(phase.stores[i].slot)];

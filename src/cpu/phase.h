@@ -28,9 +28,10 @@ struct Slot {
   DType dtype = DType::f32;          // in memory (load)
   std::array<bool, kAxes> varies{};  // axes along which it is not broadcast
   double constant = 0;
-  int load = -1;    // index into Phase::loads
-  int store = -1;   // computed: index into Phase::stores whose memory may serve as its register
-  int buffer = -1;  // computed, or a load that must be copied: its scratch buffer
+  int load = -1;       // index into Phase::loads
+  int store = -1;      // computed: index into Phase::stores whose memory may serve as its register
+  int buffer = -1;     // computed, or a load that must be copied: its scratch buffer
+  bool inner = false;  // computed and read within one run of steps only
 };
 
 // A reduction resolved inside a tile (kept axes stay), or a statistic gathered over tiles.
@@ -48,19 +49,34 @@ struct StateStep {
 
 struct Step {
   enum class Kind : uint8_t { pointwise, convert, reduce } kind = Kind::pointwise;
-  PointwiseOp op = PointwiseOp::add_;  // pointwise
-  Class cls = Class::single;           // pointwise: what it computes in
-  DType dtype = DType::f32;            // convert: rounds to this dtype
+  PointwiseOp op = PointwiseOp::add_;  // pointwise, unless it is a composition
+  Composite composite = Composite::none;
+  Class cls = Class::single;  // pointwise: what it computes in
+  DType dtype = DType::f32;   // convert: rounds to this dtype
   int out = -1;
-  std::array<int, kMaxArity> in{-1, -1, -1};
+  std::array<int, kMaxInputs> in{-1, -1, -1, -1, -1};
   int arity = 0;
   int state = -1;        // reduce: index into Phase::reductions
   bool hoisted = false;  // does not vary with the batch
+  // pointwise: where out and in stand among the operands of its run.
+  std::array<int, kMaxInputs + 1> operands{};
 };
+
+// Steps that are done together. Pointwise ones over the same elements go block by block, so that
+// what only they read never leaves the level-1 cache; any other step is a run of its own.
+struct Run {
+  int begin = 0, end = 0;  // of Phase::steps
+  std::vector<int> outer;  // pointwise: slots that the run shares with others, then its own
+  std::vector<int> inner;
+};
+// A run's outer operands and its steps, at most.
+inline constexpr size_t kMaxOperands = 16;
+inline constexpr int kMaxRunSteps = 32;
 
 struct BufferClass {
   Class cls = Class::single;
   std::array<bool, kAxes> varies{};
+  bool block = false;  // holds a block of a run rather than a tile
   friend bool operator==(const BufferClass&, const BufferClass&) = default;
 };
 
@@ -70,6 +86,7 @@ struct Phase {
   std::vector<ValueId> loads;  // what each load slot reads
   std::vector<int> load_slots;
   std::vector<Step> steps;  // hoisted ones first
+  std::vector<Run> runs;
   std::vector<StateStep> reductions;
   std::vector<StateStep> statistics;
   struct Store {

@@ -8,24 +8,27 @@
 #include <stdint.h>
 
 #include "common/pointwise.cuh"
+#include "cpu/composites.h"
 #include "cpu/isa.h"
 
 namespace ingot::cpu {
 
 inline constexpr int kMaxArity = 3;
+inline constexpr int kMaxInputs = kCompositeArity;
 #define INGOT_COUNT_POINTWISE(name, arity, expression) +1
 inline constexpr int kPointwiseOperators = INGOT_POINTWISE_OPERATORS(INGOT_COUNT_POINTWISE);
 #undef INGOT_COUNT_POINTWISE
 
 // out[i, j] = op(in0[i, j], …) for i < rows, j < columns. Along j, out is dense and each operand is
-// dense or constant: the variant has bit o set where operand o is constant.
+// dense or constant: the variant, or `constants`, has bit o set where operand o is constant.
 template <class T>
 struct MapBlock {
   T* out;
   int64_t out_stride;
-  const T* in[kMaxArity];
-  int64_t in_stride[kMaxArity];
+  const T* in[kMaxInputs];
+  int64_t in_stride[kMaxInputs];
   int64_t rows, columns;
+  unsigned constants = 0;  // compositions only
 };
 
 // What is still to be merged into the states (first, second: as the monoid has them; see
@@ -57,6 +60,8 @@ struct Primitives {
   using Map = void (*)(const MapBlock<T>&);
   // By PointwiseOp, then by variant; nullptr for variants in which every operand is constant.
   Map map[kPointwiseOperators][1 << kMaxArity];
+  // By Composite; single precision only.
+  Map composite[static_cast<int>(Composite::count_)];
 
   // Merges `rows` rows of `columns` values into as many states.
   using ReduceColumns = void (*)(const T* x, int64_t row_stride, int64_t rows, int64_t columns,

@@ -32,6 +32,10 @@ struct Tiling {
   Box strip(int64_t s) const;
 };
 
+// Elements that a run of pointwise steps takes at a time: a handful of buffers of so many floats
+// stay in a level-1 cache.
+inline constexpr int64_t kBlockElements = 1024;
+
 Extents extents_of(const Shape& shape, int64_t batch);
 int64_t product_of(const Extents& extents);
 
