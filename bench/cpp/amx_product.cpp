@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "cpu/product/amx/buffers.h"
+#include "cpu/product/buffers.h"
 #include "cpu/product/amx/product.h"
 #include "cpu/product/amx/support.h"
 
