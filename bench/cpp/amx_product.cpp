@@ -7,9 +7,9 @@
 #include <random>
 #include <vector>
 
-#include "cpu/product/buffers.h"
 #include "cpu/product/amx/product.h"
 #include "cpu/product/amx/support.h"
+#include "cpu/product/buffers.h"
 
 namespace ingot::cpu::amx {
 namespace {
