@@ -107,6 +107,22 @@ INGOT_API ingot_status ingot_program_run_frozen(ingot_program* program, int64_t 
                                                 const void* frozen, size_t frozen_bytes,
                                                 void* stream);
 
+/* The arguments of ingot_program_run(), or of ingot_program_run_frozen() where `frozen` is not
+ * NULL, in memory that the caller keeps from call to call and changes in part: a foreign-function
+ * interface pays for every argument. */
+typedef struct ingot_call {
+  ingot_program* program;
+  int64_t batch;
+  const ingot_tensor* tensors;
+  int64_t count;
+  void* workspace;
+  size_t workspace_bytes;
+  const void* frozen;
+  size_t frozen_bytes;
+  void* stream;
+} ingot_call;
+INGOT_API ingot_status ingot_program_call(const ingot_call* call);
+
 /* What was done and why, as JSON (docs/explain-format.md): graph before and after, rewrites with
  * the identity each rests on, sweeps with bytes, flops, predicted time and reasons, kernel text. */
 INGOT_API ingot_status ingot_program_explain(ingot_program* program, int64_t batch, char** json);

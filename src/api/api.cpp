@@ -77,9 +77,24 @@ void check_frozen(size_t needed, const void* frozen, size_t bytes) {
   }
 }
 
-std::span<const ingot_tensor> tensors_of(const ingot_tensor* tensors, int count) {
+std::span<const ingot_tensor> tensors_of(const ingot_tensor* tensors, int64_t count) {
   require(count >= 0 && (tensors != nullptr || count == 0), "the tensors are NULL");
   return {tensors, static_cast<size_t>(count)};
+}
+
+void run(const ingot_call& call) {
+  Program& state = program_of(call.program);
+  const auto span = tensors_of(call.tensors, call.count);
+  check_tensors(state, call.batch, span);
+  check_workspace(state.executable->workspace_size(call.batch), call.workspace,
+                  call.workspace_bytes);
+  if (call.frozen == nullptr) {
+    state.executable->run(call.batch, span, call.workspace, call.workspace_bytes, call.stream);
+    return;
+  }
+  check_frozen(state.executable->frozen_size(), call.frozen, call.frozen_bytes);
+  state.executable->run_frozen(call.batch, span, call.workspace, call.workspace_bytes, call.frozen,
+                               call.stream);
 }
 
 }  // namespace
@@ -141,13 +156,9 @@ ingot_status ingot_program_workspace_size(ingot_program* program, int64_t batch,
 
 ingot_status ingot_program_run(ingot_program* program, int64_t batch, const ingot_tensor* tensors,
                                int count, void* workspace, size_t workspace_bytes, void* stream) {
-  return api::guarded([&] {
-    api::Program& state = api::program_of(program);
-    const auto span = api::tensors_of(tensors, count);
-    api::check_tensors(state, batch, span);
-    api::check_workspace(state.executable->workspace_size(batch), workspace, workspace_bytes);
-    state.executable->run(batch, span, workspace, workspace_bytes, stream);
-  });
+  const ingot_call call = {program,         batch,   tensors, count, workspace,
+                           workspace_bytes, nullptr, 0,       stream};
+  return ingot_program_call(&call);
 }
 
 ingot_status ingot_program_frozen_size(ingot_program* program, size_t* bytes) {
@@ -176,12 +187,18 @@ ingot_status ingot_program_run_frozen(ingot_program* program, int64_t batch,
                                       size_t workspace_bytes, const void* frozen,
                                       size_t frozen_bytes, void* stream) {
   return api::guarded([&] {
-    api::Program& state = api::program_of(program);
-    const auto span = api::tensors_of(tensors, count);
-    api::check_tensors(state, batch, span);
-    api::check_workspace(state.executable->workspace_size(batch), workspace, workspace_bytes);
-    api::check_frozen(state.executable->frozen_size(), frozen, frozen_bytes);
-    state.executable->run_frozen(batch, span, workspace, workspace_bytes, frozen, stream);
+    const ingot_call call = {program,         batch,  tensors,      count, workspace,
+                             workspace_bytes, frozen, frozen_bytes, stream};
+    // A caller of this one says that there are frozen weights.
+    api::check_frozen(api::program_of(program).executable->frozen_size(), frozen, frozen_bytes);
+    api::run(call);
+  });
+}
+
+ingot_status ingot_program_call(const ingot_call* call) {
+  return api::guarded([&] {
+    api::require(call != nullptr, "the call is NULL");
+    api::run(*call);
   });
 }
 

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <limits>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -67,6 +68,9 @@ TEST(Api, RefusesMissingArguments) {
             INGOT_INVALID_ARGUMENT);
   EXPECT_EQ(ingot_program_run_frozen(nullptr, 1, nullptr, 0, nullptr, 0, nullptr, 0, nullptr),
             INGOT_INVALID_ARGUMENT);
+  EXPECT_EQ(ingot_program_call(nullptr), INGOT_INVALID_ARGUMENT);
+  const ingot_call empty = {};
+  EXPECT_EQ(ingot_program_call(&empty), INGOT_INVALID_ARGUMENT);
   EXPECT_EQ(ingot_doctor(nullptr), INGOT_INVALID_ARGUMENT);
   EXPECT_EQ(ingot_program_explain(nullptr, 1, nullptr), INGOT_INVALID_ARGUMENT);
   ingot_program_destroy(nullptr);
@@ -87,8 +91,10 @@ TEST(Api, TurnsEveryExceptionIntoAStatus) {
   EXPECT_THAT(ingot_last_error(), HasSubstr("unknown"));
 }
 
-ingot_tensor row(double* data, int64_t batch, int64_t features) {
-  return {data, {batch, 1, 1, features}, {features, 0, 0, 1}, INGOT_F64, -1};
+template <class T>
+ingot_tensor row(T* data, int64_t batch, int64_t features) {
+  const int32_t dtype = sizeof(T) == 8 ? INGOT_F64 : INGOT_F32;
+  return {data, {batch, 1, 1, features}, {features, 0, 0, 1}, dtype, -1};
 }
 
 TEST(Api, EvaluatesInDoublePrecision) {
@@ -98,6 +104,34 @@ TEST(Api, EvaluatesInDoublePrecision) {
   EXPECT_EQ(y[0], 0);
   EXPECT_EQ(y[5], 6);
   EXPECT_NE(y[2], y[2]);
+}
+
+TEST(Api, RunsACallThatIsKept) {
+  ingot_program* program = nullptr;
+  ASSERT_EQ(ingot_program_create(kRelu, nullptr, &program), INGOT_OK) << ingot_last_error();
+  float x[] = {-1, 2, 3, 4, -5, 6}, y[6] = {};
+  const ingot_tensor tensors[] = {row(x, 2, 3), row(y, 2, 3)};
+  size_t bytes = 0;
+  ASSERT_EQ(ingot_program_workspace_size(program, 2, &bytes), INGOT_OK);
+  std::vector<std::byte> memory(bytes + 256);
+  void* workspace = memory.data();
+  size_t room = memory.size();
+  ASSERT_NE(std::align(256, bytes, workspace, room), nullptr);
+  ingot_call call = {};
+  call.program = program;
+  call.batch = 2;
+  call.tensors = tensors;
+  call.count = 2;
+  call.workspace = workspace;
+  call.workspace_bytes = bytes;
+  EXPECT_EQ(ingot_program_call(&call), INGOT_OK) << ingot_last_error();
+  EXPECT_THAT(y, testing::ElementsAre(0, 2, 3, 4, 0, 6));
+  x[0] = 7;
+  EXPECT_EQ(ingot_program_call(&call), INGOT_OK) << ingot_last_error();
+  EXPECT_EQ(y[0], 7);
+  call.count = 1;
+  EXPECT_EQ(ingot_program_call(&call), INGOT_INVALID_ARGUMENT);
+  ingot_program_destroy(program);
 }
 
 TEST(Api, MeasuresErrors) {

@@ -10,7 +10,7 @@ import ingot
 import pytest
 import torch
 from ingot.runtime.frozen import FrozenWeights
-from ingot.runtime.library import IngotError
+from ingot.runtime.library import Call, IngotError
 from torch import nn
 
 
@@ -96,7 +96,7 @@ class Recorder:
         self.packed, self.with_frozen = 0, 0
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-        monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda i: None, raising=False)
+        monkeypatch.setattr("ingot.runtime.program._current_stream", lambda device: None)
 
     def attach(self, program):
         run = program._run
@@ -109,10 +109,13 @@ class Recorder:
             self.packed += 1
             return 0
 
-        def run_frozen(handle, batch, tensors, count, workspace, size, frozen, kept, stream):
-            assert frozen and kept == 512
-            self.with_frozen += 1
-            return run(handle, batch, tensors, count, workspace, size, stream)
+        def record(address):
+            call = Call.from_address(address)
+            if call.frozen:
+                assert call.frozen_bytes == 512
+                self.with_frozen += 1
+                call.frozen = None
+            return run(address)
 
         class Library:
             def __getattr__(self, name, real=program._library):
@@ -120,7 +123,7 @@ class Recorder:
 
         program._library = Library()
         program._library.ingot_program_freeze = pack
-        program.freeze, program._run_frozen = freeze, run_frozen
+        program.freeze, program._run = freeze, record
 
 
 @pytest.fixture

@@ -55,6 +55,27 @@ class Tensor(ctypes.Structure):
     )
 
 
+class Call(ctypes.Structure):
+    """ingot_call: fields are 64-bit words, all of them."""
+
+    _fields_ = (
+        ("program", ctypes.c_void_p),
+        ("batch", ctypes.c_int64),
+        ("tensors", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("workspace", ctypes.c_void_p),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("frozen", ctypes.c_void_p),
+        ("frozen_bytes", ctypes.c_size_t),
+        ("stream", ctypes.c_void_p),
+    )
+
+
+# program, batch, tensors, count; then one piece of memory or more, each with its size; the stream.
+_ON_TENSORS = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int)
+_MEMORY = (ctypes.c_void_p, ctypes.c_size_t)
+_STREAM = (ctypes.c_void_p,)
+
 _FUNCTIONS = {
     # name: (result, arguments); an ingot_status result is checked by `Library.check`.
     "ingot_abi_version": (ctypes.c_int, ()),
@@ -71,48 +92,14 @@ _FUNCTIONS = {
         ctypes.c_int,
         (ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_size_t)),
     ),
-    "ingot_program_run": (
-        ctypes.c_int,
-        (
-            ctypes.c_void_p,
-            ctypes.c_int64,
-            ctypes.c_void_p,
-            ctypes.c_int,
-            ctypes.c_void_p,
-            ctypes.c_size_t,
-            ctypes.c_void_p,
-        ),
-    ),
+    "ingot_program_run": (ctypes.c_int, (*_ON_TENSORS, *_MEMORY, *_STREAM)),
     "ingot_program_frozen_size": (
         ctypes.c_int,
         (ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)),
     ),
-    "ingot_program_freeze": (
-        ctypes.c_int,
-        (
-            ctypes.c_void_p,
-            ctypes.c_int64,
-            ctypes.c_void_p,
-            ctypes.c_int,
-            ctypes.c_void_p,
-            ctypes.c_size_t,
-            ctypes.c_void_p,
-        ),
-    ),
-    "ingot_program_run_frozen": (
-        ctypes.c_int,
-        (
-            ctypes.c_void_p,
-            ctypes.c_int64,
-            ctypes.c_void_p,
-            ctypes.c_int,
-            ctypes.c_void_p,
-            ctypes.c_size_t,
-            ctypes.c_void_p,
-            ctypes.c_size_t,
-            ctypes.c_void_p,
-        ),
-    ),
+    "ingot_program_freeze": (ctypes.c_int, (*_ON_TENSORS, *_MEMORY, *_STREAM)),
+    "ingot_program_run_frozen": (ctypes.c_int, (*_ON_TENSORS, *_MEMORY, *_MEMORY, *_STREAM)),
+    "ingot_program_call": (ctypes.c_int, (ctypes.c_void_p,)),
     "ingot_program_explain": (
         ctypes.c_int,
         (ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p)),

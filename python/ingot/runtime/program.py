@@ -42,10 +42,20 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 # The symbolic batch size among sizes and extents (k times it: k * BATCH); "B" in a graph's JSON.
 BATCH = -1
 
-# 64-bit words of an ingot_tensor: data, 4 sizes, 4 strides, (dtype, device).
+# 64-bit words of an ingot_tensor (data, 4 sizes, 4 strides, dtype and device) and of an ingot_call.
 _WORDS = ctypes.sizeof(_library.Tensor) // 8
+_CALL_WORDS = ctypes.sizeof(_library.Call) // 8
+_WORKSPACE, _FROZEN, _FROZEN_BYTES, _STREAM = (
+    getattr(_library.Call, field).offset // 8
+    for field in ("workspace", "frozen", "frozen_bytes", "stream")
+)
 
 _empty_strided = torch.empty_strided
+# The same on the current device, in half the time.
+_empty_on_host = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
+_empty_on_cuda = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+
+_current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 # Bindings kept per program: layouts and batch sizes seen last.
 _MAX_BINDINGS = 64
@@ -125,7 +135,7 @@ def _dense_strides(extents: Sequence[int]) -> list[int]:
 
 
 class _Slot:
-    """Argument storage of one call in flight."""
+    """Arguments of one call in flight: an ingot_call, its tensors behind it."""
 
     __slots__ = ("address", "array", "words")
 
@@ -133,12 +143,15 @@ class _Slot:
         self.array = (ctypes.c_int64 * (len(template) // 8)).from_buffer_copy(template)
         self.words = memoryview(self.array).cast("B").cast("q")
         self.address = ctypes.addressof(self.array)
+        call = _library.Call.from_buffer(self.array)
+        call.tensors = self.address + ctypes.sizeof(call)
 
 
 class Binding:
     """Everything about a call that its tensors' layouts decide: sizes, strides, workspace."""
 
     __slots__ = (
+        "allocate",
         "batch",
         "count",
         "device",
@@ -157,7 +170,7 @@ class Binding:
 
 def description(tensors: Sequence[torch.Tensor]) -> tuple:
     """What decides how tensors are read, beside their addresses."""
-    return tuple((t.shape, t.stride(), t.dtype, t.get_device(), type(t)) for t in tensors)
+    return tuple((t.shape, t.stride(), t.dtype, t.device, type(t)) for t in tensors)
 
 
 def are_like(tensors: Sequence[torch.Tensor], expected: tuple) -> bool:
@@ -167,7 +180,7 @@ def are_like(tensors: Sequence[torch.Tensor], expected: tuple) -> bool:
             tensor.shape != shape
             or tensor.stride() != strides
             or tensor.dtype is not dtype
-            or tensor.get_device() != device
+            or tensor.device != device
             or type(tensor) is not kind
         ):
             return False
@@ -218,8 +231,7 @@ class Program:
         self._finalizer = weakref.finalize(
             self, self._library.ingot_program_destroy, ctypes.c_void_p(handle.value)
         )
-        self._run = self._library.ingot_program_run
-        self._run_frozen = self._library.ingot_program_run_frozen
+        self._run = self._library.ingot_program_call
         self._parameters = [i for i, leaf in enumerate(leaves) if leaf["op"] == "parameter"]
         self._keeps_weights = False
         self._frozen: FrozenWeights | None = None
@@ -289,11 +301,11 @@ class Program:
             status = self._library.ingot_program_freeze(
                 self._handle,
                 binding.batch,
-                slot.address,
+                slot.address + ctypes.sizeof(_library.Call),
                 binding.count,
                 frozen.address,
                 frozen.bytes,
-                torch._C._cuda_getCurrentRawStream(binding.device_index),
+                _current_stream(binding.device_index),
             )
             self._library.check(status)
             torch.cuda.synchronize(binding.device)
@@ -314,14 +326,14 @@ class Program:
             slot = binding.slots.pop()
         except IndexError:
             slot = _Slot(binding.template)
-        words, at = slot.words, 0
+        words, at = slot.words, _CALL_WORDS
         for tensor in tensors:
             words[at] = tensor.data_ptr()
             at += _WORDS
-        device = binding.device
+        allocate = binding.allocate
         results = []
         for sizes, strides, dtype in binding.outputs:
-            result = _empty_strided(sizes, strides, dtype=dtype, device=device)
+            result = allocate(sizes, strides, dtype)
             words[at] = result.data_ptr()
             at += _WORDS
             results.append(result)
@@ -329,38 +341,17 @@ class Program:
         if binding.on_cuda:
             # From PyTorch's allocator at every call: that is what makes it safe on several
             # streams and inside a CUDA graph's capture.
-            workspace = None
-            if workspace_bytes:
-                workspace = _empty_strided(
-                    (workspace_bytes,), (1,), dtype=torch.uint8, device=device
-                )
-            stream = torch._C._cuda_getCurrentRawStream(binding.device_index)
+            workspace = allocate((workspace_bytes,), (1,), torch.uint8) if workspace_bytes else None
+            words[_STREAM] = _current_stream(binding.device_index)
         else:
-            workspace, stream = self._host_workspace(workspace_bytes), None
+            workspace = self._host_workspace(workspace_bytes)
+        words[_WORKSPACE] = 0 if workspace is None else workspace.data_ptr()
         frozen = self._frozen_weights(binding, slot, tensors) if self._keeps_weights else None
-        address = None if workspace is None else workspace.data_ptr()
         if frozen is None:
-            status = self._run(
-                self._handle,
-                binding.batch,
-                slot.address,
-                binding.count,
-                address,
-                workspace_bytes,
-                stream,
-            )
+            words[_FROZEN] = 0
         else:
-            status = self._run_frozen(
-                self._handle,
-                binding.batch,
-                slot.address,
-                binding.count,
-                address,
-                workspace_bytes,
-                frozen.address,
-                frozen.bytes,
-                stream,
-            )
+            words[_FROZEN], words[_FROZEN_BYTES] = frozen.address, frozen.bytes
+        status = self._run(slot.address)
         binding.slots.append(slot)
         if workspace is not None and not binding.on_cuda:
             self._workspaces.append(workspace)
@@ -424,9 +415,16 @@ class Program:
         binding.device = tensors[0].device
         binding.count = len(array)
         binding.device_index = device_index
-        binding.template = bytes(array)
-        binding.slots = deque()
         binding.workspace_bytes = self.workspace_size(batch)
+        binding.allocate = _allocator(binding.device)
+        call = _library.Call(
+            program=self._handle.value,
+            batch=batch,
+            count=len(array),
+            workspace_bytes=binding.workspace_bytes,
+        )
+        binding.template = bytes(call) + bytes(array)
+        binding.slots = deque()
         return binding
 
     def _check_leaf(self, index: int, tensor: torch.Tensor) -> None:
@@ -441,6 +439,16 @@ class Program:
                 f"{name} is on {tensor.device}, but was compiled for {self.device}",
                 _library.STATUS_INVALID_ARGUMENT,
             )
+
+
+def _allocator(device: torch.device):
+    """A function (sizes, strides, dtype) that makes a tensor on a device."""
+    if device.type == "cpu" and _empty_on_host is not None:
+        return _empty_on_host
+    # On the current device only: the one there is.
+    if device.type == "cuda" and _empty_on_cuda is not None and torch.cuda.device_count() == 1:
+        return _empty_on_cuda
+    return lambda sizes, strides, dtype: _empty_strided(sizes, strides, dtype=dtype, device=device)
 
 
 def _fill(entry, sizes, strides, dtype, device) -> None:
