@@ -9,7 +9,7 @@ __all__ = ["IngotError", "IngotWarning", "OptimizedModule", "TunedProduct", "opt
 
 _HOMES = {
     "IngotError": "ingot.runtime.library",
-    "IngotWarning": "ingot.module",
+    "IngotWarning": "ingot.dispatch",
     "OptimizedModule": "ingot.module",
     "TunedProduct": "ingot.tuning",
     "optimize": "ingot.module",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from ingot.runtime.program import Binding, Program
 
 
 def _increment_versions(tensors: list[torch.Tensor]) -> None:
+    """As after an operator of PyTorch's that writes in place: autograd's check must see it."""
     try:
         torch.autograd.graph.increment_version(tensors)
     except TypeError:  # PyTorch 2.4 takes one tensor
@@ -52,16 +54,21 @@ class Compiled:
         self.programs: list[Program] = []
         for region in captured.regions:
             self.programs.append(_compile(region, device_type, precision, tf32, options))
-        self._sources = [_lookup(source, module) for source in captured.sources]
-        self._updated = _updated_buffers(captured, self._sources)
         self._single = captured.out_spec.is_leaf() and isinstance(captured.outputs[0], Slot)
         self._plan_steps()
-        self._read = self._sources
         self.reads_tensors_only = all(
             source.kind != "constant" or isinstance(source.tensor, torch.Tensor)
             for source in captured.sources
         )
         self.direct = self._direct_program()
+        slots = range(len(captured.sources))
+        if self.direct is not None:
+            slots = captured.steps[0].leaves
+        sources = [captured.sources[slot] for slot in slots]
+        # What a call reads, looked up now: the tensors of `direct` in its order, else all.
+        self.leaves = _reader([_lookup(source, module) for source in sources])
+        self.inputs_read = {source.index for source in sources if source.kind == "input"}
+        self._updated = [slots.index(slot) for slot in _updated_slots(captured)]
 
     # The common case: one region takes everything, and gives the only output.
     def _direct_program(self) -> Program | None:
@@ -71,18 +78,13 @@ class Compiled:
         region = steps[0]
         if region.results != [self.captured.outputs[0].index]:
             return None
-        self._read = [self._sources[slot] for slot in region.leaves]
         return self.programs[0]
 
-    def leaves(self, tensors) -> list[torch.Tensor]:
-        """What a call reads, looked up now: the tensors of `direct` in its order, else all."""
-        return [tensors[name] if members is None else members[name] for members, name in self._read]
-
-    def run_direct(self, binding: Binding, leaves: list[torch.Tensor]) -> torch.Tensor:
+    def run_direct(self, binding: Binding, leaves: Sequence[torch.Tensor]) -> torch.Tensor:
         """With leaves that match a binding of `direct`."""
         result = self.direct.run_bound(binding, leaves)[0]
         if self._updated:
-            self._count_updates()
+            _increment_versions([leaves[index] for index in self._updated])
         return result
 
     def run(self, tensors) -> Any:
@@ -91,9 +93,9 @@ class Compiled:
             return self.run_direct(self.direct.bind(leaves), leaves)
         return self.run_steps(leaves)
 
-    def run_steps(self, sources: list[torch.Tensor]) -> Any:
+    def run_steps(self, sources: Sequence[torch.Tensor]) -> Any:
         """Region by region and operator by operator, from the tensors of all sources."""
-        values: list[Any] = sources + [None] * (self.captured.slots - len(sources))
+        values: list[Any] = [*sources, *[None] * (self.captured.slots - len(sources))]
         for step, program, finished in self._steps:
             if program is not None:
                 results = program.run([values[slot] for slot in step.leaves])
@@ -105,7 +107,7 @@ class Compiled:
             for slot in finished:
                 values[slot] = None
         if self._updated:
-            self._count_updates()
+            _increment_versions([sources[index] for index in self._updated])
         outputs = [
             values[output.index] if isinstance(output, Slot) else output
             for output in self.captured.outputs
@@ -127,10 +129,6 @@ class Compiled:
             finished = [s for s, p in last_use.items() if p == position and s not in kept]
             program = next(programs) if isinstance(step, Region) else None
             self._steps.append((step, program, finished))
-
-    def _count_updates(self) -> None:
-        # As after an operator of PyTorch's that writes in place: autograd's check must see it.
-        _increment_versions([members[name] for members, name in self._updated])
 
 
 def _compile(region: Region, device_type, precision, tf32, options) -> Program:
@@ -176,7 +174,19 @@ def _lookup(source, module: nn.Module):
     return members, name
 
 
-def _updated_buffers(captured: Captured, sources) -> list:
+def _reader(sources: Sequence[tuple[dict | None, Any]]) -> Callable[[tuple], tuple]:
+    """A function that looks sources up, given the call's tensors. Compiled: it runs at every call,
+    and a loop takes twice as long."""
+    names = {f"m{i}": members for i, (members, _) in enumerate(sources) if members is not None}
+    items = [
+        f"{'tensors' if members is None else f'm{i}'}[{key!r}],"
+        for i, (members, key) in enumerate(sources)
+    ]
+    return eval(f"lambda tensors: ({' '.join(items)})", names)
+
+
+def _updated_slots(captured: Captured) -> list[int]:
+    """Of the buffers that regions write in place."""
     updated = []
     for region in captured.regions:
         leaves = [v for v in region.graph["values"] if v["op"] in ("input", "parameter", "buffer")]
@@ -187,7 +197,7 @@ def _updated_buffers(captured: Captured, sources) -> list:
                 for argument in value["args"][3:]:
                     if argument >= 0:
                         leaf = region.graph["values"][argument]
-                        updated.append(sources[region.leaves[position[id(leaf)]]])
+                        updated.append(region.leaves[position[id(leaf)]])
     return updated
 
 

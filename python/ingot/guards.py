@@ -7,6 +7,9 @@ attributes (`bn.momentum`), their training flags, hooks, tied and absent paramet
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn.modules import module as _module
@@ -19,6 +22,8 @@ _GLOBAL_HOOKS = (
     _module._global_forward_hooks,
     _module._global_forward_pre_hooks,
 )
+
+_LITERALS = (str, int, bool, type(None))
 
 
 def training_flags(module: nn.Module) -> list[bool]:
@@ -55,75 +60,96 @@ def _frozen(value):
     return value
 
 
+class _Condition:
+    """A conjunction over objects, compiled once: a loop over descriptions costs several times as
+    much, and this is evaluated at every call."""
+
+    def __init__(self):
+        self._terms: list[str] = []
+        self._names: dict[int, str] = {}
+        self._objects: dict[str, Any] = {}
+
+    def require(self, term: str, *objects: Any) -> None:
+        """`term` is an expression with a {} in the place of each object."""
+        self._terms.append(term.format(*map(self._name, objects)))
+
+    def _name(self, value: Any) -> str:
+        if type(value) in _LITERALS:
+            return repr(value)
+        name = self._names.setdefault(id(value), f"o{len(self._names)}")
+        self._objects[name] = value
+        return name
+
+    def compiled(self) -> Callable[[], bool]:
+        # An error is a missing key, or a comparison that an attribute's type refuses.
+        text = (
+            "def holds():\n try:\n"
+            f"  if {' and '.join(self._terms) or 'True'}: return True\n"
+            " except Exception: pass\n return False\n"
+        )
+        exec(compile(text, "<guards of a module>", "exec"), self._objects)
+        # A function in its own globals would keep all of them from being freed at once.
+        return self._objects.pop("holds")
+
+
 class Guards:
-    """A snapshot of a module tree; `hold()` tells whether it still describes the module."""
+    """A snapshot of a module tree.
+
+    `hold()` tells whether it still describes the module, without the training flags, which select
+    among graphs rather than invalidate them; `same_flags()` tells about those.
+    """
 
     def __init__(self, module: nn.Module):
         modules = list(module.modules())
-        self._dicts = [m.__dict__ for m in modules]
         self.flags = [m.training for m in modules]
+        flags, rest = _Condition(), _Condition()
+        for m in modules:
+            flags.require("{}['training'] is {}", m.__dict__, m.training)
         # Not the root itself, only its attributes: the snapshot must not keep it alive.
-        self._modules = modules[1:]
-        self._classes = [m.__class__ for m in self._modules]
-        self._attributes = []
-        self._tensors = []
+        for kind in (*(d for m in modules[1:] for d in _own_hooks(m)), *_GLOBAL_HOOKS):
+            rest.require("not {}", kind)
         for m in modules:
-            names = [name for name in m.__dict__ if name not in _CONTAINERS]
-            held = [name for name in names if isinstance(m.__dict__[name], torch.Tensor)]
-            self._tensors += [(m.__dict__, name, m.__dict__[name]) for name in held]
-            names = [name for name in names if name not in held]
-            values = [_frozen(m.__dict__[name]) for name in names]
-            self._attributes.append((m.__dict__, len(m.__dict__), names, values))
-        self._children = [(m._modules, list(m._modules.values())) for m in modules if m._modules]
-        self._hooks = [
-            m.__dict__[kind] for m in modules[1:] for kind in _OWN_HOOKS if kind in m.__dict__
-        ]
-        self._hooks += _GLOBAL_HOOKS
-        self._members = []
-        self._absent = []
-        owners: dict[int, tuple[dict, str]] = {}
-        self._ties = []
+            if m._modules:
+                # Modules compare by identity.
+                rest.require("[*{}.values()] == {}", m._modules, list(m._modules.values()))
+        for m in modules[1:]:
+            rest.require("{}.__class__ is {}", m, m.__class__)
         for m in modules:
-            for members in (m._parameters, m._buffers):
-                if members:
-                    self._members.append((members, len(members)))
-                for name, tensor in members.items():
-                    if tensor is None:
-                        self._absent.append((members, name))
-                    elif id(tensor) in owners:
-                        self._ties.append((*owners[id(tensor)], members, name))
-                    else:
-                        owners[id(tensor)] = (members, name)
+            _require_attributes(rest, m)
+        _require_members(rest, modules)
+        self.same_flags, self.hold = flags.compiled(), rest.compiled()
 
-    def hold(self) -> bool:
-        """Without the training flags, which select among graphs rather than invalidate them."""
-        if any(self._hooks):
-            return False
-        for children, expected in self._children:
-            # Modules compare by identity.
-            if list(children.values()) != expected:
-                return False
-        if [m.__class__ for m in self._modules] != self._classes:
-            return False
-        try:
-            for attributes, count, names, values in self._attributes:
-                if len(attributes) != count or [attributes[n] for n in names] != values:
-                    return False
-            for attributes, name, tensor in self._tensors:
-                if attributes[name] is not tensor:
-                    return False
-            for members, count in self._members:
-                if len(members) != count:
-                    return False
-            for members, name in self._absent:
-                if members[name] is not None:
-                    return False
-            for members, name, others, other in self._ties:
-                if members[name] is not others[other]:
-                    return False
-        except Exception:  # a missing key, or a comparison that an attribute's type refuses
-            return False
-        return True
 
-    def same_flags(self) -> bool:
-        return [d["training"] for d in self._dicts] == self.flags
+def _own_hooks(module: nn.Module) -> list[dict]:
+    return [module.__dict__[kind] for kind in _OWN_HOOKS if kind in module.__dict__]
+
+
+def _require_attributes(condition: _Condition, module: nn.Module) -> None:
+    attributes = module.__dict__
+    condition.require("len({}) == {}", attributes, len(attributes))
+    for name, value in attributes.items():
+        if name in _CONTAINERS:
+            continue
+        if isinstance(value, torch.Tensor):
+            condition.require("{}[{}] is {}", attributes, name, value)
+        elif type(value) in _LITERALS:
+            condition.require("{}[{}] == {}", attributes, name, value)
+        else:
+            kept = _frozen(value)
+            condition.require("({}[{}] is {} or {}[{}] == {})", *(attributes, name, kept) * 2)
+
+
+def _require_members(condition: _Condition, modules: list[nn.Module]) -> None:
+    """Which parameters and buffers there are, and which are one tensor."""
+    owners: dict[int, tuple[dict, str]] = {}
+    for module in modules:
+        for members in (module._parameters, module._buffers):
+            if members:
+                condition.require("len({}) == {}", members, len(members))
+            for name, tensor in members.items():
+                if tensor is None:
+                    condition.require("{}[{}] is None", members, name)
+                elif id(tensor) in owners:
+                    condition.require("{}[{}] is {}[{}]", *owners[id(tensor)], members, name)
+                else:
+                    owners[id(tensor)] = (members, name)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ingot.module import IngotWarning
+from ingot.dispatch import IngotWarning
 from test_capture_operators import (
     FEATURE_OPERATORS,
     FEATURES,

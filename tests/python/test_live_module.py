@@ -17,7 +17,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ingot.module import IngotWarning, OptimizedModule, _intercepted
+from ingot.dispatch import IngotWarning
+from ingot.module import OptimizedModule
+from ingot.recent import intercepted
 from torch import nn
 
 
@@ -141,7 +143,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.filterwarnings("ignore::ingot.module.IngotWarning")
+@pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_between_calls(pair, change):
     optimised, twin = pair
@@ -157,7 +159,7 @@ def test_changes_between_calls(pair, change):
     agree(optimised, twin, fed)
 
 
-@pytest.mark.filterwarnings("ignore::ingot.module.IngotWarning")
+@pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
 @settings(max_examples=12, deadline=None)
 @given(st.lists(st.sampled_from(sorted(set(CHANGES) - {"double"})), min_size=1, max_size=4))
 def test_sequences_of_changes(changes):
@@ -205,7 +207,7 @@ def test_hooks_on_the_root_are_called_once(pair):
     handle.remove()
 
 
-@pytest.mark.filterwarnings("ignore::ingot.module.IngotWarning")
+@pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
 def test_global_hooks_are_called(pair):
     optimised, _ = pair
     seen = []
@@ -218,7 +220,7 @@ def test_global_hooks_are_called(pair):
     assert optimised.bn in seen
 
 
-@pytest.mark.filterwarnings("ignore::ingot.module.IngotWarning")
+@pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
 @pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "old_weight_norm"])
 def test_parametrizations(pair, kind):
     optimised, twin = pair
@@ -434,7 +436,7 @@ class Branching(nn.Module):
         return y * 2 if y.sum() > 0 else y - 1
 
 
-@pytest.mark.filterwarnings("ignore::ingot.module.IngotWarning")
+@pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
 def test_control_flow_on_values_is_left_to_pytorch():
     optimised = ingot.optimize(Branching())
     for sign in (1, -1):
@@ -479,7 +481,7 @@ class InPlace(nn.Module):
         return alias * 2
 
 
-@pytest.mark.filterwarnings("ignore::ingot.module.IngotWarning")
+@pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
 def test_writes_into_buffers_are_kept():
     model = InPlace()
     twin = copy.deepcopy(model)
@@ -496,7 +498,7 @@ class WritesInput(nn.Module):
         return self.linear(x).relu()
 
 
-@pytest.mark.filterwarnings("ignore::ingot.module.IngotWarning")
+@pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
 def test_writes_into_the_input_are_kept():
     optimised, model = ingot.optimize(WritesInput()), WritesInput()
     model.load_state_dict(optimised.state_dict())
@@ -614,7 +616,7 @@ def test_updates_are_seen_by_autograd(pair):
 
 def test_endless_changes_end_the_captures(pair, monkeypatch):
     optimised, twin = pair
-    monkeypatch.setattr("ingot.module._MAX_CAPTURES", 4)
+    monkeypatch.setattr("ingot.dispatch._MAX_CAPTURES", 4)
     with pytest.warns(IngotWarning, match="PyTorch runs what is new"):
         for step in range(6):
             optimised.gain = twin.gain = 1.0 + step
@@ -691,4 +693,4 @@ def test_an_export_in_another_thread_does_not_divert_a_call(monkeypatch):
     # torch.export raises this flag for all threads; what it traces itself runs under modes.
     monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
     assert torch.compiler.is_compiling()
-    assert not _intercepted()
+    assert not intercepted()

@@ -12,7 +12,7 @@ import ingot
 import pytest
 import torch
 from ingot.model_file import load_model_file
-from ingot.module import IngotWarning
+from ingot.dispatch import IngotWarning
 from torch.utils import _pytree as pytree
 
 FOLDER = Path(__file__).resolve().parents[1] / "models"
