@@ -1,6 +1,7 @@
 #include "plan/schedule.h"
 
 #include <algorithm>
+#include <map>
 
 #include "support/error.h"
 
@@ -39,8 +40,10 @@ int64_t owned_elements(const Shape& space, AxisMask axes) {
 
 class Scheduler {
  public:
-  Scheduler(const Graph& graph, const Target& target, bool cut_views)
-      : graph_(graph), target_(target), cut_views_(cut_views) {
+  // delays: products that wait longer than their operands make them, by how much.
+  Scheduler(const Graph& graph, const Target& target, bool cut_views,
+            const std::map<ValueId, int>& delays)
+      : graph_(graph), target_(target), cut_views_(cut_views), delays_(delays) {
     schedule_.labels.resize(graph.nodes.size());
     schedule_.factorings.resize(graph.nodes.size());
   }
@@ -62,6 +65,10 @@ class Scheduler {
     }
     return std::move(schedule_);
   }
+
+  // A product in whose epilogue more could be computed if it came later than another of the same
+  // time; or kNoValue.
+  ValueId better_later() const { return better_later_; }
 
  private:
   Label& label(ValueId id) { return schedule_.labels[static_cast<size_t>(id)]; }
@@ -107,6 +114,11 @@ class Scheduler {
     Group group{.kind = SweepKind::product, .space = node.shape, .matmul = id};
     for (const ValueId arg : node.args) {
       group.time = std::max(group.time, loadable(operand_source(graph_, arg)));
+    }
+    const auto delay = delays_.find(id);
+    if (delay != delays_.end()) {
+      group.time += delay->second;
+      group.reasons.push_back("comes after the product whose result its epilogue reads");
     }
     const int index = add_group(group);
     return {group.time, Via::product, index};
@@ -159,9 +171,26 @@ class Scheduler {
     factoring(id) = joint_factoring(id);
     const Meeting meeting = meet(node);
     const Label next{meeting.time + 1, Via::free, -1};
-    if (meeting.several) return next;
+    if (meeting.several) {
+      note_products_that_meet(node, meeting.time);
+      return next;
+    }
     if (meeting.group < 0) return {meeting.time, Via::free, -1};
     return joins(id, meeting) ? Label{meeting.time, meeting.via, meeting.group} : next;
+  }
+
+  // Where a node waits for several products of one time, the last of them could have it in its
+  // epilogue and load what the others gave.
+  void note_products_that_meet(const Node& node, int time) {
+    if (!target_.fused_epilogue || better_later_ != kNoValue) return;
+    ValueId last = kNoValue;
+    for (const ValueId arg : node.args) {
+      const Label& own = label(arg);
+      if (own.time < time || own.via == Via::free || own.via == Via::stored) continue;
+      if (own.via != Via::product || group_of(own).space != node.shape) return;
+      last = std::max(last, group_of(own).matmul);
+    }
+    better_later_ = last;
   }
 
   Label label_view(ValueId id) {
@@ -309,6 +338,8 @@ class Scheduler {
   const Graph& graph_;
   const Target& target_;
   bool cut_views_;
+  const std::map<ValueId, int>& delays_;
+  ValueId better_later_ = kNoValue;
   Schedule schedule_;
 };
 
@@ -333,7 +364,16 @@ bool renames_only(const Shape& from, const Shape& to) {
 
 Schedule make_schedule(const Graph& graph, const Target& target, bool cut_views,
                        const std::vector<ValueId>& deferred) {
-  return Scheduler(graph, target, cut_views).run(deferred);
+  std::map<ValueId, int> delays;
+  // Each product waits for each other one at most.
+  size_t products = 0;
+  for (const Node& node : graph.nodes) products += node.kind == NodeKind::matmul ? 1 : 0;
+  for (size_t round = 0;; ++round) {
+    Scheduler scheduler(graph, target, cut_views, delays);
+    Schedule schedule = scheduler.run(deferred);
+    if (scheduler.better_later() == kNoValue || round >= products * products) return schedule;
+    ++delays[scheduler.better_later()];
+  }
 }
 
 }  // namespace ingot

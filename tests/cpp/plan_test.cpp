@@ -128,6 +128,29 @@ TEST(Plan, NeedsOneSweepInEvalMode) {
   expect_meaning(graph, plan);
 }
 
+TEST(Plan, PutsProductsThatMeetOneAfterTheOther) {
+  // (x·W₁ᵀ) · (x·W₂ᵀ) · (x·W₃ᵀ)
+  GraphBuilder builder;
+  const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, kInner});
+  ValueId y = kNoValue;
+  for (const char* name : {"w1", "w2", "w3"}) {
+    const ValueId w =
+        builder.leaf(LeafRole::parameter, name, DType::f32, {false, kOuter, 1, kInner});
+    const ValueId product = builder.matmul(x, w, true);
+    y = y == kNoValue ? product : builder.pointwise(PointwiseOp::mul_, {y, product});
+  }
+  builder.result(y, "y");
+  const Graph graph = builder.take();
+  const Plan plan = make_plan(graph, target_with(true), Precision::fp32);
+  EXPECT_THAT(kinds(plan), ElementsAre(SweepKind::product, SweepKind::product, SweepKind::product));
+  for (const Sweep& sweep : plan.sweeps) EXPECT_EQ(sweep.stores.size(), 1U);
+  expect_meaning(graph, plan);
+  // Without epilogues there is nothing to gain.
+  EXPECT_THAT(
+      kinds(make_plan(graph, target_with(false), Precision::fp32)),
+      ElementsAre(SweepKind::product, SweepKind::product, SweepKind::product, SweepKind::map));
+}
+
 TEST(Plan, ResolvesRowReductionsInSequenceInOneSweep) {
   GraphBuilder builder;
   ValueId y = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, kOuter});
