@@ -23,6 +23,10 @@ size_t align(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+bool contains(const std::vector<ValueId>& values, ValueId value) {
+  return std::find(values.begin(), values.end(), value) != values.end();
+}
+
 // Copies whole tensors that no sweep writes: a result that is a leaf or a second name, and updates,
 // which reach their buffers only when everything has been read.
 void copy_tensor(const Memory& from, const Memory& to, const Extents& sizes, Level level) {
@@ -56,6 +60,7 @@ class CpuExecutable final : public Executable {
   CpuExecutable(Plan plan, const ProgramOptions& options)
       : plan_(std::move(plan)), isa_(detect_isa(options.capabilities)) {
     for (const Sweep& sweep : plan_.sweeps) sweeps_.emplace_back(plan_, sweep, isa_);
+    make_steps();
   }
 
   void prepare(int64_t, int) override {}
@@ -71,13 +76,18 @@ class CpuExecutable final : public Executable {
     }
     auto* base = static_cast<std::byte*>(workspace);
     const Addresses addresses(plan_, batch, tensors, base, l.buffers, l.updates);
-    for (const SweepRunner& sweep : sweeps_) sweep.run(addresses, base + l.sweeps);
+    for (const Step& step : steps_) run_step(step, addresses, base + l.sweeps);
     copy_remaining(addresses);
   }
 
   nlohmann::json describe(int64_t batch) override {
     nlohmann::json sweeps = nlohmann::json::array();
     for (const SweepRunner& sweep : sweeps_) sweeps.push_back(sweep.describe(batch));
+    for (const Step& step : steps_) {
+      if (step.next < 0 || !runner(step.sweep).runs_with(runner(step.next), batch)) continue;
+      sweeps[static_cast<size_t>(step.next)]["on_blocks_of"] =
+          sweeps[static_cast<size_t>(step.sweep)]["name"];
+    }
     return {{"backend", "cpu"},
             {"instructions", name_of(isa_.level)},
             {"threads", thread_count()},
@@ -90,6 +100,74 @@ class CpuExecutable final : public Executable {
     std::vector<size_t> buffers, updates;
     size_t sweeps = 0, total = 0;
   };
+
+  // A sweep, or a product's and the next one that can run on its blocks.
+  struct Step {
+    int sweep = 0, next = -1;
+    bool kept = true;  // something else reads the product too
+  };
+
+  const SweepRunner& runner(int sweep) const { return sweeps_[static_cast<size_t>(sweep)]; }
+
+  void run_step(const Step& step, const Addresses& addresses, std::byte* workspace) const {
+    if (step.next >= 0 &&
+        runner(step.sweep).run_with(runner(step.next), step.kept, addresses, workspace)) {
+      return;
+    }
+    runner(step.sweep).run(addresses, workspace);
+    if (step.next >= 0) runner(step.next).run(addresses, workspace);
+  }
+
+  // The first sweep that reads a product, if it can run on its blocks; -1 where there is none.
+  int follower_of(int product) const {
+    const ValueId value = plan_.sweeps[static_cast<size_t>(product)].matmul;
+    const int count = static_cast<int>(plan_.sweeps.size());
+    for (int i = product + 1; value != kNoValue && i < count; ++i) {
+      const Sweep& sweep = plan_.sweeps[static_cast<size_t>(i)];
+      if (contains(sweep.loads, value)) {
+        return runner(i).can_follow(plan_.sweeps[static_cast<size_t>(product)]) ? i : -1;
+      }
+      if (sweep.matmul != kNoValue) return -1;
+    }
+    return -1;
+  }
+
+  bool is_read_beside(ValueId value, int reader) const {
+    for (size_t i = 0; i < plan_.sweeps.size(); ++i) {
+      if (static_cast<int>(i) != reader && contains(plan_.sweeps[i].loads, value)) return true;
+    }
+    const auto is = [&](ValueId other) {
+      return other == value || behind_views(plan_.graph, other) == value;
+    };
+    for (const auto& result : plan_.graph.results) {
+      if (is(result.value)) return true;
+    }
+    for (const Update& update : plan_.graph.updates) {
+      if (is(update.value)) return true;
+    }
+    return false;
+  }
+
+  // Sweeps between a product and its follower do not read it: they run before. All of them are then
+  // at work at one time, as far as the lifetimes of buffers go.
+  void make_steps() {
+    const int count = static_cast<int>(plan_.sweeps.size());
+    for (int i = 0; i < count; ++i) {
+      const int next = follower_of(i);
+      if (next < 0) {
+        steps_.push_back({i});
+        continue;
+      }
+      for (int between = i + 1; between < next; ++between) steps_.push_back({between});
+      const bool kept = is_read_beside(plan_.sweeps[static_cast<size_t>(i)].matmul, next);
+      steps_.push_back({i, next, kept});
+      for (WorkspaceBuffer& buffer : plan_.buffers) {
+        if (buffer.first_sweep > i && buffer.first_sweep <= next) buffer.first_sweep = i;
+        if (buffer.last_sweep >= i && buffer.last_sweep < next) buffer.last_sweep = next;
+      }
+      i = next;
+    }
+  }
 
   // The plan's buffers, then values on their way to buffers, then one sweep's own memory.
   Layout layout(int64_t batch) const {
@@ -143,6 +221,7 @@ class CpuExecutable final : public Executable {
   Plan plan_;
   Isa isa_;
   std::deque<SweepRunner> sweeps_;
+  std::vector<Step> steps_;
 };
 
 }  // namespace

@@ -26,8 +26,7 @@ Scratch& thread_scratch() {
   return scratch;
 }
 
-// Runs the tiles of a phase; gather(task, interpreter, tile) after each, flush(task, strip) at the
-// end of each task.
+// The tiles of one task.
 struct TileRange {
   Box strip;
   int64_t begin, end;  // along the batch
@@ -40,25 +39,27 @@ TileRange range_of(const Tiling& tiling, int64_t task) {
   return range;
 }
 
-template <class AfterTile, class AfterTask>
-void run_tiles(const Phase& phase, const Bindings& bindings, Level level, const Tiling& tiling,
-               AfterTile&& after_tile, AfterTask&& after_task) {
+// Runs the tiles of one task; after_tile(interpreter, tile, batch entries done before it).
+template <class AfterTile>
+void run_task(const Phase& phase, const Bindings& bindings, Level level, const Tiling& tiling,
+              const TileRange& range, AfterTile&& after_tile) {
+  Interpreter interpreter(phase, bindings, level, tiling.tile, &thread_scratch());
+  Box tile = range.strip;
+  interpreter.begin_strip(tile);
+  for (int64_t b = range.begin; b < range.end; b += tiling.tile[kBatch]) {
+    tile.begin[kBatch] = b;
+    tile.size[kBatch] = std::min(tiling.tile[kBatch], range.end - b);
+    interpreter.run_tile(tile);
+    after_tile(interpreter, tile, b - range.begin);
+  }
+}
+
+template <class Task>
+void for_each_task(const Tiling& tiling, Task&& task) {
   if (tiling.elements() == 0) return;
-  const auto run_task = [&](int64_t task, int) {
-    const TileRange range = range_of(tiling, task);
-    Interpreter interpreter(phase, bindings, level, tiling.tile, &thread_scratch());
-    Box tile = range.strip;
-    interpreter.begin_strip(tile);
-    for (int64_t b = range.begin; b < range.end; b += tiling.tile[kBatch]) {
-      tile.begin[kBatch] = b;
-      tile.size[kBatch] = std::min(tiling.tile[kBatch], range.end - b);
-      interpreter.run_tile(tile);
-      after_tile(task, interpreter, tile, b - range.begin);
-    }
-    after_task(task, range);
-  };
   const bool small = tiling.elements() < kElementsForThreads;
-  parallel_for(tiling.tasks(), run_task, small ? 1 : 0);
+  parallel_for(
+      tiling.tasks(), [&](int64_t index, int) { task(index); }, small ? 1 : 0);
 }
 
 int64_t reduced_per_batch_entry(const Shape& space, AxisMask axes) {
@@ -292,70 +293,68 @@ void SweepRunner::run(const Addresses& addresses, std::byte* workspace) const {
   const Layout l = layout(addresses.batch());
   if (sweep_.matmul != kNoValue) run_product(addresses, workspace);
   if (has_body_) run_body(addresses, workspace, l);
+  finish(addresses, workspace, l);
+}
+
+void SweepRunner::finish(const Addresses& addresses, std::byte* workspace, const Layout& l) const {
   if (!body_.statistics.empty()) merge_statistics(addresses.batch(), workspace, l);
   if (has_tail_) run_tail(addresses, workspace, l);
 }
 
 void SweepRunner::run_body(const Addresses& addresses, std::byte* workspace,
                            const Layout& l) const {
-  const int64_t batch = addresses.batch();
   const Bindings bindings = bind(body_, addresses, workspace, l);
-  const Tiling tiles = tiling(batch);
-  if (body_.statistics.empty()) {
-    run_tiles(
-        body_, bindings, isa_.level, tiles, [](auto&&...) {}, [](auto&&...) {});
+  const Tiling tiles = tiling(addresses.batch());
+  auto* partials = reinterpret_cast<double*>(workspace + l.partials);
+  for_each_task(tiles, [&](int64_t task) { run_body_task(bindings, tiles, task, partials); });
+}
+
+void SweepRunner::run_body_task(const Bindings& bindings, const Tiling& tiles, int64_t task,
+                                double* partials) const {
+  const TileRange range = range_of(tiles, task);
+  const size_t count = body_.statistics.size();
+  if (count == 0) {
+    run_task(body_, bindings, isa_.level, tiles, range, [](auto&&...) {});
     return;
   }
-  const int64_t kept = kept_elements(batch);
-  const Extents kept_strides = dense_over(extents_of(kept_, batch));
-  auto* partials = reinterpret_cast<double*>(workspace + l.partials);
-  const size_t count = body_.statistics.size();
-  // A tile's states, dense, until its task is done; then they go to their place among all.
-  const auto tile_states = [&](size_t s, int64_t n, double* memory) {
-    return TileStates{memory + static_cast<int64_t>(2 * s) * n,
-                      memory + static_cast<int64_t>(2 * s + 1) * n};
-  };
+  const int64_t batch = tiles.space[kBatch];
+  const Extents all_kept = extents_of(kept_, batch);
+  Extents begin = range.strip.begin, sizes = range.strip.size;
+  for (size_t a = 0; a < kAxes; ++a) {
+    if (all_kept[a] == 1) sizes[a] = 1;
+  }
+  // A task's states, dense, until it is done; then they go to their place among all.
+  const int64_t n = product_of(sizes), kept = product_of(all_kept);
   static thread_local std::vector<double> local;
-  run_tiles(
-      body_, bindings, isa_.level, tiles,
-      [&](int64_t, Interpreter& interpreter, const Box& tile, int64_t done) {
-        Extents sizes = tile.size;
-        for (size_t s = 0; s < count; ++s) {
-          const StateStep& statistic = body_.statistics[s];
-          Extents kept_sizes = sizes;
-          for (size_t a = 0; a < kAxes; ++a) {
-            if ((statistic.axes >> a & 1) != 0) kept_sizes[a] = 1;
-          }
-          const int64_t n = product_of(kept_sizes);
-          if (done == 0 && s == 0) local.resize(static_cast<size_t>(n) * 2 * count);
-          const TileStates states = tile_states(s, n, local.data());
-          if (done == 0) clear_states(statistic.monoid, states, n);
-          const auto each =
-              static_cast<double>(reduced_per_batch_entry(sweep_.space, statistic.axes));
-          interpreter.gather(statistic, states, static_cast<double>(done) * each);
-        }
-      },
-      [&](int64_t task, const TileRange& range) {
-        const int64_t chunk = task / tiles.strips;
-        Extents sizes = range.strip.size, begin = range.strip.begin;
-        for (size_t a = 0; a < kAxes; ++a) {
-          if (extents_of(kept_, batch)[a] == 1) sizes[a] = 1;
-        }
-        const int64_t n = product_of(sizes);
-        for (size_t s = 0; s < count; ++s) {
-          const TileStates from = tile_states(s, n, local.data());
-          double* to =
-              partials + (chunk * static_cast<int64_t>(count) + static_cast<int64_t>(s)) * 2 * kept;
-          Loops<2> loops;
-          loops.build(sizes, {kept_strides, dense_over(sizes)});
-          int64_t base = 0;
-          for (size_t a = 1; a < kAxes; ++a) base += begin[a] * kept_strides[a];
-          loops.for_each_row([&](const std::array<int64_t, 2>& offset) {
-            std::copy_n(from.first + offset[1], loops.size[0], to + base + offset[0]);
-            std::copy_n(from.second + offset[1], loops.size[0], to + kept + base + offset[0]);
-          });
-        }
-      });
+  local.resize(static_cast<size_t>(n) * 2 * count);
+  const auto states_of = [&](size_t s) {
+    double* const first = local.data() + static_cast<int64_t>(2 * s) * n;
+    return TileStates{first, first + n};
+  };
+  for (size_t s = 0; s < count; ++s) clear_states(body_.statistics[s].monoid, states_of(s), n);
+  run_task(body_, bindings, isa_.level, tiles, range,
+           [&](Interpreter& interpreter, const Box&, int64_t done) {
+             for (size_t s = 0; s < count; ++s) {
+               const StateStep& statistic = body_.statistics[s];
+               const auto each =
+                   static_cast<double>(reduced_per_batch_entry(sweep_.space, statistic.axes));
+               interpreter.gather(statistic, states_of(s), static_cast<double>(done) * each);
+             }
+           });
+  const int64_t chunk = task / tiles.strips;
+  const Extents kept_strides = dense_over(all_kept);
+  for (size_t s = 0; s < count; ++s) {
+    double* to =
+        partials + (chunk * static_cast<int64_t>(count) + static_cast<int64_t>(s)) * 2 * kept;
+    Loops<2> loops;
+    loops.build(sizes, {kept_strides, dense_over(sizes)});
+    int64_t base = 0;
+    for (size_t a = 1; a < kAxes; ++a) base += begin[a] * kept_strides[a];
+    loops.for_each_row([&](const std::array<int64_t, 2>& offset) {
+      std::copy_n(states_of(s).first + offset[1], loops.size[0], to + base + offset[0]);
+      std::copy_n(states_of(s).second + offset[1], loops.size[0], to + kept + base + offset[0]);
+    });
+  }
 }
 
 void SweepRunner::merge_statistics(int64_t batch, std::byte* workspace, const Layout& l) const {
@@ -400,23 +399,15 @@ void SweepRunner::run_tail(const Addresses& addresses, std::byte* workspace,
   const Bindings bindings = bind(tail_, addresses, workspace, l);
   const Tiling tiles =
       make_tiling(kept_, addresses.batch(), tail_.whole_axes, false, thread_count());
-  run_tiles(
-      tail_, bindings, isa_.level, tiles, [](auto&&...) {}, [](auto&&...) {});
+  for_each_task(tiles, [&](int64_t task) {
+    run_task(tail_, bindings, isa_.level, tiles, range_of(tiles, task), [](auto&&...) {});
+  });
 }
 
 nlohmann::json SweepRunner::describe(int64_t batch) const {
   nlohmann::json out{{"name", sweep_.name}, {"kind", name_of(sweep_.kind)}};
   if (sweep_.matmul != kNoValue) {
-    ProductCall call;
-    const Node& node = plan_.graph[sweep_.matmul];
-    call.m = (node.shape.batched ? batch : 1) * node.shape.rows;
-    call.n = node.shape.features;
-    call.k = plan_.graph[node.args[0]].shape.features;
-    call.lda = call.k;
-    call.ldb = node.transpose_b ? call.k : call.n;
-    call.ldc = call.n;
-    call.transpose_b = node.transpose_b;
-    call.dtype = static_cast<ingot_dtype>(node.dtype);
+    const ProductCall call = typical_call(batch);
     for (const auto& provider : product_providers(isa_)) {
       if (!provider->takes(call)) continue;
       out["product"] = provider->name();

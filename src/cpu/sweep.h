@@ -52,9 +52,21 @@ class SweepRunner {
   // Workspace of its own: partial states, statistics, an unplaced product.
   size_t workspace_size(int64_t batch) const;
   void run(const Addresses& addresses, std::byte* workspace) const;
+
+  // Whether its body can run on blocks of another sweep's product, which it loads, as they are
+  // finished.
+  bool can_follow(const Sweep& product) const;
+  // This product sweep with `next`, which can follow it, on its blocks; both have the same
+  // workspace. `kept`: something else reads the product too. False where the product's provider
+  // hands out no blocks: nothing has been done then.
+  bool run_with(const SweepRunner& next, bool kept, const Addresses& addresses,
+                std::byte* workspace) const;
+  // Whether run_with() would.
+  bool runs_with(const SweepRunner& next, int64_t batch) const;
   nlohmann::json describe(int64_t batch) const;
 
  private:
+  class BodyBlocks;
   struct Layout {
     size_t product = 0, statistics = 0, states = 0, partials = 0, total = 0;
   };
@@ -62,9 +74,16 @@ class SweepRunner {
   Layout layout(int64_t batch) const;
   int64_t kept_elements(int64_t batch) const;
   Tiling tiling(int64_t batch) const;
-  void run_product(const Addresses& addresses, std::byte* workspace) const;
+  // With a consumer, false where no provider serves it; `kept` is then as in run_with().
+  bool run_product(const Addresses& addresses, std::byte* workspace,
+                   const BlockConsumer* consumer = nullptr, bool kept = true) const;
+  ProductCall typical_call(int64_t batch) const;
   Memory product_memory(const Addresses& addresses, std::byte* workspace) const;
   void run_body(const Addresses& addresses, std::byte* workspace, const Layout& layout) const;
+  // One task of the body; statistics go to their place in `partials`.
+  void run_body_task(const Bindings& bindings, const Tiling& tiles, int64_t task,
+                     double* partials) const;
+  void finish(const Addresses& addresses, std::byte* workspace, const Layout& layout) const;
   void merge_statistics(int64_t batch, std::byte* workspace, const Layout& layout) const;
   void run_tail(const Addresses& addresses, std::byte* workspace, const Layout& layout) const;
   Bindings bind(const Phase& phase, const Addresses& addresses, std::byte* workspace,

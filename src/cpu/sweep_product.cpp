@@ -97,7 +97,23 @@ Matrix matrix_of(const Memory& memory) {
 
 }  // namespace
 
-void SweepRunner::run_product(const Addresses& addresses, std::byte* workspace) const {
+// As describe() and runs_with() take it to be: operands dense, one matrix.
+ProductCall SweepRunner::typical_call(int64_t batch) const {
+  ProductCall call;
+  const Node& node = plan_.graph[sweep_.matmul];
+  call.m = (node.shape.batched ? batch : 1) * node.shape.rows;
+  call.n = node.shape.features;
+  call.k = plan_.graph[node.args[0]].shape.features;
+  call.lda = call.k;
+  call.ldb = node.transpose_b ? call.k : call.n;
+  call.ldc = call.n;
+  call.transpose_b = node.transpose_b;
+  call.dtype = static_cast<ingot_dtype>(node.dtype);
+  return call;
+}
+
+bool SweepRunner::run_product(const Addresses& addresses, std::byte* workspace,
+                              const BlockConsumer* consumer, bool kept) const {
   const Graph& graph = plan_.graph;
   const Node& node = graph[sweep_.matmul];
   const auto operand = [&](int i) {
@@ -109,7 +125,7 @@ void SweepRunner::run_product(const Addresses& addresses, std::byte* workspace) 
   const int64_t a_batch = a_shape.batched ? entries : 1, b_batch = b_shape.batched ? entries : 1;
   const int64_t c_batch = node.shape.batched ? entries : 1;
   const int64_t rows = node.shape.rows, n = node.shape.features, k = a_shape.features;
-  if (c_batch * rows * n == 0) return;
+  if (c_batch * rows * n == 0) return consumer == nullptr;
   const bool transpose = node.transpose_b;
   const int64_t b_rows = transpose ? n : k, b_columns = transpose ? k : n;
 
@@ -166,18 +182,27 @@ void SweepRunner::run_product(const Addresses& addresses, std::byte* workspace) 
   call.ldb = std::max(call.ldb, b_transposed ? k : n);
   call.ldc = std::max(call.ldc, n);
   const int64_t width = width_of(node.dtype);
+  if (consumer != nullptr) {
+    if (calls != 1 || !direct) return false;
+    call.a = a.data;
+    call.b = b.data;
+    call.c = kept ? target.data : nullptr;
+    call.consumer = consumer;
+    return cpu::run_with_consumer(isa_, call);
+  }
   for (int64_t i = 0; i < calls; ++i) {
     call.a = a.data + (a_shape.batched ? i * a.batch_stride * width : 0);
     call.b = b.data + (b_shape.batched ? i * b.batch_stride * width : 0);
     call.c = target.data + i * target.batch_stride * width;
     cpu::run_product(isa_, call);
   }
-  if (direct) return;
+  if (direct) return true;
   parallel_for(c_batch * rows, [&](int64_t row, int) {
     const int64_t to = row / rows * c.batch_stride + row % rows * c.row_stride;
     copy_row(target.data + row * n * width, 1, node.dtype, c.data + to * width_of(c.dtype),
              c.column_stride, c.dtype, n, isa_.level);
   });
+  return true;
 }
 
 }  // namespace ingot::cpu

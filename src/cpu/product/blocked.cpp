@@ -46,6 +46,23 @@ Unit unit_of(const BlockConsumer* consumer, int64_t tile_columns) {
   return {consumer->rows(), std::lcm(consumer->columns(), tile_columns)};
 }
 
+// The blocks of c in which a thread works through so many rows and columns.
+struct Block {
+  int64_t rows, columns;
+};
+
+Block block_of(int64_t rows, int64_t columns, Unit unit) {
+  const int64_t most_rows = std::max(
+      std::min(kBlockRows, kBlockElements / unit.columns) / unit.rows * unit.rows, unit.rows);
+  Block block{};
+  block.rows = round_up(ceil_div(rows, ceil_div(rows, most_rows)), unit.rows);
+  const int64_t most_columns =
+      std::max(std::min(kBlockColumns, kBlockElements / block.rows) / unit.columns * unit.columns,
+               unit.columns);
+  block.columns = round_up(ceil_div(columns, ceil_div(columns, most_columns)), unit.columns);
+  return block;
+}
+
 template <class T>
 class Rectangle {
  public:
@@ -53,12 +70,9 @@ class Rectangle {
             Range columns)
       : kernels_(kernels), o_(operands), rows_(rows), columns_(columns) {
     const Unit unit = unit_of(o_.consumer, kernels.tile_columns);
-    const int64_t bands = ceil_div(rows.size(), std::max(kBlockRows, unit.rows));
-    high_ = round_up(ceil_div(rows.size(), bands), unit.rows);
-    const int64_t most =
-        std::max(std::min(kBlockColumns, kBlockElements / high_) / unit.columns * unit.columns,
-                 unit.columns);
-    wide_ = round_up(ceil_div(columns.size(), ceil_div(columns.size(), most)), unit.columns);
+    const Block block = block_of(rows.size(), columns.size(), unit);
+    high_ = block.rows;
+    wide_ = block.columns;
     place_buffers();
   }
   ~Rectangle() { thread_memory().release_above(kKeptBytes); }
@@ -193,28 +207,29 @@ class Rectangle {
 
 struct Grid {
   int64_t over_m = 1, over_n = 1;
-  double waste = 0;  // of the threads' time, where units do not divide
+  double cost = 0;  // of the slowest thread, in multiplications for each of k
 };
 
-// threads = over_m × over_n, cutting m and n at multiples of units so that the slowest thread has
-// least to do, and then that the least is packed twice.
+// Packing an element costs about as much as so many multiplications, writing one of c to memory and
+// reading it again as so many.
+constexpr double kPackingCost = 32, kPassCost = 40;
+
+// threads = over_m × over_n, cutting m and n at multiples of units.
 Grid grid_of(int64_t m, int64_t n, Unit unit, int64_t threads) {
-  Grid best;
-  double best_cost = 1e300;
+  Grid best{1, 1, 1e300};
   for (int64_t over_m = 1; over_m <= threads; ++over_m) {
     if (threads % over_m != 0) continue;
     const int64_t over_n = threads / over_m;
-    const auto largest = [](int64_t extent, int64_t unit, int64_t parts) {
-      return static_cast<double>(std::min(extent, ceil_div(ceil_div(extent, unit), parts) * unit));
+    const auto largest = [](int64_t extent, int64_t cut, int64_t parts) {
+      return std::min(extent, ceil_div(ceil_div(extent, cut), parts) * cut);
     };
-    const double high = largest(m, unit.rows, over_m), wide = largest(n, unit.columns, over_n);
-    const double share =
-        static_cast<double>(m) * static_cast<double>(n) / static_cast<double>(threads);
-    // Packing an element costs about as much as 16 products.
-    const double cost = high * wide + 16 * (high + wide);
-    if (cost >= best_cost) continue;
-    best_cost = cost;
-    best = {over_m, over_n, high * wide / share - 1};
+    const int64_t rows = largest(m, unit.rows, over_m), columns = largest(n, unit.columns, over_n);
+    const Block block = block_of(rows, columns, unit);
+    const auto packed = static_cast<double>(rows * ceil_div(columns, block.columns) +
+                                            columns * ceil_div(rows, block.rows));
+    const double cost =
+        static_cast<double>(rows) * static_cast<double>(columns) + kPackingCost * packed;
+    if (cost < best.cost) best = {over_m, over_n, cost};
   }
   return best;
 }
@@ -232,10 +247,13 @@ int64_t threads_for(double flops) {
 
 bool blocks_suit(const BlockConsumer& consumer, int64_t tile_columns, int64_t m, int64_t n,
                  int64_t k) {
-  constexpr double kMostWaste = 0.02;
-  const Unit unit = unit_of(&consumer, tile_columns);
-  if (k <= 0 || unit.rows * unit.columns > kBlockElements) return false;
-  return grid_of(m, n, unit, threads_for(flops_of(m, n, k))).waste <= kMostWaste;
+  if (k <= 0) return false;
+  const int64_t threads = threads_for(flops_of(m, n, k));
+  const double as_asked = grid_of(m, n, unit_of(&consumer, tile_columns), threads).cost;
+  const double free = grid_of(m, n, unit_of(nullptr, tile_columns), threads).cost;
+  const double saved = kPassCost * static_cast<double>(m) * static_cast<double>(n) /
+                       static_cast<double>(threads * k);
+  return as_asked <= free + saved;
 }
 
 template <class T>

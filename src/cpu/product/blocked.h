@@ -29,7 +29,7 @@ struct Operands {
 template <class T>
 void multiply_blocked(const ProductKernels<T>& kernels, const Operands<T>& operands);
 
-// Whether c can be cut as the consumer wants it with (nearly) all threads at work.
+// Whether cutting c as the consumer wants it costs no more than a pass over c that is saved.
 bool blocks_suit(const BlockConsumer& consumer, int64_t tile_columns, int64_t m, int64_t n,
                  int64_t k);
 

@@ -28,6 +28,20 @@ std::vector<std::shared_ptr<const ProductProvider>> product_providers(const Isa&
   return found;
 }
 
+bool run_with_consumer(const Isa& isa, const ProductCall& call) {
+  for (const auto& provider : product_providers(isa)) {
+    if (provider->takes(call)) return provider->consumes(call) && provider->run(call);
+  }
+  return false;
+}
+
+bool some_provider_consumes(const Isa& isa, const ProductCall& call) {
+  for (const auto& provider : product_providers(isa)) {
+    if (provider->takes(call)) return provider->consumes(call);
+  }
+  return false;
+}
+
 std::string run_product(const Isa& isa, const ProductCall& call) {
   for (const auto& provider : product_providers(isa)) {
     if (provider->takes(call) && provider->run(call)) return provider->name();

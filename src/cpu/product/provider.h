@@ -77,6 +77,12 @@ std::vector<std::shared_ptr<const ProductProvider>> product_providers(const Isa&
 // Runs the first provider that takes the call and returns its name.
 std::string run_product(const Isa& isa, const ProductCall& call);
 
+// The same for a call with a consumer; false, with nothing done, where the provider that would run
+// the call hands out no blocks.
+bool run_with_consumer(const Isa& isa, const ProductCall& call);
+// Whether it would.
+bool some_provider_consumes(const Isa& isa, const ProductCall& call);
+
 // The host process's own product (ingot_set_host_product); fn == nullptr removes it.
 void set_host_product(const std::string& name, ingot_product_fn fn, void* context);
 
