@@ -21,6 +21,8 @@ README = ROOT / "README.md"
 BEGIN = "<!-- results: written by tools/results_table.py from bench/results -->"
 END = "<!-- end of results -->"
 KEY_COLUMNS = 4
+# The model of records of a product alone (`ingot bench --products`).
+PRODUCT = "linear"
 # A product by XLA, and the column that it stands in.
 XLA = {
     "XLA TF32_TF32_F32_X3": "XLA tf32×3 †",
@@ -94,6 +96,35 @@ def table(records: list, products: dict) -> list:
     return [line(headings), rule, *(line([row[h] for h in headings]) for row in rows)]
 
 
+def product_row(record: dict) -> list:
+    lower, upper = 1 / record["ratio_upper"], 1 / record["ratio_lower"]
+    return [
+        record["shape"],
+        arithmetic(record),
+        f"{record['eager_ms']:.4f}",
+        f"{record['ingot_ms']:.4f}",
+        f"{1 / record['ratio']:.2f} ({lower:.2f}–{upper:.2f})",
+        number(record["error"], ".1e"),
+        number(record["eager_error"], ".1e"),
+    ]
+
+
+def product_table(records: list) -> list:
+    """A product alone, by work: lines."""
+
+    def work(record: dict) -> tuple:
+        rows, _, rest = record["shape"].partition("×")
+        inner, _, columns = rest.partition("→")
+        return record["dtype"], int(rows) * int(inner) * int(columns), int(rows)
+
+    headings = ["shape", "type", "eager", "Ingot", "× eager (95 %)", "error", "eager's error"]
+    rows = [line(product_row(record)) for record in sorted(records, key=work)]
+    summary = f"A linear layer alone, {len(rows)} sizes (<code>ingot bench --products</code>)"
+    rule = "| --- | --- |" + " ---: |" * (len(headings) - 2)
+    begin = ["", f"<details><summary>{summary}</summary>", ""]
+    return [*begin, line(headings), rule, *rows, "", "</details>"]
+
+
 def tables(folder: Path) -> str:
     parts = []
     for file in sorted(folder.glob("*.json")):
@@ -101,10 +132,17 @@ def tables(folder: Path) -> str:
         beside = folder / "products" / file.name
         products = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else []
         products = {(r["shape"], r["method"]): r for r in products}
-        dates = sorted({str(record["date"])[:10] for record in records})
+        alone = [record for record in records if record["model"] == PRODUCT]
+        records = [record for record in records if record["model"] != PRODUCT]
+        dates = sorted({str(record["date"])[:10] for record in [*records, *alone]})
         period = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
         heading = f"**{file.stem}**, {period}, milliseconds"
-        parts.append("\n".join([heading, "", *table(records, products), *footnote(products)]))
+        lines = [heading]
+        if records:
+            lines += ["", *table(records, products), *footnote(products)]
+        if alone:
+            lines += product_table(alone)
+        parts.append("\n".join(lines))
     return "\n\n".join(parts) or "No results have been recorded yet."
 
 

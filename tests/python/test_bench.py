@@ -19,7 +19,7 @@ from ingot.bench import (
     subjects,
     summarize,
 )
-from ingot.bench.cases import bundled_cases, examples_folder
+from ingot.bench.cases import bundled_cases, examples_folder, product_cases, products_folder
 from ingot.bench.suite import check_case, measure_case
 
 CPU = torch.device("cpu")
@@ -127,6 +127,31 @@ def test_records_merge_by_key_and_keep_the_others(tmp_path):
         incomplete = record()
         del incomplete["error"]
         records.merge(path, [incomplete])
+
+
+def test_products_go_from_one_element_to_the_bundled_models():
+    cases = product_cases()
+    assert len(cases) >= 40 and len({case.key for case in cases}) == len(cases)
+    shapes = [case.shape for case in cases]
+    assert "1×1→1" in shapes and "128×4096→4096" in shapes
+    assert {case.shape for case in bundled_cases()} <= set(shapes)
+    other = product_cases(True, [(2, 3, 4)])
+    assert [(c.shape, c.dtype) for c in other] == [("2×3→4", d) for d in ("fp32", "bf16", "fp16")]
+
+
+def test_a_product_is_measured_from_the_package_itself():
+    (case,) = product_cases(shapes=[(5, 9, 3)])
+    result = measure_case(
+        case,
+        products_folder(),
+        CPU,
+        lambda module, inputs, precision: module,
+        RoundOptions(rounds=20, budget_s=1),
+        compiled=False,
+    )
+    made = result.record
+    assert (made["model"], made["shape"], made["rounds"]) == ("linear", "5×9→3", 20)
+    assert 0 < made["ratio_lower"] <= made["ratio"] <= made["ratio_upper"]
 
 
 def test_source_hash_follows_the_sources(tmp_path):

@@ -140,6 +140,8 @@ def test_verify_prints_accuracy_and_verdict(pair):
         (["optimize", "model.py", "-o", "model.py"], "the model itself"),
         (["explain", "raises.py"], "ZeroDivisionError"),
         (["bench", "--model", "unheard_of"], "no bundled case"),
+        (["bench", "--shape", "12x"], "not of the form"),
+        (["bench", "--products", "--rows", "999"], "no product has so many rows"),
     ],
 )
 def test_bad_input_is_one_message_and_status_2(pair, monkeypatch, arguments, message):

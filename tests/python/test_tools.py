@@ -80,6 +80,34 @@ def test_results_table_follows_the_records(tmp_path: Path):
         table.expected("no markers", tmp_path)
 
 
+def test_results_table_sets_products_apart_by_work(tmp_path: Path):
+    table = load("results_table")
+    linear = {
+        "model": "linear",
+        "shape": "128×4096→4096",
+        "dtype": "fp32",
+        "precision": "fp32",
+        "mode": "eval",
+        "eager_ms": 30.0,
+        "ingot_ms": 10.0,
+        "ratio": 0.3333,
+        "ratio_lower": 0.25,
+        "ratio_upper": 0.5,
+        "error": 5e-7,
+        "eager_error": 6e-7,
+        "date": "2026-11-21T04:00:00",
+    }
+    small = linear | {"shape": "2×3→4", "eager_ms": 0.01, "ingot_ms": 0.02, "ratio": 2.0}
+    whole = linear | {"model": "m"}
+    (tmp_path / "cpu.json").write_text(json.dumps([linear, whole, small]))
+    lines = table.tables(tmp_path).splitlines()
+    assert lines[4].startswith("| `m` | 128×4096→4096 |")
+    assert "2 sizes" in lines[6]
+    assert lines[10].startswith("| 2×3→4 | fp32 | 0.0100 | 0.0200 | 0.50 ")
+    expected = "| 128×4096→4096 | fp32 | 30.0000 | 10.0000 | 3.00 (2.00–4.00) | 5.0e-07 | 6.0e-07 |"
+    assert lines[11] == expected
+
+
 def test_results_table_shows_other_products_beside_fp32_models(tmp_path: Path):
     table = load("results_table")
     key = {"model": "m", "shape": "2×3→4", "mode": "eval", "date": "2026-11-21"}

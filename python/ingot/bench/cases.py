@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -53,6 +54,43 @@ def bundled_cases(half: bool = False) -> list:
             for mode in ("training", "eval"):
                 cases.append(Case(model, rows, inner, columns, dtype, dtype, mode))
     return cases
+
+
+# rows, inner, columns of a linear layer.
+PRODUCTS = (
+    # cubes
+    *((size, size, size) for size in (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)),
+    # a matrix times one vector, and times a few
+    *((1, size, size) for size in (16, 256, 1024, 4096, 8192)),
+    *((rows, 4096, 4096) for rows in (2, 4, 8, 16, 32, 64, 128)),
+    (1, 512, 32768),
+    # layers of usual models
+    *((32, 512, 512), (64, 1024, 1024), (128, 1024, 4096), (128, 4096, 1024), (512, 1024, 1024)),
+    # tall
+    *((65536, 16, 16), (16384, 64, 64), (16384, 256, 256), (16384, 1024, 1024), (4096, 4096, 1)),
+    # wide, deep
+    *((16, 64, 16384), (64, 256, 16384), (64, 16384, 64), (16, 65536, 16)),
+    # odd
+    *((3, 5, 7), (33, 65, 129), (127, 1023, 511), (100, 1000, 10), (1000, 784, 300)),
+    (17, 4097, 4099),
+    # the bundled models'
+    *((1024, 8192, 8192), (16384, 4096, 4096)),
+)
+PRODUCT_MODEL = "linear"
+
+
+def product_cases(half: bool = False, shapes: Iterable[tuple] = PRODUCTS) -> list:
+    """A linear layer alone, in eval mode."""
+    return [
+        Case(PRODUCT_MODEL, *sizes, dtype, dtype, "eval")
+        for dtype in (("fp32", "bf16", "fp16") if half else ("fp32",))
+        for sizes in shapes
+    ]
+
+
+def products_folder() -> Path:
+    """The folder of their model, which is part of the package."""
+    return Path(__file__).resolve().parent / "models"
 
 
 def examples_folder(given: str | None = None) -> Path:

@@ -137,6 +137,7 @@ def _record(
 
         return round(summarize(samples[name]).median * 1e3, 5) if name in samples else None
 
+    ratio = comparison.ratio(INGOT, subjects.EAGER)
     return {
         "model": case.model,
         "shape": case.shape,
@@ -149,6 +150,10 @@ def _record(
         "ingot_ms": milliseconds(INGOT, comparison.cold),
         "sustained_ms": milliseconds(INGOT, comparison.sustained),
         "limit_ms": round(limit * 1e3, 5),
+        "ratio": round(ratio.median, 4),
+        "ratio_lower": round(ratio.lower, 4),
+        "ratio_upper": round(ratio.upper, 4),
+        "rounds": comparison.rounds,
         "error": found.relative_error,
         "eager_error": eager.relative_error,
         "worst_row_error": found.worst_row_error,

@@ -17,11 +17,37 @@ from .render import show_records
 _SIZES = {"batch_size": "rows", "in_features": "inner", "out_features": "columns"}
 
 
+class Shape(click.ParamType):
+    """ROWSxINNERxCOLUMNS."""
+
+    name = "MxKxN"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> tuple:
+        if isinstance(value, tuple):
+            return value
+        sizes = value.lower().replace("×", "x").split("x")
+        if len(sizes) != 3 or not all(s.isdecimal() and int(s) > 0 for s in sizes):
+            self.fail(f"{value!r} is not of the form 128x4096x4096", param, ctx)
+        return tuple(int(s) for s in sizes)
+
+
 @click.command("bench")
 @shared.device_option
 @click.option("--model", "models", multiple=True, help="Only this bundled model. May be repeated.")
 @click.option("--rows", type=int, help="Only the cases with this batch size.")
 @click.option("--mode", type=click.Choice(["training", "eval"]), help="Only this mode.")
+@click.option(
+    "--products",
+    is_flag=True,
+    help="A linear layer alone at over 40 sizes from 1×1→1 up, instead of the bundled models.",
+)
+@click.option(
+    "--shape",
+    "shapes",
+    multiple=True,
+    type=Shape(),
+    help="Only products of this size, e.g. 128x4096x4096 (rows, inner, columns). May be repeated.",
+)
 @click.option("--half", is_flag=True, help="bf16 and fp16 models as well.")
 @click.option("--no-compile", is_flag=True, help="Without torch.compile as a baseline.")
 @click.option("--rounds", type=int, default=20, show_default=True, help="Rounds wanted.")
@@ -42,6 +68,8 @@ def command(
     models: tuple,
     rows: int | None,
     mode: str | None,
+    products: bool,
+    shapes: tuple,
     half: bool,
     no_compile: bool,
     rounds: int,
@@ -52,7 +80,8 @@ def command(
     report_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Times the bundled models: eager, eager with TF32, torch.compile, Ingot, and the limit.
+    """Times the bundled models: eager, eager with TF32, torch.compile, Ingot, and the limit. With
+    --products or --shape a linear layer alone instead, against eager.
 
     Rounds are interleaved, weights change before every call, L2 is cold on a GPU. The limit is
     what the products or the memory traffic alone would take at the best rates of the same run.
@@ -61,15 +90,18 @@ def command(
 
     from ingot import IngotError
     from ingot.bench import RoundOptions, records, suite
-    from ingot.bench.cases import examples_folder
+    from ingot.bench.cases import examples_folder, products_folder
     from ingot.model_file import ModelFileError
 
     chosen = torch.device(shared.chosen_device(device))
     shared.check_writable(report_file)
-    cases = _cases(models, rows, mode, half, dict(settings))
+    products = products or bool(shapes)
+    cases = (
+        _products(shapes, rows, half) if products else _cases(models, rows, mode, half, settings)
+    )
     made = []
     with progress() as say, bad_input_from(FileNotFoundError, IngotError, ModelFileError):
-        folder = examples_folder(examples)
+        folder = products_folder() if products else examples_folder(examples)
         for number, case in enumerate(cases, 1):
             prefix = f"{case.model} {case.shape} {case.mode} ({number} of {len(cases)}): "
             options = RoundOptions(
@@ -79,7 +111,7 @@ def command(
             )
             optimize = suite.ingot_optimize(chosen)
             result = suite.measure_case(
-                case, folder, chosen, optimize, options, compiled=not no_compile
+                case, folder, chosen, optimize, options, compiled=not (no_compile or products)
             )
             made.append(result)
             if results is not None:
@@ -98,9 +130,19 @@ def command(
         console.print(f"Report: {report_file}")
 
 
-def _cases(models: tuple, rows: int | None, mode: str | None, half: bool, settings: dict) -> list:
+def _products(shapes: tuple, rows: int | None, half: bool) -> list:
+    from ingot.bench.cases import PRODUCTS, product_cases
+
+    cases = [c for c in product_cases(half, shapes or PRODUCTS) if rows in (None, c.rows)]
+    if not cases:
+        raise BadInputError("no product has so many rows: give --shape")
+    return cases
+
+
+def _cases(models: tuple, rows: int | None, mode: str | None, half: bool, given: tuple) -> list:
     from ingot.bench.cases import bundled_cases
 
+    settings = dict(given)
     changes = {_SIZES[k]: v for k, v in settings.items() if k in _SIZES}
     others = {k: v for k, v in settings.items() if k not in _SIZES}
     cases = [
