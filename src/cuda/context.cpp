@@ -66,6 +66,8 @@ CublasLt& Context::cublas() {
 }
 
 CurrentContext::CurrentContext(int device) {
+  // A thread seldom changes its context, and a context never its device.
+  static thread_local Context* last = nullptr;
   const Driver& d = driver();
   if (device < 0 || device >= d.devices) {
     fail(INGOT_INVALID_ARGUMENT, "there is no CUDA device {}; this machine shows {}", device,
@@ -74,6 +76,10 @@ CurrentContext::CurrentContext(int device) {
   CUcontext current = nullptr;
   CUdevice current_device = -1;
   check(d.cuCtxGetCurrent(&current), "asking for the current context");
+  if (last != nullptr && last->handle() == current && last->device() == device) {
+    context_ = last;
+    return;
+  }
   if (current != nullptr) check(d.cuCtxGetDevice(&current_device), "asking for the current GPU");
   if (current == nullptr || current_device != device) {
     current = primary_context(device);
@@ -82,6 +88,7 @@ CurrentContext::CurrentContext(int device) {
   }
   try {
     context_ = find_context(current, device);
+    if (!pushed_) last = context_;
   } catch (...) {
     if (pushed_) d.cuCtxPopCurrent(&current);
     throw;

@@ -77,10 +77,10 @@ const Driver* try_driver(std::string* why) {
 }
 
 const Driver& driver() {
+  if (const Driver* d = try_driver(nullptr)) return *d;
   std::string why;
-  const Driver* d = try_driver(&why);
-  if (d == nullptr) fail(INGOT_UNAVAILABLE, "CUDA: {}", why);
-  return *d;
+  try_driver(&why);
+  fail(INGOT_UNAVAILABLE, "CUDA: {}", why);
 }
 
 void check(CUresult result, const char* doing) {

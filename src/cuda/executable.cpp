@@ -1,5 +1,6 @@
 // A program on CUDA: its sweeps in order, on the caller's stream, in the caller's memory.
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 
@@ -17,6 +18,7 @@ constexpr int kDependentLaunchDriver = 12040;  // the first that captures such l
 
 // What a batch size settles, whatever the device.
 struct BatchLayout {
+  int64_t batch = 0;
   std::vector<size_t> offsets;  // of the plan's buffers
   size_t buffers = 0;           // bytes; scratch memory follows
   size_t scratch = 0;           // the most that any sweep takes
@@ -29,7 +31,8 @@ class CudaExecutable : public Executable {
         options_(options),
         modules_(CubinCache(cache_folder(options, "/kernels"))),
         tuning_(options_, plan_.target, cache_folder(options, "/tuned-products.json")),
-        leaf_count_(plan_.graph.leaves().size()) {
+        leaf_count_(plan_.graph.leaves().size()),
+        dependent_launch_(options_.capabilities.value("dependent_launch", true)) {
     for (size_t i = 0; i < plan_.sweeps.size(); ++i) {
       const int sweep = static_cast<int>(i);
       runners_.push_back(plan_.sweeps[i].kind == SweepKind::product
@@ -106,8 +109,8 @@ class CudaExecutable : public Executable {
   RunState state_of(Context& context, const BatchLayout& l, int64_t batch,
                     std::span<const ingot_tensor> tensors, std::byte* memory, size_t bytes,
                     void* stream) {
-    const bool dependent = context.sm() >= 90 && driver().version >= kDependentLaunchDriver &&
-                           options_.capabilities.value("dependent_launch", true);
+    const bool dependent =
+        dependent_launch_ && context.sm() >= 90 && driver().version >= kDependentLaunchDriver;
     return {plan_,
             context,
             modules_,
@@ -142,9 +145,19 @@ class CudaExecutable : public Executable {
   }
 
   const BatchLayout& layout(int64_t batch) {
+    const BatchLayout* last = last_.load(std::memory_order_acquire);
+    if (last == nullptr || last->batch != batch) {
+      last = &make_layout(batch);
+      last_.store(last, std::memory_order_release);
+    }
+    return *last;
+  }
+
+  const BatchLayout& make_layout(int64_t batch) {
     const std::lock_guard lock(mutex_);
     if (const auto found = layouts_.find(batch); found != layouts_.end()) return *found->second;
     auto l = std::make_unique<BatchLayout>();
+    l->batch = batch;
     l->offsets = plan_.workspace_layout(batch, &l->buffers);
     l->buffers = align_to_256(l->buffers);
     for (const auto& runner : runners_) {
@@ -158,9 +171,11 @@ class CudaExecutable : public Executable {
   Modules modules_;
   const ProductTuning tuning_;
   const size_t leaf_count_;
+  const bool dependent_launch_;
   std::vector<std::unique_ptr<SweepRunner>> runners_;
   std::mutex mutex_;
-  std::map<int64_t, std::unique_ptr<BatchLayout>> layouts_;
+  std::map<int64_t, std::unique_ptr<BatchLayout>> layouts_;  // none is ever removed
+  std::atomic<const BatchLayout*> last_{nullptr};
 };
 
 }  // namespace

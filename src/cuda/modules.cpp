@@ -69,16 +69,29 @@ void Modules::load(Context& context, const std::vector<int>& wanted) {
     own.handle = context.handle();
     own.loaded[missing[i]] = std::move(loaded);
   }
+  publish();
+}
+
+void Modules::publish() {
+  const std::unique_lock lock(mutex_);
+  auto table = std::make_unique<Table>();
+  for (const auto& [context, own] : contexts_) {
+    std::vector<const LoadedUnit*> loaded(units_.size(), nullptr);
+    for (const auto& [unit, code] : own.loaded) loaded[static_cast<size_t>(unit)] = code.get();
+    table->contexts.emplace_back(context, std::move(loaded));
+  }
+  table_.store(table.get(), std::memory_order_release);
+  tables_.push_back(std::move(table));
 }
 
 const LoadedUnit& Modules::get(Context& context, int unit) {
+  const auto index = static_cast<size_t>(unit);
   for (;;) {
-    {
-      const std::shared_lock lock(mutex_);
-      const auto own = contexts_.find(&context);
-      if (own != contexts_.end()) {
-        const auto found = own->second.loaded.find(unit);
-        if (found != own->second.loaded.end()) return *found->second;
+    if (const Table* table = table_.load(std::memory_order_acquire)) {
+      for (const auto& [own, loaded] : table->contexts) {
+        if (own == &context && index < loaded.size() && loaded[index] != nullptr) {
+          return *loaded[index];
+        }
       }
     }
     load(context, {unit});

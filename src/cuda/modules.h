@@ -44,6 +44,11 @@ class Modules {
     CUcontext handle = nullptr;
     std::map<int, std::unique_ptr<LoadedUnit>> loaded;
   };
+  // What is loaded, by context and unit, as every launch looks it up: never changed once published.
+  struct Table {
+    std::vector<std::pair<const Context*, std::vector<const LoadedUnit*>>> contexts;
+  };
+  void publish();
 
   const CubinCache cache_;
   std::mutex loading_;       // one thread compiles; the others wait for what it makes
@@ -51,6 +56,8 @@ class Modules {
   std::vector<Unit> units_;
   std::map<std::string, int> index_;
   std::map<Context*, PerContext> contexts_;
+  std::atomic<const Table*> table_{nullptr};
+  std::vector<std::unique_ptr<const Table>> tables_;  // older ones too: they may be in use
 };
 
 }  // namespace ingot::cuda

@@ -1,5 +1,7 @@
 #include "cuda/split_kernels.h"
 
+#include <array>
+
 #include "product/portable/launch.h"
 #include "support/error.h"
 
@@ -29,6 +31,32 @@ CUtensorMap encode_map(const TensorMapSpec& spec, void* base) {
                                       strides, box, steps, 0, kMapSwizzle128, kMapPromote256, 0),
       "describing a matrix to the copy engine");
   return map;
+}
+
+bool same_matrix(const TensorMapSpec& a, const TensorMapSpec& b) {
+  return a.half == b.half && a.columns == b.columns && a.rows == b.rows &&
+         a.row_bytes == b.row_bytes && a.box_columns == b.box_columns && a.box_rows == b.box_rows;
+}
+
+// A map follows from its arguments alone, and calls in a row mostly describe the same matrices:
+// each thread keeps those that it encoded last.
+const CUtensorMap& map_of(const TensorMapSpec& spec, void* base) {
+  struct Encoded {
+    TensorMapSpec spec;
+    void* base = nullptr;
+    CUtensorMap map;
+  };
+  constexpr size_t kKept = 16;
+  static thread_local std::array<Encoded, kKept> kept;
+  const uint64_t mixed = (reinterpret_cast<uintptr_t>(base) >> 8) * 0x9e3779b97f4a7c15u;
+  Encoded& encoded = kept[mixed >> 60];
+  if (encoded.base != base || !same_matrix(encoded.spec, spec)) {
+    encoded.base = nullptr;
+    encoded.map = encode_map(spec, base);
+    encoded.spec = spec;
+    encoded.base = base;
+  }
+  return encoded.map;
 }
 
 void* source_of(const TensorMapSpec& spec, const ProductOperands& operands) {
@@ -100,9 +128,9 @@ std::vector<int64_t> representative_samples(SplitFamily family, const hopper::Pr
 OperandArguments::OperandArguments(const ProductPlan& plan, const ProductOperands& operands)
     : maps_(plan.variant != Variant::portable), packed_{operands.w_packed, operands.x_packed} {
   if (!maps_) return;
-  w_ = encode_map(plan.w_map, source_of(plan.w_map, operands));
-  x_ = encode_map(plan.x_map, source_of(plan.x_map, operands));
-  if (plan.tma_store) y_ = encode_map(plan.y_map, operands.y);
+  w_ = map_of(plan.w_map, source_of(plan.w_map, operands));
+  x_ = map_of(plan.x_map, source_of(plan.x_map, operands));
+  if (plan.tma_store) y_ = map_of(plan.y_map, operands.y);
 }
 
 int OperandArguments::write_to(void** arguments) {
