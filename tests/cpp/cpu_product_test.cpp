@@ -102,7 +102,9 @@ const Case kCases[] = {{1, 1, 1, true},     {1, 100, 77, true},    {3, 5, 700, t
                        {4, 33, 64, true},   {5, 33, 64, true},     {14, 32, 256, true},
                        {15, 31, 257, true}, {100, 130, 300, true}, {460, 40, 20, true},
                        {7, 2100, 9, true},  {1, 50, 60, false},    {29, 65, 513, false},
-                       {6, 16, 0, true},    {0, 4, 4, true},       {1051, 33, 260, true}};
+                       {6, 16, 0, true},    {0, 4, 4, true},       {1051, 33, 260, true},
+                       {70, 1, 100, true},  {61, 7, 130, true},    {16, 9, 64, true},
+                       {300, 12, 20, true}, {50, 16, 300, false},  {2, 30, 65, true}};
 
 TEST(CpuProduct, OwnMatchesDouble) {
   for (const Isa& isa : levels()) {

@@ -30,6 +30,19 @@ struct TileTask {
   Ahead ahead;
 };
 
+// A few rows of one matrix against all of another, both as they lie, rows along k:
+// c[i·c_rows + j·c_columns] = a[i]·b[j].
+template <class T>
+struct DotTask {
+  int64_t k;
+  const T* a;
+  int64_t lda, m;
+  const T* b;
+  int64_t ldb, n;
+  T* c;
+  int64_t c_rows, c_columns;
+};
+
 inline constexpr int kMostTileRows = 14;
 
 // Operands come packed in panels, k outermost, so that a tile's loop reads both in order.
@@ -44,11 +57,11 @@ struct ProductKernels {
                        T* panel);
   // tile[r - 1]: for r rows, 1 ≤ r ≤ tile_rows.
   void (*tile[kMostTileRows])(const TileTask<T>& task);
-  // c[0..m) = a[m, k] · row, for a few rows of a: the matrix-vector case.
-  void (*dot_rows)(int64_t k, const T* a, int64_t lda, int64_t m, const T* row, T* c, int64_t ldc);
+  void (*dot_rows)(const DotTask<T>& task);
 };
 
+// narrow: tiles of half as many columns.
 template <class T>
-const ProductKernels<T>& product_kernels(Level level);
+const ProductKernels<T>& product_kernels(Level level, bool narrow = false);
 
 }  // namespace ingot::cpu

@@ -15,23 +15,47 @@
 namespace ingot::cpu {
 namespace {
 
-// Up to so many rows, packing b costs more than the products that it serves.
-constexpr int64_t kDotRows = 4;
+// With so few rows of a or of b, packing the other would cost more than the products that it
+// serves; vectors along k want some of it.
+constexpr int64_t kFewRows = 8;
+constexpr int64_t kLeastDotK = 256, kLeastVectorK = 16;
+// Rows of the longer matrix that a thread takes at least.
+constexpr int64_t kDotUnit = 4;
 
-// Where it was measured faster than MKL on a processor that is not Intel's (bench/cpp/cpu_sweeps).
-constexpr int64_t kPreferredRows = 32;
-constexpr double kPreferredProducts = 4e6;
-constexpr double kDotElements = 1e6;
+// Where it was measured slower than MKL on a processor that is not Intel's (bench/cpp/cpu_sweeps):
+// vectors and matrices that fit in level 1, and two matrices of few long rows, which want k
+// divided.
+constexpr double kPreferredProducts = 2.5e4, kPreferredVectorProducts = 5e4;
+constexpr int64_t kPreferredRowsAcross = 32;  // b along its columns
+constexpr double kPreferredProductsAcross = 4e6;
 
 template <class T>
 void multiply_few_rows(const ProductKernels<T>& kernels, const Operands<T>& o) {
-  const int64_t threads = threads_for(4.0 * static_cast<double>(o.n) * static_cast<double>(o.k));
+  const bool few_of_a = o.m <= o.n;
+  const int64_t many = few_of_a ? o.n : o.m;
+  const double products =
+      static_cast<double>(o.m) * static_cast<double>(o.n) * static_cast<double>(o.k);
+  // Memory bounds it: a row takes as long for one product as for some.
+  const int64_t threads =
+      threads_for(2 * std::max(products, 2.0 * static_cast<double>(many * o.k)));
   parallel_for(threads, [&](int64_t task, int) {
-    const Range columns = part_of({0, o.n}, threads, task, 16);
-    for (int64_t j = columns.begin; j < columns.end; ++j) {
-      kernels.dot_rows(o.k, o.a, o.lda, o.m, o.b + j * o.ldb, o.c + j, o.ldc);
+    const Range some = part_of({0, many}, threads, task, kDotUnit);
+    if (some.size() <= 0) return;
+    if (few_of_a) {
+      kernels.dot_rows({o.k, o.a, o.lda, o.m, o.b + some.begin * o.ldb, o.ldb, some.size(),
+                        o.c + some.begin, o.ldc, 1});
+    } else {
+      kernels.dot_rows({o.k, o.b, o.ldb, o.n, o.a + some.begin * o.lda, o.lda, some.size(),
+                        o.c + some.begin * o.ldc, 1, o.ldc});
     }
   });
+}
+
+template <class Call>
+bool has_few_rows(const Call& o) {
+  const int64_t few = std::min(o.m, o.n);
+  return o.transpose_b && !o.transpose_a && few <= kFewRows &&
+         o.k >= (few == 1 ? kLeastVectorK : kLeastDotK);
 }
 
 template <class T>
@@ -40,7 +64,7 @@ void multiply(const ProductKernels<T>& kernels, const Operands<T>& o) {
     for (int64_t i = 0; i < o.m; ++i) std::fill_n(o.c + i * o.ldc, o.n, T(0));
     return;
   }
-  if (o.transpose_b && !o.transpose_a && o.m <= kDotRows) return multiply_few_rows(kernels, o);
+  if (has_few_rows(o)) return multiply_few_rows(kernels, o);
   multiply_blocked(kernels, o);
 }
 
@@ -121,9 +145,10 @@ Operands<T> operands(const ProductCall& call) {
           call.consumer};
 }
 
-// Few rows are read against b's as they lie: packing would cost more.
-bool is_blocked(const ProductCall& call) {
-  return call.m > kDotRows || call.transpose_a || !call.transpose_b;
+template <class T>
+const ProductKernels<T>& kernels_for(Level level, int64_t n) {
+  const ProductKernels<T>& narrow = product_kernels<T>(level, true);
+  return n <= narrow.tile_columns ? narrow : product_kernels<T>(level);
 }
 
 class OwnProduct final : public ProductProvider {
@@ -137,26 +162,28 @@ class OwnProduct final : public ProductProvider {
   bool takes(const ProductCall& call) const override {
     if (last_resort_) return true;
     if (call.dtype != INGOT_F32) return false;
-    const double elements = static_cast<double>(call.n) * static_cast<double>(call.k);
-    if (call.m <= kDotRows && !call.transpose_a) {
-      return call.transpose_b && elements >= kDotElements;
+    const double products =
+        static_cast<double>(call.m) * static_cast<double>(call.n) * static_cast<double>(call.k);
+    if (!call.transpose_b || call.transpose_a) {
+      return call.m >= kPreferredRowsAcross && products >= kPreferredProductsAcross;
     }
-    return call.m >= kPreferredRows && elements * static_cast<double>(call.m) >= kPreferredProducts;
+    const bool vector = std::min(call.m, call.n) == 1;
+    return products >= (vector ? kPreferredVectorProducts : kPreferredProducts);
   }
 
   bool run(const ProductCall& call) const override {
     if (call.m <= 0 || call.n <= 0) return true;
     if (call.dtype == INGOT_F64) {
-      multiply(product_kernels<double>(level_), operands<double>(call));
+      multiply(kernels_for<double>(level_, call.n), operands<double>(call));
     } else if (call.dtype == INGOT_F32) {
-      const ProductKernels<float>& kernels = product_kernels<float>(level_);
+      const ProductKernels<float>& kernels = kernels_for<float>(level_, call.n);
       Operands<float> o = operands<float>(call);
       if (const auto* packed = dynamic_cast<const OwnPacked*>(call.packed_b)) {
         o.packed_b = packed->elements(kernels, o);
       }
       multiply(kernels, o);
     } else if (call.dtype == INGOT_F16 || call.dtype == INGOT_BF16) {
-      multiply_half(product_kernels<float>(level_), call);
+      multiply_half(kernels_for<float>(level_, call.n), call);
     } else {
       return false;
     }
@@ -165,14 +192,14 @@ class OwnProduct final : public ProductProvider {
 
   bool consumes(const ProductCall& call) const override {
     return call.consumer != nullptr && call.dtype == INGOT_F32 && call.m > 0 && call.n > 0 &&
-           is_blocked(call) &&
-           blocks_suit(*call.consumer, product_kernels<float>(level_).tile_columns, call.m, call.n,
-                       call.k);
+           !has_few_rows(call) &&
+           blocks_suit(*call.consumer, kernels_for<float>(level_, call.n).tile_columns, call.m,
+                       call.n, call.k);
   }
 
   std::shared_ptr<const PackedOperand> pack(const ProductCall& call) const override {
     if (call.dtype != INGOT_F32 || call.n <= 0 || call.k <= 0) return nullptr;
-    return std::make_shared<OwnPacked>(product_kernels<float>(level_), operands<float>(call));
+    return std::make_shared<OwnPacked>(kernels_for<float>(level_, call.n), operands<float>(call));
   }
 
  private:
@@ -184,30 +211,30 @@ class OwnProduct final : public ProductProvider {
 
 namespace baseline {
 template <class T>
-const ProductKernels<T>& kernels();
+const ProductKernels<T>& kernels(bool narrow);
 }
 #if defined(__x86_64__)
 namespace avx2 {
 template <class T>
-const ProductKernels<T>& kernels();
+const ProductKernels<T>& kernels(bool narrow);
 }
 namespace avx512 {
 template <class T>
-const ProductKernels<T>& kernels();
+const ProductKernels<T>& kernels(bool narrow);
 }
 #endif
 
 template <class T>
-const ProductKernels<T>& product_kernels(Level level) {
+const ProductKernels<T>& product_kernels(Level level, bool narrow) {
 #if defined(__x86_64__)
-  if (level == Level::avx512) return avx512::kernels<T>();
-  if (level == Level::avx2) return avx2::kernels<T>();
+  if (level == Level::avx512) return avx512::kernels<T>(narrow);
+  if (level == Level::avx2) return avx2::kernels<T>(narrow);
 #endif
   (void)level;
-  return baseline::kernels<T>();
+  return baseline::kernels<T>(narrow);
 }
-template const ProductKernels<float>& product_kernels<float>(Level);
-template const ProductKernels<double>& product_kernels<double>(Level);
+template const ProductKernels<float>& product_kernels<float>(Level, bool);
+template const ProductKernels<double>& product_kernels<double>(Level, bool);
 
 std::shared_ptr<const ProductProvider> own_product(const Isa& isa, bool last_resort) {
   return std::make_shared<OwnProduct>(isa.level, last_resort);
