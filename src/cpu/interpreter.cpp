@@ -358,7 +358,16 @@ void Interpreter::reduce_box(const StateStep& state, TileStates states, double c
   };
   const bool run = loops.stride[0][1] == 0;              // the innermost axis is reduced
   const bool columns = !run && loops.stride[1][1] == 0;  // rows of columns
-  if (columns) {
+  const auto reduce_rows = primitives.reduce_rows[monoid];
+  const bool states_follow = loops.stride[1][1] == 1 && loops.stride[1][2] == 0;
+  const bool rows = run && reduce_rows != nullptr && loops.size[0] <= kLongestRow &&
+                    (loops.size[1] == 1 || states_follow);
+  if (rows) {
+    loops.for_each_outer([&](const std::array<int64_t, 3>& offset) {
+      reduce_rows(data + offset[0], loops.stride[1][0], loops.size[1], loops.size[0],
+                  block(offset[1], offset[2]));
+    });
+  } else if (columns) {
     loops.for_each_outer([&](const std::array<int64_t, 3>& offset) {
       primitives.reduce_columns[monoid](data + offset[0], loops.stride[1][0], loops.size[1],
                                         loops.size[0], block(offset[1], offset[2]));

@@ -41,6 +41,9 @@ struct StateBlock {
   int64_t index;
 };
 
+// Longer rows are reduced in pieces, one row after the other.
+inline constexpr int64_t kLongestRow = 4096;
+
 enum class ReduceMonoid : int { sum, max, min, argmax, moments, log_sum_exp, count_ };
 
 // What is read off the two numbers of a state.
@@ -70,6 +73,12 @@ struct Primitives {
   // Merges `n` adjacent values into one state.
   using ReduceRun = void (*)(const T* x, int64_t n, StateBlock state);
   ReduceRun reduce_run[static_cast<int>(ReduceMonoid::count_)];
+
+  // Merges each of `rows` rows of `columns` values into a state of its own; nullptr where there is
+  // only reduce_run. For up to kLongestRow values.
+  using ReduceRows = void (*)(const T* x, int64_t row_stride, int64_t rows, int64_t columns,
+                              StateBlock states);
+  ReduceRows reduce_rows[static_cast<int>(ReduceMonoid::count_)];
 
   // Reads `n` states of `count` elements each.
   using Read = void (*)(const double* first, const double* second, double count, T* out, int64_t n);

@@ -13,7 +13,7 @@ constexpr int64_t kStatisticsFeatures = 512;
 constexpr int64_t kStatisticsRows = 256;
 constexpr int64_t kTasksPerThread = 8;
 // Shorter runs are reduced across vectors rather than along them.
-constexpr int64_t kShortRun = 128;
+constexpr int64_t kShortRun = 48;
 constexpr int64_t kFewestLanes = 8;
 
 int64_t ceil_divide(int64_t a, int64_t b) {
