@@ -69,6 +69,12 @@ POINTWISE = {
     "log1p": lambda x, m: x.abs().log1p(),
     "log2": lambda x, m: (x.abs() + 1).log2(),
     "log_sigmoid": lambda x, m: F.logsigmoid(x),
+    "isnan": lambda x, m: torch.where(torch.isnan(x.log()), m.other, x),
+    "literal": lambda x, m: (x + torch.tensor(0.5)) * torch.tensor(2),
+    "logaddexp": lambda x, m: torch.logaddexp(x, m.other),
+    "logaddexp_equal": lambda x, m: torch.logaddexp(x.log().nan_to_num(), x.log().nan_to_num()),
+    "made_once": lambda x, m: x * torch.arange(FEATURES) + torch.ones(1, FEATURES).to(x.dtype),
+    "nan_to_num": lambda x, m: torch.nan_to_num(x.log() / x.round(), 0.25, 3.0, -4.0),
     "logical": lambda x, m: torch.where((x > 0) & ~(x > 1) | (x < -1), x, m.other),
     "masked_fill": lambda x, m: x.masked_fill(x > 0.5, -1.0),
     "mask_times": lambda x, m: (x > 0) * x,
@@ -130,7 +136,10 @@ def test_pointwise(name):
 
 FEATURE_OPERATORS = {
     "amax": lambda x, m: x.amax(dim=1),
+    "adaptive_max_pool1d": lambda x, m: F.adaptive_max_pool1d(x.unsqueeze(1), 6).squeeze(1),
     "amin": lambda x, m: x.amin(dim=-1, keepdim=True),
+    "aminmax": lambda x, m: tuple(x.aminmax(dim=1)),
+    "argmin": lambda x, m: x.argmin(dim=1),
     "argmax": lambda x, m: x.argmax(dim=1),
     "avg_pool1d": lambda x, m: F.avg_pool1d(x.unsqueeze(1), 4).squeeze(1),
     "adaptive_avg_pool1d": lambda x, m: F.adaptive_avg_pool1d(x.unsqueeze(1), 6).squeeze(1),
@@ -148,6 +157,9 @@ FEATURE_OPERATORS = {
     "mean": lambda x, m: x.mean(dim=1),
     "mean_all": lambda x, m: x.mean(),
     "mean_batch": lambda x, m: x - x.mean(dim=0),
+    "min_dim_both": lambda x, m: tuple(x.min(dim=1)),
+    "std_mean": lambda x, m: tuple(torch.std_mean(x, dim=1, unbiased=False)),
+    "var_mean": lambda x, m: tuple(torch.var_mean(x, dim=1, keepdim=True)),
     "min_dim": lambda x, m: x.min(dim=1)[0],
     "norm": lambda x, m: x / torch.linalg.vector_norm(x, dim=1, keepdim=True),
     "norm_1": lambda x, m: torch.norm(x, p=1, dim=1),
@@ -170,6 +182,11 @@ FEATURE_OPERATORS = {
 def test_over_features(name):
     captured = check_capture(Chain(FEATURE_OPERATORS[name]), torch.randn(4, 8))
     assert whole(captured) or name in ("normalize",), captured.unsupported
+
+
+def _with_zeros(x):
+    x[:, :5] = 0.0
+    return x
 
 
 SHAPED = {
@@ -198,7 +215,22 @@ SHAPED = {
     "permute": (lambda x, m: x.permute(0, 2, 1).sum(dim=1), (4, 6, 8)),
     "outer_row": (lambda x, m: x.sum(dim=1, keepdim=True) * m.vector, (4, 8)),
     "expand": (lambda x, m: x.mean(dim=1, keepdim=True).expand_as(x) + x, (4, 8)),
+    "expanded_outside": (lambda x, m: x.unsqueeze(1).expand(-1, 3, -1).cumsum(1), (4, 8)),
+    "expanded_result": (lambda x, m: x.mean(dim=1, keepdim=True).expand(-1, 5), (4, 8)),
+    "expanded_sum": (lambda x, m: x.unsqueeze(1).expand(-1, 3, -1).sum(1) * 2, (4, 8)),
+    "five_axes": (lambda x, m: F.softmax(F.gelu(x) + m.vector, dim=-1), (2, 3, 2, 4, 8)),
+    "four_mean": (lambda x, m: x - x.mean(dim=-1, keepdim=True), (2, 3, 5, 8)),
+    "four_middle_operand": (lambda x, m: x * x.mean(dim=(2, 3), keepdim=True), (2, 3, 5, 8)),
+    "four_permuted": (lambda x, m: F.relu(x).permute(0, 3, 1, 2) + 1, (2, 3, 5, 8)),
+    "literal_for_pytorch": (lambda x, m: x.cumsum(1) * torch.tensor(2.0), (4, 8)),
     "no_batch": (lambda x, m: F.relu(x) * 2, (8,)),
+    "overlapping_avg": (lambda x, m: F.avg_pool1d(x.unsqueeze(1), 4, 2).squeeze(1), (4, 8)),
+    "overlapping_dilated": (lambda x, m: F.max_pool1d(x.unsqueeze(1), 3, 1, 0, 2), (4, 8)),
+    "parts_written": (lambda x, m: _with_zeros(F.relu(x)) * 2, (4, 8)),
+    "pool_remainder": (lambda x, m: F.max_pool1d(x.unsqueeze(1), 7).squeeze(1) * 2, (4, 8)),
+    "sliced_whole": (lambda x, m: F.relu(x)[:, :, None] + x[:, :, None], (4, 8)),
+    "viewed_and_whole": (lambda x, m: (x.relu(), x.relu().view(-1, 4, 6)), (4, 8)),
+    "viewed_twice": (lambda x, m: (x.view(-1, 2, 12), x.view(-1, 4, 6)), (4, 8)),
 }
 
 
@@ -247,6 +279,19 @@ PRODUCTS = {
     "folded_weight": (lambda m, x: F.linear(x, m.weight.t() * m.bias[:, None]), [(4, 8)]),
     "no_bias": (lambda m, x: F.linear(x, m.weight.t()).relu(), [(4, 8)]),
     "four_axes": (lambda m, x: F.relu(x @ m.weight), [(2, 3, 4, 8)]),
+    "baddbmm": (lambda m, x, y: torch.baddbmm(x, x, y, alpha=0.5), [(4, 3, 3), (4, 3, 3)]),
+    "einsum": (lambda m, x: torch.einsum("bk,kn->bn", x, m.weight).relu(), [(4, 8)]),
+    "einsum_spread": (lambda m, x: torch.einsum("...k,kn->...n", x, m.weight) + 1, [(4, 3, 8)]),
+    "einsum_turned": (lambda m, x: torch.einsum("kn,btk->bnt", m.weight, x) + 1, [(4, 3, 8)]),
+    "einsum_batch": (
+        lambda m, x, y: torch.einsum("bik,bjk->bij", x, y).softmax(-1),
+        [(4, 3, 8), (4, 6, 8)],
+    ),
+    "einsum_other": (lambda m, x: torch.einsum("bi,bj->bij", x, x).relu(), [(4, 8)]),
+    "matrix_times_vector": (
+        lambda m, x: torch.tril(m.weight) @ m.bias + x.relu() + torch.mv(m.weight, m.bias),
+        [(4, 8)],
+    ),
     "input_weight": (lambda m, x, w: torch.relu(x @ w), [(4, 8), (8, 9)]),
     "scores_of_batch": (lambda m, x: (x @ x.t()).relu(), [(4, 8)]),
 }
@@ -358,3 +403,19 @@ def test_bundled_models_are_taken_whole(name):
     file = load_model_file(path, {k: v for k, v in small.items() if k in known})
     captured = check_capture(file.make_module(), *file.make_inputs())
     assert whole(captured), captured.unsupported
+
+
+def test_a_number_on_another_device_is_pytorchs():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 6)
+            self.factor = torch.tensor(2.0)  # .to() leaves it where it is
+
+        def forward(self, x):
+            return F.relu(self.linear(x)) * self.factor + torch.tensor(0.5)
+
+    captured = check_capture_shape_only(Model().to("meta"), torch.empty(4, 8, device="meta"))
+    constants = {i for i, s in enumerate(captured.sources) if s.kind == "constant"}
+    assert constants and not any(constants & set(region.leaves) for region in captured.regions)
+    assert [item.what for item in captured.unsupported] == ["mul"]

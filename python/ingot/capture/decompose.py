@@ -16,6 +16,8 @@ from ingot.capture.surgery import Writer, example
 _aten = torch.ops.aten
 # Overlapping windows of more elements than this are PyTorch's own pooling.
 _MOST_PARTS = 8
+# The end of x[3:].
+_WHOLE = 2**63 - 1
 
 
 def decompose(graph: torch.fx.Graph) -> None:
@@ -100,11 +102,35 @@ def _avg_pool1d(writer: Writer, x, kernel, stride, padding, ceil_mode, count_inc
     return writer.call(_aten.div.Tensor, sizes, total, len(parts))
 
 
+def _adaptive_max_pool1d(writer: Writer, x, output_size) -> torch.fx.Node | None:
+    """Of windows of one size, the largest alone."""
+    size, count = example(x).shape[-1], _first(output_size, 0)
+    places = [user for user in writer.node.users if user.args[1] != 0 and user.users]
+    if places or not isinstance(size, int) or not count or size % count:
+        return None
+    largest = writer.call(
+        _aten.max_pool1d.default, (*example(x).shape[:-1], count), x, size // count
+    )
+    for user in list(writer.node.users):
+        user.replace_all_uses_with(largest)
+        writer.graph.erase_node(user)
+    return largest
+
+
+def _slice(writer: Writer, x, dim, start, end, step) -> torch.fx.Node | None:
+    """x[:] is x."""
+    size = example(x).shape[dim]
+    whole = end is None or end == _WHOLE or (isinstance(size, int) and end >= size)
+    return x if start in (None, 0) and whole and step == 1 else None
+
+
 def _nothing(writer: Writer, x, *_: Any) -> torch.fx.Node:
     return x
 
 
 _RULES: dict[Any, Callable] = {
+    _aten.slice.Tensor: _slice,
+    _aten.adaptive_max_pool1d.default: _adaptive_max_pool1d,
     _aten.glu.default: _glu,
     _aten.max_pool1d.default: _max_pool1d,
     _aten.avg_pool1d.default: _avg_pool1d,

@@ -83,18 +83,27 @@ def _own_path(path: str | None) -> str:
     return path[len("model.") :] if path.startswith("model.") else path
 
 
+class _NotStoredError(Exception):
+    """A node's tensor is wanted outside its region, where only operators inside can have it."""
+
+    def __init__(self, node: torch.fx.Node):
+        super().__init__(node.name)
+        self.node = node
+
+
 @dataclass
 class _Entry:
     """What is known of a graph node. level: even where PyTorch makes it, odd where Ingot does."""
 
     level: int
-    value: Any = None  # Value, Leaf, tuple of these; None for what only PyTorch handles
+    value: Any = None  # Value, Leaf, number, tuple of these; None for what only PyTorch handles
 
 
 class _Import:
     def __init__(self, exported: Exported, refused: dict[str, str], autocast: bool):
         self.exported, self.refused, self.autocast = exported, refused, autocast
         self.program = exported.program
+        self.device_type = _device_type(self.program)
         self.entries: dict[torch.fx.Node, _Entry] = {}
         self.regions: dict[int, RegionBuilder] = {}
         self.taken: dict[torch.fx.Node, int] = {}  # level of each node in a region
@@ -120,7 +129,10 @@ class _Import:
         weak = self._weak_nodes(outputs)
         if weak:
             return None, weak
-        return self._assemble(outputs), set()
+        try:
+            return self._assemble(outputs), set()
+        except _NotStoredError as error:
+            return None, {error.node.name}
 
     def _placeholder(self, node: torch.fx.Node) -> None:
         signature = self.program.graph_signature
@@ -138,6 +150,10 @@ class _Import:
         elif kind in ("CONSTANT_TENSOR", "CUSTOM_OBJ"):
             constant = self.program.constants[spec.target]
             source, role = Source("constant", path, tensor=constant), ("buffer", path)
+            if _is_literal(path, constant):
+                self.sources.append((node, source))
+                self.entries[node] = _Entry(0, constant.item())
+                return
         else:
             raise CaptureError(f"its graph has an input of kind {kind}")
         self.sources.append((node, source))
@@ -157,7 +173,9 @@ class _Import:
         """A tensor that reaches regions as a leaf."""
         tensor = node.meta.get("val")
         value = None
-        if isinstance(tensor, torch.Tensor) and tensor.dtype in DTYPE_NAMES:
+        # A number on the CPU beside tensors of a GPU is PyTorch's.
+        here = isinstance(tensor, torch.Tensor) and tensor.device.type == self.device_type
+        if here and tensor.dtype in DTYPE_NAMES:
             sizes = self._sizes(tensor.shape, batched)
             if sizes is not None:
                 value = Leaf(node, tuple(range(len(sizes))), sizes, tensor.dtype)
@@ -182,6 +200,9 @@ class _Import:
 
     def _call(self, node: torch.fx.Node) -> None:
         if node.target is operator.getitem and self._getitem(node):
+            return
+        if _is_made_from_nothing(node):
+            self._constant(node, node.target(*node.args, **node.kwargs))
             return
         level = self._ingot_level(node)
         name = _schema_name(node.target)
@@ -251,6 +272,8 @@ class _Import:
         if isinstance(value, Leaf):
             # Only relabelled: any region may use it, at the level of what it relabels.
             self.entries[node].level = self.entries[value.node].level
+        elif isinstance(value, (bool, int, float)):
+            self.entries[node].level = 0
 
     @staticmethod
     def _check(value: Any, sizes: tuple[int, ...] | None) -> None:
@@ -403,8 +426,8 @@ class _Import:
         return steps
 
     def _wanted(self, outputs) -> set:
-        """Nodes whose tensors something outside their region reads. Relabelled leaves and views
-        that PyTorch reads are PyTorch's to make."""
+        """Nodes whose tensors something outside their region reads. Relabelled leaves, views and
+        literals that PyTorch reads are PyTorch's to make."""
         wanted: set = set()
 
         def want(node: torch.fx.Node) -> None:
@@ -412,7 +435,7 @@ class _Import:
                 return
             wanted.add(node)
             entry = self.entries[node]
-            relabelled = node in self.taken and isinstance(entry.value, Leaf)
+            relabelled = node in self.taken and isinstance(entry.value, (Leaf, bool, int, float))
             if relabelled:
                 self.by_torch[node] = entry.level
             if node in self.by_torch:
@@ -451,7 +474,10 @@ class _Import:
             if region.is_leaf(computed) or computed.id in taken:
                 computed = value  # two results do not share memory
             taken.add(computed.id)
-            layouts.append(region.result_layout(value, computed))
+            try:
+                layouts.append(region.result_layout(value, computed))
+            except UnfitError as unfit:
+                raise _NotStoredError(node) from unfit
             results.append(computed.id)
             names.append(node.name)
             slots[node] = len(slots)
@@ -510,6 +536,20 @@ class _Import:
 # Reading nodes ------------------------------------------------------------------------------
 
 
+def _device_type(program) -> str:
+    """Of the tensors that a call passes."""
+    given = {s.arg.name for s in program.graph_signature.input_specs if s.kind.name == "USER_INPUT"}
+    values = [node.meta["val"] for node in program.graph.nodes if node.name in given]
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return max(tensors, key=lambda tensor: tensor.dim()).device.type
+
+
+def _is_literal(path: str, constant: Any) -> bool:
+    """`torch.tensor(0.5)` in a forward: the same number at every call."""
+    made = path.rpartition(".")[2].startswith("lifted_tensor")
+    return made and isinstance(constant, torch.Tensor) and constant.dim() == 0
+
+
 def _attribute(root: nn.Module, path: str) -> Any:
     for name in path.split("."):
         root = getattr(root, name)
@@ -549,6 +589,19 @@ def _is_random(target: Any) -> bool:
     return (
         isinstance(target, torch._ops.OpOverload)
         and torch.Tag.nondeterministic_seeded in target.tags
+    )
+
+
+def _is_made_from_nothing(node: torch.fx.Node) -> bool:
+    """`torch.arange(8)`: a tensor of fixed values, which can be made once."""
+    result = node.meta.get("val")
+    return (
+        isinstance(result, torch.Tensor)
+        and isinstance(node.target, torch._ops.OpOverload)
+        and not node.all_input_nodes
+        and all(isinstance(size, int) for size in result.shape)
+        and _is_pure(node)
+        and "empty" not in node.target.__name__
     )
 
 

@@ -117,9 +117,9 @@ def _mm(call: Call) -> Value:
     return _matmul(call, call.tensor("self"), call.tensor("mat2"), False)
 
 
-@row("aten::matmul")
+@row("aten::matmul", "aten::mv")
 def _matmul_row(call: Call) -> Value:
-    a, b = call.tensor("self"), call.tensor("other")
+    a, b = call.tensor("self"), call.tensor("vec" if call["name"] == "aten::mv" else "other")
     if len(b.sizes) != 1:
         return _matmul(call, a, b, False)
     product_value = _matmul(call, a, relabel_insert(b, 1), False)

@@ -144,16 +144,15 @@ class RegionBuilder:
         extents = [1] * AXES
         for operand in operands:
             own = _padded_sizes(operand, len(sizes))
-            if isinstance(operand, Value):
-                for axis in range(AXES):
-                    if operand.extents[axis] != 1:
+            held = _padded_axes(operand, len(sizes))
+            for size, axes, run in zip(own, held, dims):
+                if axes and axes == run:
+                    for axis in run:
                         extents[axis] = operand.extents[axis]
-            else:
-                for size, run in zip(own, dims):
-                    if size != 1 and len(run) == 1:
-                        extents[run[0]] = size
-                    elif size < -1 and run == (0, 1):
-                        extents[0], extents[1] = -1, -size
+                elif size != 1 and len(run) == 1:
+                    extents[run[0]] = size
+                elif size < -1 and run == (0, 1):
+                    extents[0], extents[1] = -1, -size
         for size, run in zip(sizes, dims):
             if product([extents[axis] for axis in run]) != size:
                 raise UnfitError("a broadcast along which no operand varies")
@@ -192,6 +191,12 @@ def axis_names(axes: Sequence[int]) -> list[str]:
 
 def _padded_sizes(operand: Operand, rank: int) -> tuple[int, ...]:
     return (1,) * (rank - len(operand.sizes)) + operand.sizes
+
+
+def _padded_axes(operand: Operand, rank: int) -> tuple:
+    """The axes of each dimension; none where they are not settled."""
+    axes = operand.dims if isinstance(operand, Value) else ((),) * len(operand.sizes)
+    return ((),) * (rank - len(axes)) + tuple(axes)
 
 
 def _broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:

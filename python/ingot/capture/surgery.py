@@ -15,7 +15,8 @@ class Writer:
         self.graph, self.node = graph, node
 
     def call(self, target: Callable, sizes: Sequence, *args: Any, **kwargs: Any) -> torch.fx.Node:
-        """An operator whose result has these sizes, and the dtype of the node that it stands for.
+        """An operator whose result has these sizes, and the dtype of the node that it stands for
+        (of its first result).
 
         It is not tried on tensors without data: what it would ask about a symbolic batch size could
         bind that to the number that stood in for it.
@@ -23,7 +24,9 @@ class Writer:
         with self.graph.inserting_before(self.node):
             made = self.graph.call_function(target, args, kwargs)
         made.meta = dict(self.node.meta)
-        made.meta["val"] = self.node.meta["val"].new_empty(sizes)
+        like = self.node.meta["val"]
+        like = like if isinstance(like, torch.Tensor) else like[0]
+        made.meta["val"] = like.new_empty(sizes)
         return made
 
     def part(self, x: torch.fx.Node, dim: int, start: int, count: int, step: int = 1):

@@ -8,6 +8,7 @@ PyTorch runs the operator.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -208,6 +209,7 @@ for _name, _op in (
 ):
     TABLE[f"aten::{_name}"] = _binary(_op)
 TABLE["aten::logical_not"] = lambda call: pointwise(call, "logical_not", [call["self"]])
+TABLE["aten::isnan"] = lambda call: pointwise(call, "ne", [call["self"], call["self"]])
 
 
 def _bitwise(op: str) -> Row:
@@ -294,6 +296,39 @@ def _clamp(call: Call) -> Value:
     if low is not None:
         x = pointwise(call, "maximum", [x, low])
     return x if high is None else pointwise(call, "minimum", [x, high])
+
+
+@row("aten::nan_to_num")
+def _nan_to_num(call: Call) -> Value:
+    x = call.tensor("self")
+    if x.dtype not in FLOATING:
+        raise UnfitError(f"{x.dtype} arithmetic")
+    limits = torch.finfo(x.dtype)
+    for infinity, number in (
+        (float("inf"), call.get("posinf", limits.max)),
+        (float("-inf"), call.get("neginf", limits.min)),
+    ):
+        x = _chosen(call, "eq", [x, infinity], number, x)
+    return _chosen(call, "ne", [x, x], call.get("nan", 0.0), x)
+
+
+def _chosen(call: Call, comparison: str, operands: list, yes: Any, no: Value) -> Value:
+    """`yes` where the comparison holds, else `no`."""
+    dtype, call.dtype = call.dtype, torch.bool
+    condition = pointwise(call, comparison, operands)
+    call.dtype = dtype
+    return pointwise(call, "select", [condition, yes, no])
+
+
+@row("aten::logaddexp")
+def _logaddexp(call: Call) -> Value:
+    """max + log(1 + exp(-|a - b|)); of equal numbers a + log 2, infinite ones included."""
+    a, b = call["self"], call["other"]
+    distance = pointwise(call, "abs", [pointwise(call, "sub", [a, b])])
+    spread = pointwise(call, "exp", [pointwise(call, "neg", [distance])])
+    largest = pointwise(call, "maximum", [a, b])
+    total = pointwise(call, "add", [largest, pointwise(call, "log1p", [spread])])
+    return _chosen(call, "eq", [a, b], pointwise(call, "add", [largest, math.log(2)]), total)
 
 
 @row("aten::where")
@@ -384,31 +419,43 @@ def _max(call: Call) -> Any:
     values = _reduce(call, name, call["dim"])
     if 1 not in call.used:
         return values, None
-    if name == "min":
-        raise UnfitError("the positions of minima")
-    call.dtype = torch.int64
-    return values, _argmax(call)
+    return values, _position(call, name)
 
 
-@row("aten::argmax")
-def _argmax(call: Call) -> Value:
+@row("aten::argmax", "aten::argmin")
+def _arg(call: Call) -> Value:
     if call.get("dim") is None:
         raise UnfitError("a position among all elements")
-    value = call.region.materialise(call.tensor("self"))
+    return _position(call, call["name"].rpartition("arg")[2])
+
+
+def _position(call: Call, extremum: str) -> Value:
+    """Of the first largest or smallest element: NaN, where there is one, either way."""
+    value = call.value("self")
     if len(value.dims[call["dim"]]) > 1:
         raise UnfitError("a position along merged dimensions")
+    if extremum == "min":
+        value = call.like(value, call.region.emit("neg", [value.id]))
+    call.arguments = {**call.arguments, "self": value}
+    call.dtype = torch.int64
     return _reduce(call, "argmax", call["dim"])
 
 
-@row("aten::var", "aten::std")
-def _var(call: Call) -> Value:
+@row("aten::aminmax")
+def _aminmax(call: Call) -> tuple[Value, Value]:
+    return _reduce(call, "min", call.get("dim")), _reduce(call, "max", call.get("dim"))
+
+
+@row("aten::var", "aten::std", "aten::var_mean", "aten::std_mean")
+def _var(call: Call) -> Any:
     correction = call.get("correction")
     if correction is None:
         correction = int(bool(call.get("unbiased", True)))
     if correction not in (0, 1):
         raise UnfitError(f"a correction of {correction}")
-    op = call["name"].rpartition(":")[2]
-    return _reduce(call, op, call.get("dim"), {"unbiased": correction == 1})
+    op, _, mean = call["name"].rpartition(":")[2].partition("_")
+    spread = _reduce(call, op, call.get("dim"), {"unbiased": correction == 1})
+    return (spread, _reduce(call, "mean", call.get("dim"))) if mean else spread
 
 
 @row("aten::linalg_vector_norm", "aten::norm")
@@ -627,7 +674,9 @@ def _dropout(call: Call) -> Any:
     "aten::clone",
     shape_only=True,
 )
-def _identity(call: Call) -> Operand:
+def _identity(call: Call) -> Operand | int | float:
+    if isinstance(call["self"], (bool, int, float)):
+        return call["self"]
     value = call.tensor("self")
     if isinstance(value, Leaf) and call["name"] in ("aten::clone", "aten::lift_fresh_copy"):
         return call.region.materialise(value)
