@@ -150,13 +150,49 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
+# A bundled model in 16 bits.
+HALF_MODEL = """
+import runpy
+
+import torch
+
+original = runpy.run_path({path!r})
+get_init_inputs = original["get_init_inputs"]
+
+
+class Model(original["Model"]):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.to({dtype})
+
+
+def get_inputs():
+    return [tensor.to({dtype}) for tensor in original["get_inputs"]()]
+"""
+HALF_MODELS = ("gemm_scale_bn", "gemm_bn_scale_softmax", "linear_gelu")
+
+
+def half_models(folder: Path) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    models = []
+    for name in HALF_MODELS:
+        for dtype in ("torch.bfloat16", "torch.float16"):
+            path = folder / f"{name}_{dtype.removeprefix('torch.')}.py"
+            original = str(ROOT / "examples" / f"{name}.py")
+            path.write_text(HALF_MODEL.format(path=original, dtype=dtype), encoding="utf-8")
+            models.append(path)
+    return models
+
+
 def generated_sources(architecture: str, folder: Path) -> dict[str, str]:
-    """Kernels of the bundled models, training and eval mode, as the command line writes them."""
+    """Kernels of the bundled models, training and eval mode, as the command line writes them; of
+    some in 16 bits too."""
     models = [
         model
         for model in sorted((ROOT / "examples").glob("*.py"))
         if "class Model" in model.read_text(encoding="utf-8")
     ]
+    models += half_models(folder / "half")
     options = ["--device", "cuda", "--sm", re.sub(r"\D", "", architecture), "--mode", "both"]
     options.append("--no-kernels")
     commands = [

@@ -43,10 +43,10 @@ inline CUtensorMap encode_map(const TensorMapSpec& spec, void* base) {
   CUtensorMap map;
   const cuuint64_t extents[2] = {spec.columns, spec.rows}, strides[1] = {spec.row_bytes};
   const cuuint32_t box[2] = {spec.box_columns, spec.box_rows}, steps[2] = {1, 1};
-  const CUresult status = encode(
-      &map, spec.half ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 2, base,
-      extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status =
+      encode(&map, CUtensorMapDataType(tensor_map_type(spec.element)), 2, base, extents, strides,
+             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     std::printf("cuTensorMapEncodeTiled: error %d (columns %llu rows %llu row bytes %llu)\n",
                 int(status), (unsigned long long)spec.columns, (unsigned long long)spec.rows,

@@ -49,6 +49,12 @@ INGOT_D u32 max_abs_half2(u32 a, u32 b) {
   return result;
 }
 
+INGOT_D u32 pack_bf16_pair(float first, float second) {
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+
 // --- shared memory -----------------------------------------------------------------------------
 
 INGOT_D float4 load_shared_vector(u32 address) {
@@ -82,6 +88,11 @@ INGOT_D float load_shared_float(u32 address) {
 INGOT_D i32 load_shared_int(u32 address) {
   i32 v;
   asm volatile("ld.shared.s32 %0, [%1];" : "=r"(v) : "r"(address));
+  return v;
+}
+INGOT_D int2 load_shared_int_pair(u32 address) {
+  int2 v;
+  asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
   return v;
 }
 
@@ -228,6 +239,15 @@ INGOT_D void tma_store(const TensorMap* map, u32 source, int x, int y) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
       "r"(source), "r"(x), "r"(y)
+      : "memory");
+}
+
+// Four 8×8 matrices of 16-bit elements, transposed: of matrix i, lane l holds elements 2(l%4) and
+// 2(l%4) + 1 of row l/4 in v[i], and lane 8i + c gives the address of its column c, 16 bytes.
+INGOT_D void store_matrices_transposed(u32 address, const u32 (&v)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
       : "memory");
 }
 

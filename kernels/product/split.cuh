@@ -44,16 +44,34 @@ INGOT_D float4 load_row_piece(const float* row, i32 piece, i32 k) {
   }
 }
 
-INGOT_D void store_packed_piece(u32* row, i32 piece, const float4& v, float scale) {
-  u32 hi0, hi1, lo0, lo1;
-  split_pair(v.x, v.y, scale, hi0, lo0);
-  split_pair(v.z, v.w, scale, hi1, lo1);
+// Word i of lane c becomes word c of lane i, for the four lanes whose numbers differ in bits 1 and
+// 2 only; c is the number that these make.
+INGOT_D void transpose_words(u32 (&word)[4], i32 c) {
+#pragma unroll
+  for (int bit = 1; bit < 4; bit *= 2) {
+    const bool upper = (c & bit) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (i & bit) continue;
+      const u32 sent = upper ? word[i] : word[i | bit];
+      const u32 got = __shfl_xor_sync(~0u, sent, 2 * bit);
+      (upper ? word[i] : word[i | bit]) = got;
+    }
+  }
+}
+
+// Stores what the eight lanes of a slab hold, a piece each, 16 bytes a lane. All lanes of the warp
+// call it, `stored` or not.
+INGOT_D void store_packed_pieces(u32* row, i32 piece, const float4& v, float scale, bool stored) {
+  u32 word[4];  // hi of h = 0 and 1, lo of h = 0 and 1
+  split_pair(v.x, v.y, scale, word[0], word[2]);
+  split_pair(v.z, v.w, scale, word[1], word[3]);
   const i32 c = (piece & 7) >> 1, j = piece & 1;
-  u32* line = row + (piece >> 3) * 32 + 8 * j + c;
-  line[0] = hi0;
-  line[4] = hi1;
-  line[16] = lo0;
-  line[20] = lo1;
+  transpose_words(word, c);
+  if (!stored) return;
+  // The lane now holds words c = 0 … 3 of one of the four; lines are eight vectors.
+  uint4* line = reinterpret_cast<uint4*>(row) + (piece >> 3) * 8;
+  line[(c >> 1) * 4 + 2 * j + (c & 1)] = uint4{word[0], word[1], word[2], word[3]};
 }
 
 // Maximum over the kLanes threads of a row; kLanes is a warp or the whole block.
@@ -98,7 +116,7 @@ INGOT_D void split_rows(const SplitArgs& args) {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
       const i32 piece = i * kLanes + lane;
-      if (piece < pieces) store_packed_piece(packed, piece, v[i], pow2(-exponent));
+      store_packed_pieces(packed, piece, v[i], pow2(-exponent), piece < pieces);
     }
   } else {
     for (i32 piece = lane; piece < pieces; piece += kLanes) {
@@ -107,9 +125,10 @@ INGOT_D void split_rows(const SplitArgs& args) {
     amax = row_maximum<kLanes>(amax);
     const i32 exponent = scale_exponent(amax, kExactTarget);
     if (lane == 0) args.exponent[row] = exponent;
-    for (i32 piece = lane; piece < pieces; piece += kLanes) {
-      store_packed_piece(packed, piece, load_row_piece<kVectors>(source, piece, args.k),
-                         pow2(-exponent));
+    for (i32 first = 0; first < pieces; first += kLanes) {
+      const i32 piece = first + lane;
+      store_packed_pieces(packed, piece, load_row_piece<kVectors>(source, piece, args.k),
+                          pow2(-exponent), piece < pieces);
     }
   }
 }

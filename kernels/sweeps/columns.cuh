@@ -184,7 +184,7 @@ INGOT_D void columns_inner_sweep(const typename Body::Operands& operands, i64 sa
 }
 
 // Grid: ceil(kColumns / Lanes) blocks of Lanes·Segments threads. A thread merges a contiguous range
-// of splits; the ranges merge in order, and one thread a column runs the tail.
+// of splits; the ranges merge by halves, neighbours last, and one thread a column runs the tail.
 template <class Body, int Lanes, int Segments>
 INGOT_D void merge_sweep(const typename Body::Operands& operands, const void* partials,
                          i64 splits) {
@@ -210,12 +210,13 @@ INGOT_D void merge_sweep(const typename Body::Operands& operands, const void* pa
       state = Statistics::merge(state, part);
     }
   }
-  shared_states[segment][lane] = state;
-  __syncthreads();
-  if (segment != 0 || column >= Body::kColumns) return;
   INGOT_UNROLL
-  for (int k = 1; k < Segments; ++k) state = Statistics::merge(state, shared_states[k][lane]);
-  Body::tail(operands, state, column);
+  for (int half = Segments / 2; half > 0; half /= 2) {
+    if (segment >= half && segment < 2 * half) shared_states[segment][lane] = state;
+    __syncthreads();
+    if (segment < half) state = Statistics::merge(state, shared_states[segment + half][lane]);
+  }
+  if (segment == 0 && column < Body::kColumns) Body::tail(operands, state, column);
 }
 
 }  // namespace ingot

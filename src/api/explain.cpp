@@ -96,6 +96,7 @@ json describe_target(const Target& target) {
           {"sm", target.sm},
           {"fused_epilogue", target.fused_epilogue},
           {"fused_statistics", target.fused_statistics},
+          {"fused_half", target.fused_half},
           {"product_flops", target.product_flops},
           {"bandwidth", target.bandwidth},
           {"launch_seconds", target.launch_seconds},

@@ -9,9 +9,9 @@ namespace ingot {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kChunk = 8;          // samples that a thread folds at once
-constexpr int kMergeLanes = 32;    // columns of a merging block
-constexpr int kMergeSegments = 8;  // ranges of splits that it merges side by side
+constexpr int kChunk = 8;           // samples that a thread folds at once
+constexpr int kMergeLanes = 16;     // columns of a merging block
+constexpr int kMergeSegments = 32;  // ranges of splits that it merges side by side
 
 AxisMask static_axes(const Shape& space) {
   AxisMask mask = 0;

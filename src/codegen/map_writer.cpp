@@ -8,7 +8,9 @@ namespace ingot {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kUnroll = 4;  // samples that a thread loads at once
+// Samples that a thread loads at once: more where an element is 2 bytes, since what depends on the
+// feature alone (fp32 statistics, folded scales) then outweighs it.
+constexpr int kUnroll = 4, kUnrollOfHalf = 8;
 
 int64_t power_of_two_at_least(int64_t value) {
   int64_t power = 1;
@@ -53,17 +55,18 @@ KernelSource write_map(const Plan& plan, int sweep) {
     const int64_t vectors = elements / width;
     const int64_t lanes = std::min<int64_t>(power_of_two_at_least(vectors), kThreads);
     const int64_t rows = kThreads / lanes;
+    const int unroll = width > 4 ? kUnrollOfHalf : kUnroll;
     KernelEntry entry;
     entry.name = source.name + (width == 1 && widths.size() > 1 ? "_unaligned" : "");
     entry.role = KernelRole::map;
     entry.width = width;
     entry.threads = kThreads;
     entry.tiles = (vectors + lanes - 1) / lanes;
-    entry.per_block = rows * kUnroll;
+    entry.per_block = rows * unroll;
     parts.kernels.push_back(
         kernel_text(entry.name, functor, kThreads, "ingot::i64 samples",
                     fmt::format("map_sweep<ingot::{}, {}, {}, {}, {}>(operands, samples)", functor,
-                                width, lanes, rows, kUnroll)));
+                                width, lanes, rows, unroll)));
     source.entries.push_back(entry);
   }
   source.operands = context.operands();

@@ -32,6 +32,7 @@ class EpilogueWriter {
   std::string obstacle() {
     const Sweep& s = context_.sweep();
     const bool batched = s.space.batched || rows_ > 1;
+    const DType product = context_.node(s.matmul).dtype;
     for (const SharedState& state : states_) {
       if (state.monoid != MonoidKind::moments) return "its statistics are not moments";
       if (state.axes != sample_axes()) return "its statistics do not run over all samples";
@@ -44,10 +45,14 @@ class EpilogueWriter {
           context_.seen(value).batched != s.space.batched) {
         return "it stores a value that is not one per element";
       }
-      if (context_.dtype_in_memory(value) != DType::f32) return "its result is not f32";
+      if (context_.dtype_in_memory(value) != product) {
+        return fmt::format("its result is not {}, as the product is", name_of(product));
+      }
       result_.stored = value;
     }
-    if (context_.node(s.matmul).dtype != DType::f32) return "it is not an f32 product";
+    if (product != DType::f32 && product != DType::f16 && product != DType::bf16) {
+      return fmt::format("it is a product of {}", name_of(product));
+    }
     return "";
   }
 

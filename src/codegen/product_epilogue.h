@@ -18,7 +18,7 @@ struct ProductEpilogue {
   std::optional<KernelSource> merge;    // merges them and runs the sweep's tail
 };
 // nullopt where the sweep asks for more than the functor can do (reasons in `why`): other monoids
-// than moments, several m × n results, results that are not f32.
+// than moments, several m × n results, results of another type than the product.
 std::optional<ProductEpilogue> write_epilogue(const Plan& plan, int sweep, std::string* why);
 
 // A product kernel's template and what a launch of it looks like.

@@ -93,6 +93,7 @@ Target cuda_target(const ProgramOptions& options) {
   const SplitFamily family = split_family(target.sm, options.capabilities);
   const bool own = splits && family != SplitFamily::none;
   target.fused_epilogue = target.fused_statistics = own;
+  target.fused_half = family == SplitFamily::hopper;
   Rates rates = rates_of(target.sm);
   if (target.sm == 90 && family == SplitFamily::portable) rates.split = kPortableOnHopper;
   target.product_flops = product_flops(options.precision, rates, own) * target.units;

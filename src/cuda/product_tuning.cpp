@@ -61,7 +61,8 @@ ProductPlan library_plan(const ProductShape& shape, const char* reason) {
 // writing the result once more.
 double behind_library_us(const ProductShape& shape, size_t kernels) {
   constexpr double kLaunch = 3, kBytesPerMicrosecond = 3.85e6;
-  const double bytes = 8 * static_cast<double>(shape.m) * static_cast<double>(shape.n);
+  const double bytes =
+      2.0 * size_of(shape.element) * static_cast<double>(shape.m) * static_cast<double>(shape.n);
   return static_cast<double>(kernels) * (kLaunch + bytes / kBytesPerMicrosecond);
 }
 

@@ -13,7 +13,7 @@ using hopper::TensorMapSpec;
 using hopper::Variant;
 
 // cuda.h's numbers.
-constexpr int kMapFloat16 = 6, kMapFloat32 = 7, kMapSwizzle128 = 3, kMapPromote256 = 3;
+constexpr int kMapSwizzle128 = 3, kMapPromote256 = 3;
 
 // Three fp16 products take the time of one in fp32 where tensor cores are three times as fast. By
 // the datasheets they are 8 to 16 times as fast in these; in the others (8.6, 8.9, 12.x) 4 times at
@@ -27,14 +27,14 @@ CUtensorMap encode_map(const TensorMapSpec& spec, void* base) {
   const uint64_t extents[2] = {spec.columns, spec.rows}, strides[1] = {spec.row_bytes};
   const uint32_t box[2] = {spec.box_columns, spec.box_rows}, steps[2] = {1, 1};
   check(
-      driver().cuTensorMapEncodeTiled(&map, spec.half ? kMapFloat16 : kMapFloat32, 2, base, extents,
+      driver().cuTensorMapEncodeTiled(&map, hopper::tensor_map_type(spec.element), 2, base, extents,
                                       strides, box, steps, 0, kMapSwizzle128, kMapPromote256, 0),
       "describing a matrix to the copy engine");
   return map;
 }
 
 bool same_matrix(const TensorMapSpec& a, const TensorMapSpec& b) {
-  return a.half == b.half && a.columns == b.columns && a.rows == b.rows &&
+  return a.element == b.element && a.columns == b.columns && a.rows == b.rows &&
          a.row_bytes == b.row_bytes && a.box_columns == b.box_columns && a.box_rows == b.box_rows;
 }
 
@@ -94,9 +94,11 @@ SplitFamily split_family(int sm, const nlohmann::json& capabilities, std::string
   return SplitFamily::none;
 }
 
-const char* name_of(SplitFamily family) {
+const char* name_of(SplitFamily family, hopper::Element element) {
   switch (family) {
     case SplitFamily::hopper:
+      if (element == hopper::Element::f16) return "Ingot's product for Hopper (fp16)";
+      if (element == hopper::Element::bf16) return "Ingot's product for Hopper (bf16)";
       return "Ingot's fp32 product for Hopper (fp16 halves)";
     case SplitFamily::portable:
       return "Ingot's fp32 product for compute capability 8.0 and up (fp16 halves)";

@@ -24,7 +24,7 @@ enum class SplitFamily : uint8_t {
 SplitFamily split_family(int sm, const nlohmann::json& capabilities, std::string* why = nullptr);
 
 // For explain().
-const char* name_of(SplitFamily family);
+const char* name_of(SplitFamily family, hopper::Element element);
 
 hopper::DeviceLimits limits_of(const Target& target);
 hopper::ProductPlan plan_split_product(SplitFamily family, const hopper::ProductShape& shape,

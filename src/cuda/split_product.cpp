@@ -26,11 +26,20 @@ bool same_shape(const hopper::OperandShape& a, const hopper::OperandShape& b) {
 bool same_shape(const ProductShape& a, const ProductShape& b) {
   return a.m == b.m && a.n == b.n && a.k == b.k && same_shape(a.x, b.x) && same_shape(a.w, b.w) &&
          a.y_stride == b.y_stride && a.y_aligned == b.y_aligned &&
-         a.stores_result == b.stores_result && a.weight_packed == b.weight_packed;
+         a.stores_result == b.stores_result && a.weight_packed == b.weight_packed &&
+         a.element == b.element;
 }
 
 hopper::OperandShape operand_shape(const MatrixOperand& operand) {
   return {operand.row_stride, operand.k_stride, alignment_of(operand.data) == 16};
+}
+
+// nullopt for what no kernel here multiplies.
+std::optional<hopper::Element> element_of(DType dtype) {
+  if (dtype == DType::f32) return hopper::Element::f32;
+  if (dtype == DType::f16) return hopper::Element::f16;
+  if (dtype == DType::bf16) return hopper::Element::bf16;
+  return std::nullopt;
 }
 
 size_t align_to_16(size_t bytes) {
@@ -59,10 +68,14 @@ std::unique_ptr<SplitProduct> SplitProduct::make(const Plan& plan, int sweep, Mo
   };
   const SplitFamily family = split_family(plan.target.sm, capabilities, why);
   if (family == SplitFamily::none) return nullptr;
-  if (plan.precision != Precision::fp32 && plan.precision != Precision::high) {
+  const DType dtype = plan.graph[s.matmul].dtype;
+  const bool half = dtype == DType::f16 || dtype == DType::bf16;
+  if (!half && plan.precision != Precision::fp32 && plan.precision != Precision::high) {
     *why = "the precision policy asks for the library's product";
-  } else if (arg(0).dtype != DType::f32 || arg(1).dtype != DType::f32) {
-    *why = "its operands are not f32";
+  } else if (!element_of(dtype) || arg(0).dtype != dtype || arg(1).dtype != dtype) {
+    *why = "its operands are neither f32 nor both of the product's 16-bit type";
+  } else if (half && family != SplitFamily::hopper) {
+    *why = "products of 16-bit operands are the library's on this GPU";
   } else if (arg(1).shape.batched) {
     *why = "its weight differs from sample to sample";
   } else if (std::optional<ProductEpilogue> epilogue = write_epilogue(plan, sweep, why)) {
@@ -81,6 +94,7 @@ SplitProduct::SplitProduct(SplitFamily family, const Plan& plan, int sweep, Modu
     : family_(family),
       plan_(plan),
       sweep_(plan.sweeps[static_cast<size_t>(sweep)]),
+      element_(*element_of(plan.graph[sweep_.matmul].dtype)),
       modules_(modules),
       tuning_(tuning),
       kernels_behind_(write_behind_product(plan, sweep).size()),
@@ -99,6 +113,7 @@ ProductShape SplitProduct::usual_shape(int64_t batch) const {
   shape.w = {k_last ? extents.k : 1, k_last ? 1 : extents.n, true};
   shape.y_stride = extents.n;
   shape.stores_result = epilogue_.stored != kNoValue;
+  shape.element = element_;
   return shape;
 }
 
@@ -208,6 +223,7 @@ size_t SplitProduct::frozen_exponents() const {
 size_t SplitProduct::frozen_bytes() const {
   const Node& weight = plan_.graph[product_operand(plan_.graph, sweep_, 1)];
   if (weight.kind != NodeKind::leaf || weight.role != LeafRole::parameter) return 0;
+  if (element_ != hopper::Element::f32) return 0;  // read as it is
   const ProductExtents extents = product_extents(plan_, sweep_, 1);
   return frozen_exponents() + static_cast<size_t>(extents.n) * sizeof(i32);
 }
@@ -237,6 +253,7 @@ ProductShape SplitProduct::shape_of(const MatrixOperand& x, const MatrixOperand&
   shape.stores_result = epilogue_.stored != kNoValue;
   shape.y_stride = y.row_stride;
   shape.y_aligned = alignment_of(y.data) == 16;
+  shape.element = element_;
   return shape;
 }
 
@@ -309,11 +326,13 @@ void SplitProduct::launch_product(const RunState& state, const Prepared& p, cons
                             {x.data, w.data, y.data, scratch + plan.x_packed_offset, w_packed});
 
   hopper::ProductArgs args{};
-  args.x = {static_cast<const float*>(x.data), x.row_stride, x.k_stride};
-  args.w = {static_cast<const float*>(w.data), w.row_stride, w.k_stride};
+  if (element_ == hopper::Element::f32) {
+    args.x = {static_cast<const float*>(x.data), x.row_stride, x.k_stride};
+    args.w = {static_cast<const float*>(w.data), w.row_stride, w.k_stride};
+  }
   args.x_exponent = reinterpret_cast<const i32*>(scratch + plan.x_exponent_offset);
   args.w_exponent = reinterpret_cast<const i32*>(w_exponent);
-  args.y = static_cast<float*>(y.data);
+  if (!plan.tma_store) args.y = static_cast<float*>(y.data);
   args.y_stride = y.row_stride;
   for (int i = 0; i < epilogue_.moments; ++i) {
     args.partials[i] = reinterpret_cast<Moments<float>::State*>(
@@ -349,7 +368,7 @@ nlohmann::json SplitProduct::describe(int64_t batch) {
   }
   kernels.push_back({{"name", epilogue_.kernel}, {"text", kernel_text(p.plan)}});
   if (merge_) kernels.push_back(merge_->describe());
-  return {{"provider", name_of(family_)},
+  return {{"provider", name_of(family_, element_)},
           {"config", p.plan.config},
           {"reason", p.plan.reason},
           {"kernels", kernels}};

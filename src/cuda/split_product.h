@@ -1,5 +1,6 @@
 // A product sweep on Ingot's own kernels (kernels/product): fp32 accuracy from fp16 tensor cores,
-// with the sweep's body and partial statistics in the epilogue.
+// or fp16 and bf16 operands as they are, with the sweep's body and partial statistics in the
+// epilogue.
 #pragma once
 
 #include <set>
@@ -68,6 +69,7 @@ class SplitProduct {
   const SplitFamily family_;
   const Plan& plan_;
   const Sweep& sweep_;
+  const hopper::Element element_;
   Modules& modules_;
   const ProductTuning& tuning_;
   const size_t kernels_behind_;  // a library's product

@@ -98,7 +98,7 @@ void explain_kind(const Plan& plan, Sweep& sweep) {
         sweep.reasons.push_back(
             fmt::format("{} operators follow on the accumulators, before anything is stored",
                         sweep.body.size()));
-      } else if (!plan.target.fused_epilogue) {
+      } else if (!plan.target.fuses_epilogue(graph[sweep.matmul].dtype)) {
         sweep.reasons.push_back(
             "this product takes no epilogue: what follows it rides on the next sweep that reads "
             "it");

@@ -30,16 +30,25 @@ std::string_view name_of(Precision precision);
 // What a backend can do, so that the plan can ask for it. Rates are used for predictions only.
 struct Target {
   enum class Device : uint8_t { cpu, cuda } device = Device::cpu;
-  int sm = 90;                    // CUDA compute capability ×10
-  bool fused_epilogue = false;    // product sweeps may carry a pointwise body
-  bool fused_statistics = false;  // product sweeps may emit partial column states
-  double product_flops = 1e12;    // sustained, for the chosen precision
-  double bandwidth = 2e10;        // bytes per second of device or main memory
-  double cache_bytes = 32e6;      // last-level cache
-  double launch_seconds = 0;      // fixed cost of a sweep
-  int shared_bytes = 0;           // CUDA: shared memory that a thread block may have
-  int units = 1;                  // SMs or cores
+  int sm = 90;  // CUDA compute capability ×10
+  // f32 product sweeps may carry a pointwise body, and emit partial column states; and those of
+  // fp16 or bf16 operands both.
+  bool fused_epilogue = false, fused_statistics = false;
+  bool fused_half = false;
+  double product_flops = 1e12;  // sustained, for the chosen precision
+  double bandwidth = 2e10;      // bytes per second of device or main memory
+  double cache_bytes = 32e6;    // last-level cache
+  double launch_seconds = 0;    // fixed cost of a sweep
+  int shared_bytes = 0;         // CUDA: shared memory that a thread block may have
+  int units = 1;                // SMs or cores
   std::string name;
+
+  bool fuses_epilogue(DType product) const {
+    return product == DType::f16 || product == DType::bf16 ? fused_half : fused_epilogue;
+  }
+  bool fuses_statistics(DType product) const {
+    return product == DType::f16 || product == DType::bf16 ? fused_half : fused_statistics;
+  }
 };
 
 struct Cost {

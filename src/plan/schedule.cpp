@@ -224,7 +224,9 @@ class Scheduler {
       return renames_only(statistic.shape, node.shape) || fits(node.shape, statistic.shape);
     }
     if (node.shape.batched && !group.space.batched) return false;
-    if (meeting.via == Via::product && !target_.fused_epilogue) return false;
+    if (meeting.via == Via::product && !target_.fuses_epilogue(graph_[group.matmul].dtype)) {
+      return false;
+    }
     if (node.shape.static_elements() != total) {
       return meeting.via == Via::rows && fits(node.shape, group.space);
     }
@@ -331,8 +333,9 @@ class Scheduler {
     const AxisMask wanted = group.space.rows > 1
                                 ? static_cast<AxisMask>(axis_bit(kBatch) | axis_bit(kRows))
                                 : axis_bit(kBatch);
-    return target_.fused_statistics && graph_[node.args[0]].shape == group.space &&
-           axes == wanted && node.finish != Finish::argmax;
+    return target_.fuses_statistics(graph_[group.matmul].dtype) &&
+           graph_[node.args[0]].shape == group.space && axes == wanted &&
+           node.finish != Finish::argmax;
   }
 
   const Graph& graph_;

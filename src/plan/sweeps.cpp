@@ -139,7 +139,7 @@ class SweepBuilder {
     if (own.via != Via::free) {
       const int from = own.via == Via::stored ? own.time : own.time + 1;
       const bool stored_anyway =
-          wanted.wanted || (node.kind == NodeKind::matmul && !target_.fused_epilogue);
+          wanted.wanted || (node.kind == NodeKind::matmul && !target_.fuses_epilogue(node.dtype));
       return from > time ? kImpossible : stored_anyway ? once : 2 * once;
     }
     if (wanted.placed) return kImpossible;  // by a sweep of this time or later

@@ -22,9 +22,21 @@ constexpr const char* kLinear = R"({
     {"op": "relu", "args": [2]}],
   "results": [{"value": 3, "name": "y"}]})";
 
-nlohmann::json sweep_of(const std::string& options) {
-  const auto program = api::make_program(kLinear, options);
+nlohmann::json sweep_of(const std::string& options, const std::string& graph = kLinear) {
+  const auto program = api::make_program(graph.c_str(), options);
   return program->executable->describe(100000)["sweeps"][0];
+}
+
+// kLinear with other types and extents.
+std::string linear(const std::string& dtype, int features) {
+  std::string text = kLinear;
+  const auto replace = [&](const std::string& from, const std::string& to) {
+    for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
+      text.replace(at, from.size(), to);
+  };
+  replace("f32", dtype);
+  replace("384", std::to_string(features));
+  return text;
 }
 
 TEST(SplitKernels, AreChosenByArchitectureAndCapabilities) {
@@ -82,18 +94,58 @@ TEST(SplitKernels, LeaveFewTilesToTheLibrary) {
             plan.estimated_us);
 }
 
+TEST(SplitKernels, TakeSixteenBitOperandsOnHopperAsTheyAre) {
+  if (try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
+  const std::string hopper = R"({"device": "cuda", "sm": 90})";
+  for (const auto& [dtype, element] :
+       {std::pair{"bf16", hopper::Element::bf16}, {"f16", hopper::Element::f16}}) {
+    const nlohmann::json sweep = sweep_of(hopper, linear(dtype, 384));
+    EXPECT_EQ(sweep["provider"], name_of(SplitFamily::hopper, element));
+    ASSERT_EQ(sweep["kernels"].size(), 1u) << "nothing is split";
+    EXPECT_THAT(sweep["kernels"][0]["text"].get<std::string>(), HasSubstr("product_half"));
+    // Rows of the result that are not whole pieces of 16 bytes.
+    const nlohmann::json odd = sweep_of(hopper, linear(dtype, 383));
+    EXPECT_THAT(odd["provider"].get<std::string>(), HasSubstr("cuBLASLt"));
+    EXPECT_THAT(sweep_of(R"({"device": "cuda", "sm": 80})", linear(dtype, 384))["reason"],
+                HasSubstr("16-bit"));
+  }
+}
+
+TEST(SplitKernels, DescribeSixteenBitMatricesToTheCopyEngine) {
+  hopper::ProductShape shape;
+  shape.m = 1000, shape.n = 384, shape.k = 520;
+  shape.x = shape.w = {520, 1, true};
+  shape.y_stride = 384;
+  shape.element = hopper::Element::bf16;
+  const hopper::ProductPlan plan = hopper::plan_product(shape, {});
+  ASSERT_EQ(plan.variant, hopper::Variant::half);
+  EXPECT_TRUE(plan.splits.empty());
+  EXPECT_EQ(plan.workspace_bytes, 0u);
+  EXPECT_EQ(plan.chunks, 9);  // of 64; the last one is zero-padded
+  EXPECT_LE(plan.shared_bytes, 232448u);
+  for (const hopper::TensorMapSpec& map : {plan.w_map, plan.x_map, plan.y_map}) {
+    EXPECT_EQ(map.element, hopper::Element::bf16);
+    EXPECT_EQ(map.box_columns * 2, 128u);
+    EXPECT_EQ(map.row_bytes % 16, 0u);
+  }
+  EXPECT_EQ(plan.x_map.columns, 520u);
+  shape.x.row_stride = 521;
+  EXPECT_EQ(hopper::plan_product(shape, {}).variant, hopper::Variant::unsupported);
+}
+
 TEST(SplitKernels, TakeTheProductSweepsOfAPlan) {
   // Where a GPU is present, programs are planned for it and not for the "sm" given here.
   if (try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
   for (const int sm : {80, 100}) {
     const nlohmann::json sweep =
         sweep_of(R"({"device": "cuda", "sm": )" + std::to_string(sm) + "}");
-    EXPECT_EQ(sweep["provider"], name_of(SplitFamily::portable));
+    EXPECT_EQ(sweep["provider"], name_of(SplitFamily::portable, hopper::Element::f32));
   }
-  EXPECT_EQ(sweep_of(R"({"device": "cuda", "sm": 90})")["provider"], name_of(SplitFamily::hopper));
+  EXPECT_EQ(sweep_of(R"({"device": "cuda", "sm": 90})")["provider"],
+            name_of(SplitFamily::hopper, hopper::Element::f32));
   EXPECT_EQ(sweep_of(R"({"device": "cuda", "sm": 90,
                          "capabilities": {"hopper_product": false}})")["provider"],
-            name_of(SplitFamily::portable));
+            name_of(SplitFamily::portable, hopper::Element::f32));
   const nlohmann::json library = sweep_of(R"({"device": "cuda", "sm": 86})");
   EXPECT_EQ(library["provider"], "cuBLASLt (ieee fp32)");
   EXPECT_THAT(library["reason"], HasSubstr("8.6"));
@@ -123,7 +175,7 @@ TEST(SplitKernels, CompileWithoutSpills) {
   for (const int sm : {80, 86}) {
     const nlohmann::json sweep = sweep_of(R"({"device": "cuda", "sm": )" + std::to_string(sm) +
                                           R"(, "capabilities": {"portable_product": true}})");
-    ASSERT_EQ(sweep["provider"], name_of(SplitFamily::portable));
+    ASSERT_EQ(sweep["provider"], name_of(SplitFamily::portable, hopper::Element::f32));
     for (const nlohmann::json& kernel : sweep["kernels"]) {
       const std::string text = kernel["text"];
       std::vector<std::string> options = compile_options(nvrtc_architecture(sm));

@@ -16,6 +16,7 @@ inline std::vector<TileChoice> candidate_choices(const ProductShape& shape,
                                                  const DeviceLimits& device) {
   const Variant packed = Variant::packed, fused = Variant::fused_split;
   std::vector<TileChoice> list = tile_choices(shape, device);
+  if (shape.element != Element::f32) return list;
   list.push_back({packed, 64, 1, 8, 8, 1, 8});
   list.push_back({packed, 128, 1, 6, 6, 2, 8});
   list.push_back({packed, 192, 2, 5, 5, 1, 4});

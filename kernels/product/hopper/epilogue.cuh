@@ -1,5 +1,8 @@
 // What happens to a tile's accumulators: undo the scaling, redo what is not finite, apply the fused
-// epilogue, emit partial statistics, store.
+// epilogue, emit partial statistics; store.cuh stores.
+//
+// Nothing multiplies meanwhile (both consumers end a tile together), so every instruction here
+// counts: 96 values a thread at K = 1024 take a tenth of the tile's time.
 //
 // The tile is yᵀ: a consumer warpgroup owns 64 features (accumulator rows) by kSamples samples
 // (columns). A feature's statistics over the tile's samples are therefore a reduction over one
@@ -22,6 +25,7 @@
 #pragma once
 
 #include "product/hopper/args.cuh"
+#include "product/hopper/statistics.cuh"
 #include "product/redo.cuh"
 #include "product/scale.cuh"
 
@@ -58,18 +62,57 @@ INGOT_D u32 nonfinite_groups(const float (&acc)[kValues]) {
   return marked;
 }
 
-// acc · 2^(row + column exponent). The factor is split into two of half the exponent each: the sum
-// of exponents spans ±252, and neither an intermediate overflow nor an early underflow may occur.
+template <int kValues>
+INGOT_D bool all_finite(const float (&acc)[kValues]) {
+  float zero[4] = {};  // 0 · finite is 0
+#pragma unroll
+  for (int i = 0; i < kValues; ++i) zero[i & 3] = fmaf(acc[i], 0.f, zero[i & 3]);
+  return zero[0] + zero[1] + (zero[2] + zero[3]) == 0.f;
+}
+
+// Whether an exponent of this warp's rows or of its tile's kColumns columns is beyond ±63, so that
+// a row's and a column's may sum to what no power of two in fp32 has.
+template <int kColumns>
+INGOT_D bool wide_exponents(i32 row_exponent0, i32 row_exponent1, u32 column_exponents, i32 lane) {
+  const auto wide = [](i32 exponent) { return static_cast<u32>(exponent + 63) > 126u; };
+  bool found = wide(row_exponent0) || wide(row_exponent1);
+#pragma unroll
+  for (int column = 0; column < kColumns; column += 32) {
+    if (kColumns - column >= 32 || lane < kColumns - column) {
+      found = found || wide(ptx::load_shared_int(column_exponents + 4 * (column + lane)));
+    }
+  }
+  return ptx::warp_any(found);
+}
+
+// acc · 2^(row + column exponent). Where exponents are wide the factor is two of half the exponent
+// each: their sum spans ±252, and neither an intermediate overflow nor an early underflow may
+// occur.
 template <int kValues>
 INGOT_D void unscale(float (&acc)[kValues], i32 row_exponent0, i32 row_exponent1,
                      u32 column_exponents, i32 lane) {
+  const u32 own_columns = column_exponents + 8 * (lane & 3);
+  if (!wide_exponents<2 * kValues>(row_exponent0, row_exponent1, column_exponents, lane)) {
+    const float row0 = pow2(row_exponent0), row1 = pow2(row_exponent1);
+#pragma unroll
+    for (int j = 0; j < kValues / 4; ++j) {
+      const int2 columns = ptx::load_shared_int_pair(own_columns + 32 * j);
+      const float column[2] = {pow2(columns.x), pow2(columns.y)};
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        acc[4 * j + e] *= row0 * column[e];
+        acc[4 * j + 2 + e] *= row1 * column[e];
+      }
+    }
+    return;
+  }
   const i32 row0a = row_exponent0 >> 1, row0b = row_exponent0 - row0a;
   const i32 row1a = row_exponent1 >> 1, row1b = row_exponent1 - row1a;
 #pragma unroll
   for (int j = 0; j < kValues / 4; ++j) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const i32 column = ptx::load_shared_int(column_exponents + 4 * (8 * j + 2 * (lane & 3) + e));
+      const i32 column = ptx::load_shared_int(own_columns + 32 * j + 4 * e);
       const i32 a = column >> 1, b = column - a;
       acc[4 * j + e] = acc[4 * j + e] * pow2(row0a + a) * pow2(row0b + b);
       acc[4 * j + 2 + e] = acc[4 * j + 2 + e] * pow2(row1a + a) * pow2(row1b + b);
@@ -77,108 +120,102 @@ INGOT_D void unscale(float (&acc)[kValues], i32 row_exponent0, i32 row_exponent1
   }
 }
 
-// Running moments of one feature in one thread: sums of deviations from the thread's first value.
-// The pivot is itself a member of the sample, so at most log2(count) bits cancel in m2, whatever
-// the mean. (A thread whose first sample is padding has no other sample either.) An infinite pivot
-// would turn the mean, which is infinite, into NaN: 0 serves there, since m2 is NaN anyway.
-//
-// Everything is held in units of 1/8 of the value, exactly: a first value far above the others is
-// squared once for each of them (48 at most), which must not overflow where m2 itself does not.
-struct MomentsAccumulator {
-  static constexpr float kUnit = 0.125f;
-  float pivot, sum, sum_squares;
+// The fused epilogue of one thread's values, a few columns at a time, so that what is stored of
+// them travels while the next are computed; then the tile's partial statistics.
+template <class Epilogue, int kValues>
+class TileEpilogue {
+ public:
+  // Loads the operands of the thread's two features: to be made well before they are needed.
+  INGOT_D TileEpilogue(const ThreadTile& tile, const ProductArgs& args,
+                       const typename Epilogue::Params& params)
+      : tile_(tile),
+        args_(args),
+        params_(params),
+        na_(clamp_index(tile.n0, args.n)),
+        nb_(clamp_index(tile.n0 + 8, args.n)),
+        rows_(args.m - tile.box_m < kSamples ? args.m - tile.box_m : kSamples),
+        feature_a_(Epilogue::feature(params, na_)),
+        feature_b_(Epilogue::feature(params, nb_)) {}
 
-  INGOT_D void add(float value, bool first, bool valid) {
-    if (first) pivot = value - value == 0.f ? value * kUnit : 0.f;
-    const float deviation = valid ? fmaf(value, kUnit, -pivot) : 0.f;
-    sum += deviation;
-    sum_squares = fmaf(deviation, deviation, sum_squares);
+  // Values of the column groups first … first + kGroups − 1, in place; in ascending order.
+  template <int kGroups>
+  INGOT_D void apply(float (&values)[kValues], int first) {
+    if (rows_ == kSamples) {
+      apply_groups<kGroups, true>(values, first);
+    } else {
+      apply_groups<kGroups, false>(values, first);
+    }
   }
-  INGOT_D Moments<float>::State state(float count) const {
-    if (count == 0.f) return Moments<float>::identity();
-    const float shift = sum / count;
-    const float m2 = fmaf(-shift, sum, sum_squares);
-    return {count, (pivot + shift) / kUnit, m2 < 0.f ? 0.f : m2 / (kUnit * kUnit)};
+
+  INGOT_D void write_statistics(i32 sample_tile) {
+    if constexpr (Epilogue::kMoments > 0) {
+      const float count = rows_ > 0 ? static_cast<float>(rows_) : 0.f;
+#pragma unroll
+      for (int i = 0; i < kStats; ++i) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const Moments<float>::State state = moments_[h][i].state_of_quad(count);
+          const i32 n = tile_.n0 + 8 * h;
+          if ((tile_.lane & 3) == 0 && n < args_.n) {
+            args_.partials[i][static_cast<i64>(sample_tile) * args_.n + n] = state;
+          }
+        }
+      }
+    }
   }
+
+ private:
+  static constexpr int kSamples = 2 * kValues;
+  static constexpr int kStats = Epilogue::kMoments ? Epilogue::kMoments : 1;
+
+  template <int kGroups, bool kWhole>
+  INGOT_D void apply_groups(float (&values)[kValues], int first) {
+#pragma unroll
+    for (int j = first; j < first + kGroups; ++j) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const i32 m = tile_.m0 + 8 * j + e;
+        const bool valid = kWhole || m < args_.m;
+        const i32 row = kWhole ? m : clamp_index(m, args_.m);
+        const typename Epilogue::Sample sample = Epilogue::sample(params_, row);
+        float stat_a[kStats], stat_b[kStats];
+        float& a = values[4 * j + e];
+        float& b = values[4 * j + 2 + e];
+        a = Epilogue::apply(params_, feature_a_, sample, row, na_, a, stat_a);
+        b = Epilogue::apply(params_, feature_b_, sample, row, nb_, b, stat_b);
+        if constexpr (Epilogue::kMoments > 0) {
+#pragma unroll
+          for (int i = 0; i < kStats; ++i) {
+            if (j + e == 0) {
+              moments_[0][i].begin(stat_a[i], valid, rows_);
+              moments_[1][i].begin(stat_b[i], valid, rows_);
+            }
+            moments_[0][i].add(stat_a[i], valid);
+            moments_[1][i].add(stat_b[i], valid);
+          }
+        }
+      }
+    }
+  }
+
+  const ThreadTile& tile_;
+  const ProductArgs& args_;
+  const typename Epilogue::Params& params_;
+  i32 na_, nb_;
+  i32 rows_;  // of the tile that exist; below 1 where a share of a tile lies past the end
+  typename Epilogue::Feature feature_a_, feature_b_;
+  MomentsAccumulator moments_[2][kStats] = {};
 };
 
-// How many of the thread's columns (8j + 2·quad + {0, 1} below kSamples) are below `valid`.
-INGOT_D float count_columns(i32 valid, i32 quad) {
-  const i32 rest = (valid & 7) - 2 * quad;
-  return static_cast<float>(2 * (valid >> 3) + (rest < 0 ? 0 : rest > 2 ? 2 : rest));
-}
-
-// Merges the partial states of a quad (the four lanes that share a feature); the order is fixed.
-INGOT_D Moments<float>::State merge_quad(Moments<float>::State state) {
-#pragma unroll
-  for (int offset = 1; offset < 4; offset <<= 1) {
-    const Moments<float>::State other = {__shfl_xor_sync(~0u, state.count, offset),
-                                         __shfl_xor_sync(~0u, state.mean, offset),
-                                         __shfl_xor_sync(~0u, state.m2, offset)};
-    state = Moments<float>::merge(state, other);
-  }
-  return state;
-}
-
-// Applies the epilogue in place and writes this tile's partial statistics.
-template <class Epilogue, int kValues>
-INGOT_D void apply_epilogue(float (&values)[kValues], const ThreadTile& tile,
-                            const ProductArgs& args, const typename Epilogue::Params& params,
-                            i32 sample_tile) {
-  constexpr int kStats = Epilogue::kMoments ? Epilogue::kMoments : 1;
-  const i32 na = clamp_index(tile.n0, args.n), nb = clamp_index(tile.n0 + 8, args.n);
-  const typename Epilogue::Feature feature_a = Epilogue::feature(params, na);
-  const typename Epilogue::Feature feature_b = Epilogue::feature(params, nb);
-  MomentsAccumulator moments[2][kStats] = {};
-#pragma unroll
-  for (int j = 0; j < kValues / 4; ++j) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const bool valid = tile.m0 + 8 * j + e < args.m;
-      const i32 m = clamp_index(tile.m0 + 8 * j + e, args.m);
-      const typename Epilogue::Sample sample = Epilogue::sample(params, m);
-      float stat_a[kStats], stat_b[kStats];
-      float& a = values[4 * j + e];
-      float& b = values[4 * j + 2 + e];
-      a = Epilogue::apply(params, feature_a, sample, m, na, a, stat_a);
-      b = Epilogue::apply(params, feature_b, sample, m, nb, b, stat_b);
-      if constexpr (Epilogue::kMoments > 0) {
-#pragma unroll
-        for (int i = 0; i < kStats; ++i) {
-          moments[0][i].add(stat_a[i], j + e == 0, valid);
-          moments[1][i].add(stat_b[i], j + e == 0, valid);
-        }
-      }
-    }
-  }
-  if constexpr (Epilogue::kMoments > 0) {
-    // None where a tile's samples are shared out and this part lies past the end.
-    const i32 rows_left = args.m > tile.box_m ? args.m - tile.box_m : 0;
-    const float count =
-        count_columns(rows_left < 2 * kValues ? rows_left : 2 * kValues, tile.lane & 3);
-#pragma unroll
-    for (int i = 0; i < kStats; ++i) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const Moments<float>::State state = merge_quad(moments[h][i].state(count));
-        const i32 n = tile.n0 + 8 * h;
-        if ((tile.lane & 3) == 0 && n < args.n) {
-          args.partials[i][static_cast<i64>(sample_tile) * args.n + n] = state;
-        }
-      }
-    }
-  }
-}
-
-// From accumulators to the values to store.
-template <class Epilogue, int kValues>
+// From accumulators to products: what the epilogue starts from.
+template <int kValues>
 INGOT_D void finish_product(float (&acc)[kValues], const ThreadTile& tile, i32 row_exponent0,
-                            i32 row_exponent1, u32 column_exponents, const ProductArgs& args,
-                            const typename Epilogue::Params& params, i32 sample_tile) {
-  u32 marked = args.redo_all ? ~0u : nonfinite_groups(acc);
+                            i32 row_exponent1, u32 column_exponents, const ProductArgs& args) {
+  u32 marked = 0;
+  const bool redo = args.redo_all || ptx::warp_any(!all_finite(acc));
+  if (redo) marked = args.redo_all ? ~0u : nonfinite_groups(acc);
   unscale(acc, row_exponent0, row_exponent1, column_exponents, tile.lane);
-  if (ptx::warp_any(marked != 0)) redo_groups(acc, args, marked, tile.n0, tile.m0);
-  apply_epilogue<Epilogue>(acc, tile, args, params, sample_tile);
+  if (redo) redo_groups(acc, args, marked, tile.n0, tile.m0);
 }
 
 // value · 2^-shift for 0 ≤ shift ≤ 252, in two exact steps.
@@ -242,68 +279,12 @@ INGOT_D void exchange_slices(const float (&sum)[kValues], i32 (&exponent)[2],
   }
 }
 
-// Plain stores: eight lanes write 32 consecutive bytes of a row of y. Any alignment, any stride.
-template <int kValues>
-INGOT_D void store_direct(const float (&values)[kValues], const ThreadTile& tile,
-                          const ProductArgs& args) {
-#pragma unroll
-  for (int j = 0; j < kValues / 4; ++j) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const i32 m = tile.m0 + 8 * j + e;
-      if (m < args.m) {
-        float* row = args.y + m * args.y_stride;
-        if (tile.n0 < args.n) row[tile.n0] = values[4 * j + e];
-        if (tile.n0 + 8 < args.n) row[tile.n0 + 8] = values[4 * j + 2 + e];
-      }
-    }
-  }
-}
-
-// TMA stores by way of shared memory: pieces of 32 samples, each two boxes of 32 features (one
-// 128-byte swizzled row a sample; the stores below hit every bank once). `staging` holds kBuffers
-// pieces of 8 KiB, `buffer_stride` bytes apart; TMA clips what lies past the matrix.
-// Returns with the stores committed by thread 0 of the warpgroup but maybe not read yet.
-template <int kBuffers, int kValues>
-INGOT_D void store_tma(const float (&values)[kValues], const ThreadTile& tile,
-                       const TensorMap& y_map, u32 staging, u32 buffer_stride) {
-  constexpr int kPieces = kValues / 16;
-  constexpr u32 kBoxBytes = 32 * 128;
-  const bool leader = tile.warp == 0 && tile.lane == 0;
-  const u32 quad = tile.lane & 3, feature = (tile.warp & 1) * 16 + (tile.lane >> 2);
-  const u32 box = staging + (tile.warp >> 1) * kBoxBytes;
-#pragma unroll
-  for (int piece = 0; piece < kPieces; ++piece) {
-    if (leader && piece >= kBuffers) ptx::bulk_wait_read<kBuffers - 1>();
-    ptx::barrier_sync(tile.barrier, 128);
-    const u32 buffer = box + (piece % kBuffers) * buffer_stride;
-#pragma unroll
-    for (int jj = 0; jj < 4; ++jj) {
-      const int j = 4 * piece + jj;
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const u32 row = 2 * quad + e;  // modulo 8, the swizzle's period
-        const u32 line = buffer + (8 * jj + row) * 128 + (feature & 3) * 4;
-        ptx::store_shared(line + (((feature >> 2) ^ row) << 4), values[4 * j + e]);
-        ptx::store_shared(line + ((((feature + 8) >> 2) ^ row) << 4), values[4 * j + 2 + e]);
-      }
-    }
-    ptx::fence_async_proxy();
-    ptx::barrier_sync(tile.barrier, 128);
-    if (leader) {
-      const u32 source = staging + (piece % kBuffers) * buffer_stride;
-      ptx::tma_store(&y_map, source, tile.box_n, tile.box_m + 32 * piece);
-      ptx::tma_store(&y_map, source + kBoxBytes, tile.box_n + 32, tile.box_m + 32 * piece);
-      ptx::bulk_commit();
-    }
-  }
-}
-
-// Exponents of the tile's samples, one table a warpgroup: copied to shared memory at the start of a
-// tile without passing through registers, so that the latency hides behind the product.
-template <int kSamples>
-INGOT_D void load_sample_exponents(u32 table, const ProductArgs& args, i32 box_m, i32 thread,
-                                   i32 barrier) {
+// Exponents of the tile's samples and, where kFeatures > 0, behind them those of the warpgroup's
+// features; one table a warpgroup. Copied to shared memory at the start of a tile without passing
+// through registers, so that the latency hides behind the product.
+template <int kSamples, int kFeatures>
+INGOT_D void load_exponents(u32 table, const ProductArgs& args, i32 box_m, i32 box_n, i32 thread,
+                            i32 barrier) {
   ptx::barrier_sync(barrier, 128);  // the previous tile's readers are done
 #pragma unroll
   for (int first = 0; first < kSamples; first += 128) {
@@ -313,9 +294,13 @@ INGOT_D void load_sample_exponents(u32 table, const ProductArgs& args, i32 box_m
                            args.x_exponent + clamp_index(box_m + column, args.m));
     }
   }
+  if (thread < kFeatures) {
+    ptx::copy_word_async(table + 4 * (kSamples + thread),
+                         args.w_exponent + clamp_index(box_n + thread, args.n));
+  }
 }
 
-INGOT_D void wait_sample_exponents(i32 barrier) {
+INGOT_D void wait_exponents(i32 barrier) {
   ptx::copy_wait_all();
   ptx::barrier_sync(barrier, 128);
 }

@@ -32,8 +32,8 @@
 // same order, so the sum over k is merely permuted.
 #pragma once
 
-#include "product/hopper/epilogue.cuh"
 #include "product/hopper/ring.cuh"
+#include "product/hopper/store.cuh"
 #include "product/hopper/wgmma.cuh"
 
 namespace ingot::hopper {
@@ -264,19 +264,20 @@ struct FusedSplitConsumer {
   INGOT_D void finish_tile(float (&acc)[kValues], const ThreadTile& tile, u32 exponent_table,
                            const TensorMap& y_map, const ProductArgs& args,
                            const typename Epilogue::Params& params, i32 sample_tile) {
-    finish_product<Epilogue>(acc, tile, rows.exponent[0], rows.exponent[1], exponent_table, args,
-                             params, sample_tile);
+    TileEpilogue<Epilogue, kValues> epilogue(tile, args, params);
+    finish_product(acc, tile, rows.exponent[0], rows.exponent[1], exponent_table, args);
     const u32 held_barrier = w.empty_barrier(held_slot);
     if constexpr (Epilogue::kStore && Config::kTmaStore) {
       // The slot's rows of this warpgroup: 8 KiB in each of its two slabs, read by nobody else.
       constexpr u32 kSlabBytes = 128 * 128;
-      store_tma<2>(acc, tile, y_map, w.slot(held_slot) + group * (kSlabBytes / 2), kSlabBytes);
+      finish_tma<2>(acc, tile, y_map, w.slot(held_slot) + group * (kSlabBytes / 2), kSlabBytes,
+                    epilogue, sample_tile);
       if (warp == 0 && lane == 0) {
         ptx::bulk_wait_read<0>();
         ptx::mbarrier_arrive(held_barrier, 4);
       }
     } else {
-      if constexpr (Epilogue::kStore) store_direct(acc, tile, args);
+      finish_direct(acc, tile, args, epilogue, sample_tile);
       release(held_barrier);
     }
   }
@@ -292,10 +293,10 @@ struct FusedSplitConsumer {
     const i32 first = rank * (kSamples / kSlices);
     tile.m0 += first;
     tile.box_m += first;
-    finish_product<Epilogue>(share, tile, rows.exponent[0], rows.exponent[1],
-                             exponent_table + 4 * first, args, params,
-                             sample_tile * kSlices + rank);
-    if constexpr (Epilogue::kStore) store_direct(share, tile, args);
+    TileEpilogue<Epilogue, kValues / kSlices> epilogue(tile, args, params);
+    finish_product(share, tile, rows.exponent[0], rows.exponent[1], exponent_table + 4 * first,
+                   args);
+    finish_direct(share, tile, args, epilogue, sample_tile * kSlices + rank);
     release(w.empty_barrier(held_slot));
   }
 };
@@ -402,11 +403,11 @@ INGOT_D void product_fused_split(const TensorMap& w_map, const TensorMap& x_map,
     for (i32 t = share.first; t < args.raster.count(); t += share.step) {
       i32 feature_tile, sample_tile;
       args.raster.locate(t, feature_tile, sample_tile);
-      load_sample_exponents<Config::kSamples>(table, args, sample_tile * Config::kSamples,
-                                              threadIdx.x & 127, 1 + group);
+      load_exponents<Config::kSamples, 0>(table, args, sample_tile * Config::kSamples, 0,
+                                          threadIdx.x & 127, 1 + group);
       float acc[Consumer::kValues];
       consumer.accumulate(acc, share.chunk_end - share.chunk_begin);
-      wait_sample_exponents(1 + group);
+      wait_exponents(1 + group);
       // Found again rather than kept: the product has no register to spare.
       args.raster.locate(ptx::opaque(t), feature_tile, sample_tile);
       const ThreadTile tile = thread_tile(feature_tile * Config::kFeatures + group * 64,

@@ -19,9 +19,21 @@
 
 namespace ingot::hopper {
 
+// Of matrices in memory. fp32 products are made from fp16 halves, the others from what is there.
+enum class Element { f32, f16, bf16 };
+
+inline int size_of(Element element) {
+  return element == Element::f32 ? 4 : 2;
+}
+// cuda.h's number (CUtensorMapDataType).
+inline int tensor_map_type(Element element) {
+  return element == Element::f32 ? 7 : element == Element::f16 ? 6 : 9;
+}
+
 enum class Variant {
   fused_split,  // fp32 weight split inside the product; only x is packed beforehand
   packed,       // both operands packed beforehand
+  half,         // fp16 or bf16 operands as they are
   portable,     // the same without Hopper's own instructions (portable/launch.h)
   unsupported,  // the shape does not fit: use the library
 };
@@ -29,9 +41,13 @@ enum class Variant {
 struct OperandShape {
   int64_t row_stride = 0, k_stride = 1;  // elements
   bool aligned = true;                   // the pointer is a multiple of 16 bytes
-  // TMA and vector loads read rows of 16-byte pieces.
+  // TMA and vector loads read fp32 rows in pieces of 16 bytes.
   bool vector_rows(int64_t k) const {
     return aligned && k_stride == 1 && row_stride % 4 == 0 && k % 4 == 0;
+  }
+  // Rows that TMA reads without help from vector loads.
+  bool tensor_map_rows(Element element) const {
+    return aligned && k_stride == 1 && row_stride * size_of(element) % 16 == 0;
   }
 };
 
@@ -41,7 +57,8 @@ struct ProductShape {
   int64_t y_stride = 0;
   bool y_aligned = true;  // of the result's pointer, to 16 bytes
   bool stores_result = true;
-  bool weight_packed = false;  // frozen weights: packed once, kept by the caller
+  bool weight_packed = false;      // frozen weights: packed once, kept by the caller
+  Element element = Element::f32;  // of x, w and y
 };
 
 struct DeviceLimits {
@@ -52,7 +69,7 @@ struct DeviceLimits {
 // A two-dimensional tensor map with the 128-byte swizzle, 32-bit element strides of one.
 struct TensorMapSpec {
   enum class Source { w, x, y, x_packed, w_packed } source = Source::w;
-  bool half = false;  // fp16 elements, otherwise fp32
+  Element element = Element::f32;
   uint64_t columns = 0, rows = 0;
   uint64_t row_bytes = 0;  // multiple of 16
   uint32_t box_columns = 0, box_rows = 0;
@@ -99,6 +116,7 @@ struct TileChoice {
   int promotion =
       1;           // chunks (fused: 64, packed: 32 of K) summed by wgmma before they are promoted
   int slices = 1;  // fused: blocks that share a tile, each with its part of K
+  Element element = Element::f32;  // half: of the operands
 };
 
 inline int64_t divide_up(int64_t a, int64_t b) {
@@ -124,7 +142,12 @@ inline int64_t tiles_of(const ProductShape& shape, const TileChoice& c) {
 }
 
 inline size_t shared_bytes(const TileChoice& c) {
-  const size_t table = size_t(c.samples) * 4;
+  if (c.variant == Variant::half) {
+    return 1024 + size_t(c.sample_stages) * size_t(128 + c.samples) * 128 +
+           2 * size_t(c.staging) * 8192 + 16 * size_t(c.sample_stages);
+  }
+  // Of one warpgroup: exponents of the samples, and of its 64 features where they are packed.
+  const size_t table = size_t(c.samples + (c.variant == Variant::packed ? 64 : 0)) * 4;
   if (c.variant == Variant::fused_split) {
     return 1024 + size_t(c.weight_stages) * 128 * 256 +
            size_t(c.sample_stages) * size_t(c.samples) * 256 + 2 * table +
@@ -140,6 +163,11 @@ inline std::string config_text(const TileChoice& c, bool tma_store) {
     return "FusedSplitConfig<" + number(c.samples) + ", " + number(c.weight_stages) + ", " +
            number(c.sample_stages) + ", " + (tma_store ? "true" : "false") + ", " +
            number(c.promotion) + (c.slices > 1 ? ", " + number(c.slices) : "") + ">";
+  }
+  if (c.variant == Variant::half) {
+    return std::string("HalfConfig<ingot::") + (c.element == Element::bf16 ? "bf16" : "f16") +
+           ", " + number(c.samples) + ", " + number(c.cluster) + ", " + number(c.sample_stages) +
+           ", " + number(c.staging) + ">";
   }
   return "PackedConfig<" + number(c.samples) + ", " + number(c.cluster) + ", " +
          number(c.sample_stages) + ", " + number(tma_store ? c.staging : 0) + ">";
@@ -198,8 +226,11 @@ inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice
   plan.variant = choice.variant;
   plan.tma_store =
       shape.stores_result && shape.y_aligned && shape.y_stride % 4 == 0 && choice.slices == 1;
-  plan.kernel = fused ? "product_fused_split" : "product_packed";
-  plan.header = fused ? "product/hopper/fused_split.cuh" : "product/hopper/packed.cuh";
+  const bool half = choice.variant == Variant::half;
+  plan.kernel = half ? "product_half" : fused ? "product_fused_split" : "product_packed";
+  plan.header = half    ? "product/hopper/half.cuh"
+                : fused ? "product/hopper/fused_split.cuh"
+                        : "product/hopper/packed.cuh";
   plan.config = config_text(choice, plan.tma_store);
   TileChoice stored = choice;
   if (!plan.tma_store) stored.staging = 0;
@@ -210,33 +241,56 @@ inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice
   plan.moment_tiles = plan.sample_tiles * choice.slices;
   plan.raster_feature_tiles = int(divide_up(shape.n, 128 * choice.cluster));
   plan.raster_group = std::min(choice.raster_group, plan.raster_feature_tiles);
-  plan.chunks = int(divide_up(shape.k, fused ? 128 : 64) * 2);
+  plan.chunks = int(half ? divide_up(shape.k, 64) : divide_up(shape.k, fused ? 128 : 64) * 2);
   const int64_t tiles = tiles_of(shape, choice);
   // Blocks are persistent, but those of a shared tile, whose rings become exchange buffers.
   plan.grid = choice.slices > 1
                   ? unsigned(tiles * choice.slices)
                   : unsigned(std::min(tiles, cluster_slots(choice, device)) * choice.cluster);
 
+  using Source = TensorMapSpec::Source;
+  if (half) {
+    const auto map = [&](Source source, int64_t columns, int64_t rows, int64_t stride,
+                         int box_rows) {
+      return TensorMapSpec{
+          source, shape.element,     uint64_t(columns), uint64_t(rows), uint64_t(stride) * 2,
+          64,     uint32_t(box_rows)};
+    };
+    plan.w_map = map(Source::w, shape.k, shape.n, shape.w.row_stride, 128);
+    plan.x_map =
+        map(Source::x, shape.k, shape.m, shape.x.row_stride, choice.samples / choice.cluster);
+    plan.y_map = map(Source::y, shape.n, shape.m, shape.y_stride, 64);
+    return plan;
+  }
   add_split(plan, SplitStep::Operand::x, shape);
   if (!fused && !shape.weight_packed) add_split(plan, SplitStep::Operand::w, shape);
-  using Source = TensorMapSpec::Source;
   const uint64_t packed_columns = uint64_t(k_slabs) * 64, packed_bytes = uint64_t(k_slabs) * 128;
   plan.x_map = {Source::x_packed,
-                true,
+                Element::f16,
                 packed_columns,
                 uint64_t(shape.m),
                 packed_bytes,
                 64,
                 uint32_t(choice.samples / choice.cluster)};
   if (fused) {
-    plan.w_map = {
-        Source::w, false, uint64_t(shape.k), uint64_t(shape.n), uint64_t(shape.w.row_stride) * 4,
-        32,        128};
+    plan.w_map = {Source::w,
+                  Element::f32,
+                  uint64_t(shape.k),
+                  uint64_t(shape.n),
+                  uint64_t(shape.w.row_stride) * 4,
+                  32,
+                  128};
   } else {
-    plan.w_map = {Source::w_packed, true, packed_columns, uint64_t(shape.n), packed_bytes, 64, 128};
+    plan.w_map = {
+        Source::w_packed, Element::f16, packed_columns, uint64_t(shape.n), packed_bytes, 64, 128};
   }
-  plan.y_map = {
-      Source::y, false, uint64_t(shape.n), uint64_t(shape.m), uint64_t(shape.y_stride) * 4, 32, 32};
+  plan.y_map = {Source::y,
+                Element::f32,
+                uint64_t(shape.n),
+                uint64_t(shape.m),
+                uint64_t(shape.y_stride) * 4,
+                32,
+                32};
   return plan;
 }
 
@@ -246,6 +300,9 @@ struct TileCycles {
 };
 
 inline TileCycles tile_cycles(const TileChoice& c) {
+  if (c.variant == Variant::half) {
+    return c.samples == 256 ? TileCycles{16.2, 3500} : TileCycles{9.5, 2200};
+  }
   if (c.variant == Variant::fused_split) {
     if (c.samples == 64) return {19.4, 2500};
     return {c.promotion == 2 ? 26.0 : 26.4, 4450};
@@ -265,7 +322,9 @@ inline double estimate(const ProductShape& shape, const TileChoice& c, const Dev
   constexpr double kExchangePerSample = 57;  // cycles, where slices of K meet
   const bool fused = c.variant == Variant::fused_split;
   const TileCycles cycles = tile_cycles(c);
-  const double k = double(divide_up(shape.k, fused ? 128 : 32) * (fused ? 128 : 32));
+  const bool half = c.variant == Variant::half;
+  const int64_t k_step = half ? 64 : fused ? 128 : 32;
+  const double k = double(divide_up(shape.k, k_step) * k_step);
   double tile = k * cycles.per_k + cycles.epilogue;
   if (c.slices > 1) {
     const double slice = 128 * double(divide_up(divide_up(shape.k, 128), c.slices));
@@ -275,21 +334,35 @@ inline double estimate(const ProductShape& shape, const TileChoice& c, const Dev
   const double weight_bytes = 4 * double(shape.n) * k;
   double time =
       std::max(double(waves) * tile / kCyclesPerMicrosecond, weight_bytes / kBytesPerMicrosecond);
+  if (half) {
+    const double bytes = 2 * (double(shape.m) + double(shape.n)) * k;
+    return std::max(double(waves) * tile / kCyclesPerMicrosecond, bytes / kBytesPerMicrosecond) +
+           kLaunch;
+  }
   time += kLaunch + kSplitLaunch + double(shape.m) * k * kSplitPerElement;
   if (!fused && !shape.weight_packed) time += kSplitLaunch + double(shape.n) * k * kSplitPerElement;
   return time;
 }
 
 // cuBLAS in fp32: 40 to 50 TF/s, or half the copy bandwidth where the batch is thin; a small
-// product takes what one tile takes along K. From the same table.
+// product takes what one tile takes along K. From the same table. In 16 bits: 740 TF/s, or most of
+// the bandwidth.
 inline double estimate_library(const ProductShape& shape) {
   const double m = double(shape.m), n = double(shape.n), k = double(shape.k);
+  if (shape.element != Element::f32) {
+    return 5 + std::max(2e-6 * m * n * k / 740, 2 * (m * k + n * k) / 3.0e6);
+  }
   const double start = 10.2 + 0.007 * std::min(k, 1024.);
   return start +
          std::max(1.3 * 2e-6 * m * n * k / 50, 4 * (m * k + n * k) / (m > 1 ? 2.0e6 : 3.0e6));
 }
 
 inline std::vector<TileChoice> tile_choices(const ProductShape& shape, const DeviceLimits& device) {
+  if (shape.element != Element::f32) {
+    const Element e = shape.element;
+    return {{Variant::half, 256, 2, 4, 4, 2, 8, 1, 1, e},
+            {Variant::half, 128, 2, 6, 6, 2, 8, 1, 1, e}};
+  }
   std::vector<TileChoice> choices = {{Variant::packed, 128, 2, 6, 6, 2, 8},
                                      {Variant::packed, 192, 2, 5, 5, 1, 8}};
   if (shape.w.vector_rows(shape.k) && !shape.weight_packed) {
@@ -322,6 +395,13 @@ inline ProductPlan plan_product(const ProductShape& shape, const DeviceLimits& d
   }
   if (shape.m > INT32_MAX / 2 || shape.n > INT32_MAX / 2 || shape.k > INT32_MAX / 4) {
     plan.reason = "an extent exceeds 2^29";
+    return plan;
+  }
+  const bool rows_fit = shape.x.tensor_map_rows(shape.element) &&
+                        shape.w.tensor_map_rows(shape.element) &&
+                        (!shape.stores_result || (shape.y_aligned && shape.y_stride % 8 == 0));
+  if (shape.element != Element::f32 && !rows_fit) {
+    plan.reason = "its rows are not contiguous in K or not whole pieces of 16 bytes";
     return plan;
   }
   const std::vector<TileChoice> choices = tile_choices(shape, device);

@@ -1,4 +1,4 @@
-// wgmma.mma_async: D[64][kN] (fp32) += A[64][16] · B[16][kN] (fp16), one warpgroup.
+// wgmma.mma_async: D[64][kN] (fp32) += A[64][16] · B[16][kN] (fp16 or bf16), one warpgroup.
 //
 // A comes from registers (`rs`: four fp16 pairs a thread) or from shared memory (`ss`), B from
 // shared memory. Shared operands are K-major in 128-byte rows under the 128-byte swizzle, groups of
@@ -9,6 +9,7 @@
 #pragma once
 
 #include "common/ptx.cuh"
+#include "common/scalar.cuh"
 
 namespace ingot {
 
@@ -18,7 +19,7 @@ INGOT_D u64 shared_matrix_descriptor(u32 address) {
   return u64((address & 0x3ffff) >> 4) | u64(1) << 16 | kRowGroupStride << 32 | kSwizzle128Bytes;
 }
 
-template <int kN>
+template <int kN, class Element = f16>
 struct Wgmma;
 
 // clang-format off
@@ -39,35 +40,37 @@ struct Wgmma;
   "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111," \
   "%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 
-#define INGOT_DEFINE_WGMMA(n, regs, accs, p0, p1, p2, p3, p4, p5)                                  \
+#define INGOT_DEFINE_WGMMA(n, element, regs, accs, p0, p1, p2, p3, p4, p5)                         \
   template <>                                                                                      \
-  struct Wgmma<n> {                                                                                \
+  struct Wgmma<n, element> {                                                                       \
     INGOT_D static void rs(float (&d)[n / 2], u32 a0, u32 a1, u32 a2, u32 a3, u64 b, int add) {    \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" p5 ", 0;\n"                               \
-                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" regs "}, "           \
-                   "{%" p0 ",%" p1 ",%" p2 ",%" p3 "}, %" p4 ", p, 1, 1, 0;\n}\n"                  \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #element "." #element         \
+                   " {" regs "}, {%" p0 ",%" p1 ",%" p2 ",%" p3 "}, %" p4 ", p, 1, 1, 0;\n}\n"     \
                    : accs : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b), "r"(add));                 \
     }                                                                                              \
     INGOT_D static void ss(float (&d)[n / 2], u64 a, u64 b, int add) {                             \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" p2 ", 0;\n"                               \
-                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.f16.f16 {" regs "}, "           \
-                   "%" p0 ", %" p1 ", p, 1, 1, 0, 0;\n}\n"                                         \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #element "." #element         \
+                   " {" regs "}, %" p0 ", %" p1 ", p, 1, 1, 0, 0;\n}\n"                           \
                    : accs : "l"(a), "l"(b), "r"(add));                                             \
     }                                                                                              \
   };
 
 #define INGOT_REGS_N64 INGOT_REGS_0
 #define INGOT_ACCS_N64 INGOT_ACC32(0)
-INGOT_DEFINE_WGMMA(64, INGOT_REGS_N64, INGOT_ACCS_N64, "32", "33", "34", "35", "36", "37")
+INGOT_DEFINE_WGMMA(64, f16, INGOT_REGS_N64, INGOT_ACCS_N64, "32", "33", "34", "35", "36", "37")
 #define INGOT_REGS_N128 INGOT_REGS_0 "," INGOT_REGS_32
 #define INGOT_ACCS_N128 INGOT_ACC32(0), INGOT_ACC32(32)
-INGOT_DEFINE_WGMMA(128, INGOT_REGS_N128, INGOT_ACCS_N128, "64", "65", "66", "67", "68", "69")
+INGOT_DEFINE_WGMMA(128, f16, INGOT_REGS_N128, INGOT_ACCS_N128, "64", "65", "66", "67", "68", "69")
+INGOT_DEFINE_WGMMA(128, bf16, INGOT_REGS_N128, INGOT_ACCS_N128, "64", "65", "66", "67", "68", "69")
 #define INGOT_REGS_N192 INGOT_REGS_0 "," INGOT_REGS_32 "," INGOT_REGS_64
 #define INGOT_ACCS_N192 INGOT_ACC32(0), INGOT_ACC32(32), INGOT_ACC32(64)
-INGOT_DEFINE_WGMMA(192, INGOT_REGS_N192, INGOT_ACCS_N192, "96", "97", "98", "99", "100", "101")
+INGOT_DEFINE_WGMMA(192, f16, INGOT_REGS_N192, INGOT_ACCS_N192, "96", "97", "98", "99", "100", "101")
 #define INGOT_REGS_N256 INGOT_REGS_0 "," INGOT_REGS_32 "," INGOT_REGS_64 "," INGOT_REGS_96
 #define INGOT_ACCS_N256 INGOT_ACC32(0), INGOT_ACC32(32), INGOT_ACC32(64), INGOT_ACC32(96)
-INGOT_DEFINE_WGMMA(256, INGOT_REGS_N256, INGOT_ACCS_N256, "128", "129", "130", "131", "132", "133")
+INGOT_DEFINE_WGMMA(256, f16, INGOT_REGS_N256, INGOT_ACCS_N256, "128", "129", "130", "131", "132", "133")
+INGOT_DEFINE_WGMMA(256, bf16, INGOT_REGS_N256, INGOT_ACCS_N256, "128", "129", "130", "131", "132", "133")
 
 #undef INGOT_DEFINE_WGMMA
 #undef INGOT_REGS_N64

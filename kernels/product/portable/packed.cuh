@@ -19,7 +19,7 @@
 //            chunk promotes one of the four blocks, between the mma of the others.
 #pragma once
 
-#include "product/hopper/epilogue.cuh"
+#include "product/hopper/store.cuh"
 #include "product/portable/args.cuh"
 
 namespace ingot::portable {
@@ -45,8 +45,9 @@ inline constexpr int kBlocks = 4;  // of 16 features, of a warp
 inline constexpr int kPairs = 4;   // of column groups (16 samples), of a warp
 
 // Accumulators of a warp; block[b][8p …]: 16 features by the 16 samples of pair p.
+constexpr int kBlockValues = 32;  // a thread's, of a block
 struct WarpSum {
-  float block[kBlocks][32];
+  float block[kBlocks][kBlockValues];
 };
 
 INGOT_D u32 piece_address(u32 stage, u32 row, u32 piece) {
@@ -260,11 +261,12 @@ INGOT_D void product_portable(const PackedOperands& operands, const ProductArgs&
   for (int block = 0; block < kBlocks; ++block) {
     const i32 box_n = origin.feature + (warp % Config::kFeatureWarps * kBlocks + block) * 16;
     const ThreadTile tile = hopper::thread_tile(box_n, box_m, 0, thread & 31, 0);
-    hopper::finish_product<Epilogue>(sum.block[block], tile,
-                                     args.w_exponent[hopper::clamp_index(tile.n0, args.n)],
-                                     args.w_exponent[hopper::clamp_index(tile.n0 + 8, args.n)],
-                                     table + sample_warp * 256, args, params, box_m / 64);
-    if constexpr (Epilogue::kStore) hopper::store_direct(sum.block[block], tile, args);
+    float(&acc)[kBlockValues] = sum.block[block];
+    hopper::TileEpilogue<Epilogue, kBlockValues> epilogue(tile, args, params);
+    hopper::finish_product(acc, tile, args.w_exponent[hopper::clamp_index(tile.n0, args.n)],
+                           args.w_exponent[hopper::clamp_index(tile.n0 + 8, args.n)],
+                           table + sample_warp * 256, args);
+    hopper::finish_direct(acc, tile, args, epilogue, box_m / 64);
   }
 }
 

@@ -1,0 +1,147 @@
+// What the kernels share that read both operands from shared memory: blocks of one producer and two
+// consumer warpgroups, stages of 128 features and kSamples samples that TMA fills.
+//
+// Cluster    kCluster thread blocks with neighbouring feature tiles share the sample tile: each
+//            loads a part and multicasts it. A slot is free when the consumers of all are done.
+// Threads    384, persistent. Warpgroup 0 loads (one thread); warpgroups 1 and 2 consume, 64
+//            features each.
+//
+//   struct Config {
+//     static constexpr int kSamples, kCluster, kStages, kFeatures, kWeightBytes, kStageBytes,
+//                          kStagingBytes, kTableBytes;    // the last two of one warpgroup
+//     static constexpr bool kTurns;  // the consumers multiply in turns: await_turn(), pass_turn()
+//   };
+#pragma once
+
+#include "product/hopper/ring.cuh"
+#include "product/hopper/store.cuh"
+
+namespace ingot::hopper {
+
+// What a consumer thread is and what its warpgroup owns.
+struct ConsumerPlace {
+  const Ring& ring;
+  i32 group, warp, lane, thread;  // of two warpgroups; the others in the warpgroup
+  i32 barrier;                    // named barrier of the warpgroup
+  u32 table, staging;             // shared memory of the warpgroup
+};
+
+// Named barriers 3 and 4: a warpgroup issues its products after the other one has issued its own.
+constexpr i32 kTurnBarrier = 3;
+
+template <class Config>
+INGOT_D void await_turn(const ConsumerPlace& place) {
+  if constexpr (Config::kTurns) ptx::barrier_sync(kTurnBarrier + place.group, 256);
+}
+template <class Config>
+INGOT_D void pass_turn(const ConsumerPlace& place) {
+  if constexpr (Config::kTurns) ptx::barrier_arrive(kTurnBarrier + 1 - place.group, 256);
+}
+
+template <class Config>
+INGOT_D void produce_stages(const Ring& ring, const TensorMap& w_map, const TensorMap& x_map,
+                            const ProductArgs& args, i32 rank, i32 first, i32 stride) {
+  constexpr i32 kPart = Config::kSamples / Config::kCluster;
+  RingCursor<Config::kStages> cursor;
+  cursor.parity = 1;
+  for (i32 t = first; t < args.raster.count(); t += stride) {
+    i32 feature_tile, sample_tile;
+    args.raster.locate(t, feature_tile, sample_tile);
+    const i32 feature = (feature_tile * Config::kCluster + rank) * Config::kFeatures;
+    const i32 sample = sample_tile * Config::kSamples + rank * kPart;
+    if (t + stride >= args.raster.count()) ptx::launch_dependents();
+    for (i32 chunk = 0; chunk < args.chunks; ++chunk) {
+      const u32 full = ring.full_barrier(cursor.slot), slot = ring.slot(cursor.slot);
+      ptx::mbarrier_wait(ring.empty_barrier(cursor.slot), cursor.parity);
+      ptx::mbarrier_expect_bytes(full, Config::kStageBytes);
+      ptx::tma_load(slot, &w_map, full, chunk * 64, feature);
+      const u32 x_slot = slot + Config::kWeightBytes + rank * kPart * 128;
+      if constexpr (Config::kCluster == 1) {
+        ptx::tma_load(x_slot, &x_map, full, chunk * 64, sample);
+      } else {
+        ptx::tma_load_multicast(x_slot, &x_map, full, chunk * 64, sample,
+                                (1 << Config::kCluster) - 1);
+      }
+      cursor.advance();
+    }
+  }
+}
+
+// Runs consume(place, feature_tile, sample_tile) in the consumers for every tile of the block.
+// args.raster counts feature tiles of the whole cluster (128 · kCluster features).
+template <class Config, class Consume>
+INGOT_D void staged_product(const TensorMap& w_map, const TensorMap& x_map, const ProductArgs& args,
+                            const Consume& consume) {
+  extern __shared__ unsigned char shared_memory[];
+  const u32 base = (ptx::shared_address(shared_memory) + 1023) & ~1023u;
+  const u32 staging = base + Config::kStages * Config::kStageBytes;
+  const u32 tables = staging + 2 * Config::kStagingBytes;
+  const u32 barriers = tables + 2 * Config::kTableBytes;
+  const Ring ring = {base, Config::kStageBytes, barriers, barriers + 8 * Config::kStages};
+
+  const i32 warpgroup = __shfl_sync(~0u, static_cast<i32>(threadIdx.x) >> 7, 0);
+  const i32 warp = __shfl_sync(~0u, (static_cast<i32>(threadIdx.x) >> 5) & 3, 0);
+  const i32 lane = threadIdx.x & 31;
+  const i32 rank = Config::kCluster > 1 ? static_cast<i32>(ptx::cluster_rank()) : 0;
+  const i32 first = blockIdx.x / Config::kCluster, stride = gridDim.x / Config::kCluster;
+  if (threadIdx.x == 0) {
+    constexpr u32 kConsumerWarps = 8 * Config::kCluster;
+    for (u32 i = 0; i < Config::kStages; ++i) {
+      ptx::mbarrier_init(ring.full_barrier(i), 1);
+      ptx::mbarrier_init(ring.empty_barrier(i), kConsumerWarps);
+    }
+    ptx::fence_mbarrier_init();
+    ptx::tma_prefetch(&w_map);
+    ptx::tma_prefetch(&x_map);
+  }
+  __syncthreads();
+  if constexpr (Config::kCluster > 1) ptx::cluster_sync();
+  ptx::dependency_wait();
+
+  if (warpgroup == 0) {
+    ptx::register_decrease<40>();
+    if (warp == 0 && lane == 0) {
+      produce_stages<Config>(ring, w_map, x_map, args, rank, first, stride);
+    }
+  } else {
+    ptx::register_increase<232>();
+    const i32 group = warpgroup - 1;
+    const ConsumerPlace place = {ring,
+                                 group,
+                                 warp,
+                                 lane,
+                                 static_cast<i32>(threadIdx.x & 127),
+                                 1 + group,
+                                 tables + group * Config::kTableBytes,
+                                 staging + group * Config::kStagingBytes};
+    if (group == 1) pass_turn<Config>(place);
+    for (i32 t = first; t < args.raster.count(); t += stride) {
+      i32 feature_tile, sample_tile;
+      args.raster.locate(t, feature_tile, sample_tile);
+      consume(place, feature_tile * Config::kCluster + rank, sample_tile);
+    }
+    if (group == 0) await_turn<Config>(place);  // group 1's last arrival
+    if (place.thread == 0) ptx::bulk_wait<0>();
+  }
+  // No block may leave while another can still arrive at its barriers or write into its slots.
+  if constexpr (Config::kCluster > 1) ptx::cluster_sync();
+}
+
+// One arrival a warp at every block of the cluster: lane i tells block i.
+template <class Config>
+INGOT_D void release_stage(const ConsumerPlace& place, u32 slot) {
+  if constexpr (Config::kCluster == 1) {
+    if (place.lane == 0) ptx::mbarrier_arrive(place.ring.empty_barrier(slot));
+  } else {
+    if (place.lane < Config::kCluster) {
+      ptx::mbarrier_arrive_remote(place.ring.empty_barrier(slot), place.lane);
+    }
+  }
+}
+
+template <class Config>
+INGOT_D void wait_stage(const ConsumerPlace& place, const RingCursor<Config::kStages>& at) {
+  ptx::mbarrier_wait(place.ring.full_barrier(at.slot), at.parity);
+}
+
+}  // namespace ingot::hopper
