@@ -292,6 +292,10 @@ PRODUCTS = {
         lambda m, x: torch.tril(m.weight) @ m.bias + x.relu() + torch.mv(m.weight, m.bias),
         [(4, 8)],
     ),
+    "weight_norm": (
+        lambda m, x: F.linear(x, torch._weight_norm(m.weight, m.bias[None], 1).t()).relu(),
+        [(4, 8)],
+    ),
     "input_weight": (lambda m, x, w: torch.relu(x @ w), [(4, 8), (8, 9)]),
     "scores_of_batch": (lambda m, x: (x @ x.t()).relu(), [(4, 8)]),
 }

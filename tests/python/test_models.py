@@ -26,7 +26,6 @@ LEFT_TO_PYTORCH = {
     "cumulative_sum": ["cumsum"],
     "groupnorm_min_bias": ["add"],  # [1, C, B, 1]: the batch is not in front
     "tokens_groupnorm": ["group_norm"],
-    "weight_norm": ["_weight_norm"],
 }
 LEFT_IN_TRAINING = {
     "dropout_mean_softmax": ["dropout"],
@@ -139,6 +138,7 @@ SWEEPS = {
     "tied_weights": "product product",
     "tokens_mean_linear": "product rows product",
     "var_over_features": "product rows",
+    "weight_norm": "rows product",
 }
 
 

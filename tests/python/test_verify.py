@@ -274,6 +274,12 @@ def test_measures_of_a_known_error():
     assert measured.nonfinite_mismatches == 0
 
 
+def test_measures_of_positions():
+    found = torch.tensor([[3], [5]])
+    assert measure(found.double(), found, 2) == Measures(0.0, 0.0, 0.0, 0, 0)
+    assert measure(found.double(), found + 1, 2).mismatches == 2
+
+
 def test_measures_of_non_finite_positions():
     nan, inf = math.nan, math.inf
     truth = torch.tensor([[nan, inf, -inf, 1.0, 2.0]], dtype=torch.float64)

@@ -14,7 +14,7 @@ from ingot.capture.layout import (
     relabel_permute,
 )
 from ingot.capture.region import Operand
-from ingot.capture.table import FLOATING, Call, pointwise, row
+from ingot.capture.table import FLOATING, Call, pointwise, reduced_along, row
 
 
 def _check_dtypes(call: Call, *operands: Operand) -> None:
@@ -187,3 +187,14 @@ def _indices(equation: str, ranks: list[int]) -> tuple[list[str], list[str], lis
         count = spread if rank is None else rank - len(text) + 3
         filled.append(list(text.replace("...", "".join(letters[spread - count : spread]))))
     return tuple(filled)
+
+
+@row("aten::_weight_norm")
+def _weight_norm(call: Call) -> Value:
+    """v·(g / ‖v‖) for each row (dim 0) or column (dim 1) of a matrix."""
+    v, dim = call.value("v"), call.get("dim", 0)
+    if len(v.sizes) != 2 or dim not in (0, 1):
+        raise UnfitError("a norm of other than a matrix's rows or columns")
+    call.arguments = {**call.arguments, "self": v, "keepdim": True}
+    length = reduced_along(call, "norm", 1 - dim, {"p": 2})
+    return pointwise(call, "mul", [v, pointwise(call, "div", [call["g"], length])])

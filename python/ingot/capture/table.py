@@ -386,7 +386,8 @@ def _reduced(value: Value, dims: Sequence[int], keepdim: bool, identity: int, dt
     return Value(identity, extents, tuple(new_dims), tuple(sizes), dtype)
 
 
-def _reduce(call: Call, op: str, dims: Any, attributes: dict | None = None) -> Value:
+def reduced_along(call: Call, op: str, dims: Any, attributes: dict | None = None) -> Value:
+    """A reduction of the argument `self`."""
     value = call.value("self")
     chosen = call.dimensions(value, dims)
     axes = call.axes(value, chosen)
@@ -405,7 +406,7 @@ for _name, _op in (
     ("amin", "min"),
     ("logsumexp", "logsumexp"),
 ):
-    TABLE[f"aten::{_name}"] = lambda call, op=_op: _reduce(call, op, call.get("dim"))
+    TABLE[f"aten::{_name}"] = lambda call, op=_op: reduced_along(call, op, call.get("dim"))
 
 
 @row("aten::max", "aten::min")
@@ -414,9 +415,9 @@ def _max(call: Call) -> Any:
     if isinstance(call.get("other"), (Value, Leaf)):
         return pointwise(call, name + "imum", [call["self"], call["other"]])
     if "dim" not in call.arguments:
-        return _reduce(call, name, None)
+        return reduced_along(call, name, None)
     call.dtype = None
-    values = _reduce(call, name, call["dim"])
+    values = reduced_along(call, name, call["dim"])
     if 1 not in call.used:
         return values, None
     return values, _position(call, name)
@@ -438,12 +439,12 @@ def _position(call: Call, extremum: str) -> Value:
         value = call.like(value, call.region.emit("neg", [value.id]))
     call.arguments = {**call.arguments, "self": value}
     call.dtype = torch.int64
-    return _reduce(call, "argmax", call["dim"])
+    return reduced_along(call, "argmax", call["dim"])
 
 
 @row("aten::aminmax")
 def _aminmax(call: Call) -> tuple[Value, Value]:
-    return _reduce(call, "min", call.get("dim")), _reduce(call, "max", call.get("dim"))
+    return reduced_along(call, "min", call.get("dim")), reduced_along(call, "max", call.get("dim"))
 
 
 @row("aten::var", "aten::std", "aten::var_mean", "aten::std_mean")
@@ -454,8 +455,8 @@ def _var(call: Call) -> Any:
     if correction not in (0, 1):
         raise UnfitError(f"a correction of {correction}")
     op, _, mean = call["name"].rpartition(":")[2].partition("_")
-    spread = _reduce(call, op, call.get("dim"), {"unbiased": correction == 1})
-    return (spread, _reduce(call, "mean", call.get("dim"))) if mean else spread
+    spread = reduced_along(call, op, call.get("dim"), {"unbiased": correction == 1})
+    return (spread, reduced_along(call, "mean", call.get("dim"))) if mean else spread
 
 
 @row("aten::linalg_vector_norm", "aten::norm")
@@ -464,7 +465,7 @@ def _norm(call: Call) -> Value:
     if order not in (1, 2, float("inf")):
         raise UnfitError(f"the norm of order {order}")
     order = "inf" if order == float("inf") else order
-    return _reduce(call, "norm", call.get("dim"), {"p": order})
+    return reduced_along(call, "norm", call.get("dim"), {"p": order})
 
 
 def _along(call: Call, op: str, x: str, dim: Any, attributes: dict | None = None) -> Value:

@@ -53,7 +53,8 @@ def measure(
         t = truth[start : start + step].double()
         c = candidate[start : start + step].to(device=t.device, dtype=torch.float64)
         # What the output's type cannot hold is infinite in it, in the truth as well.
-        t = torch.where(t.abs() > torch.finfo(candidate.dtype).max, t.to(candidate.dtype), t)
+        if candidate.is_floating_point():
+            t = torch.where(t.abs() > torch.finfo(candidate.dtype).max, t.to(candidate.dtype), t)
         both = torch.isfinite(t) & torch.isfinite(c)
         alike = _both_alike(t, c)
         if eager is not None:
