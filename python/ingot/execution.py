@@ -14,11 +14,14 @@ from ingot.capture.captured import Captured, Region, Slot, TorchStep
 from ingot.runtime.library import STATUS_UNAVAILABLE, IngotError
 from ingot.runtime.program import Binding, Program
 
+# What torch.autograd.graph.increment_version() calls.
+_increment_version = getattr(torch._C, "_increment_version", torch.autograd.graph.increment_version)
+
 
 def _increment_versions(tensors: list[torch.Tensor]) -> None:
     """As after an operator of PyTorch's that writes in place: autograd's check must see it."""
     try:
-        torch.autograd.graph.increment_version(tensors)
+        _increment_version(tensors)
     except TypeError:  # PyTorch 2.4 takes one tensor
         for tensor in tensors:
             torch.autograd.graph.increment_version(tensor)

@@ -7,7 +7,7 @@ difference that could change the result; where they do, the call is looked at in
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import nn
@@ -85,8 +85,8 @@ class Recent:
         "_needs_no_grad",
         "_same_flags",
         "_unread",
-        "binding",
         "compiled",
+        "run",
     )
 
     def __init__(self, entry, tensors: Sequence[torch.Tensor], device_type: str):
@@ -104,7 +104,10 @@ class Recent:
         leaves = compiled.leaves(tensors)
         self._like = _like(leaves, device_type)
         self._needs_no_grad = any(leaf.requires_grad for leaf in leaves)
-        self.binding = None if compiled.direct is None else compiled.direct.bind(leaves)
+        # (leaves): what the module returns.
+        self.run = compiled.run_steps
+        if compiled.direct is not None:
+            self.run = partial(compiled.run_direct, compiled.direct.bind(leaves))
 
     def leaves(self, args: tuple) -> tuple | None:
         """The tensors that the call reads, where it is like the last one."""
@@ -134,11 +137,6 @@ class Recent:
             return policy.tf32_allowed() == mode
         device_type, *expected = mode
         return [*policy.ambient(device_type)] == expected
-
-    def run(self, leaves: tuple) -> Any:
-        if self.binding is None:
-            return self.compiled.run_steps(leaves)
-        return self.compiled.run_direct(self.binding, leaves)
 
 
 class Delegated:
