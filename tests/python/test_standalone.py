@@ -12,6 +12,8 @@ from ingot.cli import main
 from ingot.model_file import load_model_file
 from ingot.standalone_writer import Standalone, StandaloneError
 from torch import nn
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 MODELS = sorted(path.stem for path in EXAMPLES.glob("*.py"))
@@ -86,6 +88,54 @@ def test_runs_the_original_on_the_host(model, tmp_path):
     assert len(said) == 1 and "its input is on cpu" in str(said[0].message)
     for name, tensor in expected.state_dict().items():
         assert torch.equal(found.state_dict()[name], tensor), name
+
+
+class Dispatching(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+WATCHED = {
+    "a dispatch mode": Dispatching,
+    "a function mode": lambda: torch.device("cpu"),
+    "forward differentiation": forward_ad.dual_level,
+}
+
+
+@pytest.mark.parametrize("watched", WATCHED)
+def test_sees_what_watches_its_operators(gemm, watched):
+    _, namespace = gemm
+    assert not namespace._ingot_watched()
+    with WATCHED[watched]():
+        assert namespace._ingot_watched()
+    assert not namespace._ingot_watched()
+
+
+def test_sees_transforms_traces_and_compilers(gemm):
+    _, namespace = gemm
+    seen = []
+
+    def look(x):
+        seen.append(namespace._ingot_watched())
+        return x + 1
+
+    x = torch.ones(3, 2)
+    torch.vmap(look)(x)
+    torch.jit.trace(look, (x,), check_trace=False)
+    assert seen == [True, True]
+
+    def choose(x):
+        return x + 1 if namespace._ingot_watched() else x - 1
+
+    compiled = torch.compile(choose, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(x), x + 1) and torch.equal(choose(x), x - 1)
+
+
+def test_another_threads_export_does_not_divert_a_call(gemm, monkeypatch):
+    _, namespace = gemm
+    # torch.export raises this flag for all threads; what it traces itself runs under modes.
+    monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
+    assert torch.compiler.is_compiling() and not namespace._ingot_watched()
 
 
 def test_source_is_the_models_own(gemm):
