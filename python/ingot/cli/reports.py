@@ -29,76 +29,86 @@ def of_optimize(
     target: Path, model: Path, report: dict, result: dict | None, text: str, timed: bool
 ) -> None:
     """result: the verification, None where there was nothing to verify."""
-    from ingot.report import file_text, run_view, write_report
-
     device = result["device"] if result else "cpu"
-    written = Path(result["candidate"]).name if result else ""
-    sources = [file_text(model), *([(written, text)] if written else [])]
-    view = run_view(
-        title=model.name,
-        what=f"Report of ingot optimize, {_device(device)}",
-        command=command_line(),
+    _write(
+        target,
+        [model],
+        f"Report of ingot optimize, {_device(device)}",
+        report,
         device=device,
-        report=report,
+        written=(Path(result["candidate"]).name, text) if result else None,
         verification=result,
         not_verified=_LEFT_ALONE,
-        not_timed=_why_not_timed(result, timed) if result else _LEFT_ALONE,
-        files=[model],
-        sources=sources,
+        not_timed=_why_not_timed(timed) if result else _LEFT_ALONE,
     )
-    write_report(target, "run.html.j2", view)
 
 
 def of_unverified(target: Path, model: Path, report: dict, written: str, text: str) -> None:
     """Of a standalone file that was written where there is no GPU."""
-    from ingot.report import file_text, run_view, write_report
-
-    view = run_view(
-        title=model.name,
-        what="Report of ingot optimize --standalone: a plan and its file, of which nothing was run",
-        command=command_line(),
-        device="none",
-        report=report,
-        not_verified=_NO_GPU,
-        not_timed=_NO_GPU,
-        files=[model],
-        sources=[file_text(model), (written, text)],
-    )
-    write_report(target, "run.html.j2", view)
-
-
-def of_verify(target: Path, original: Path, candidate: Path, result: dict, timed: bool) -> None:
-    from ingot.report import NOTHING_REPORTED, file_text, run_view, write_report
-
-    view = run_view(
-        title=f"{original.name} and {candidate.name}",
-        what=f"Report of ingot verify, {_device(result['device'])}",
-        command=command_line(),
-        device=result["device"],
-        report=NOTHING_REPORTED,
-        verification=result,
-        ours="candidate",
-        not_timed=_why_not_timed(result, timed),
-        no_plan=_UNKNOWN,
-        files=[original, candidate],
-        sources=[file_text(original), file_text(candidate)],
-    )
-    write_report(target, "run.html.j2", view)
+    what = "Report of ingot optimize --standalone: a plan and its file, of which nothing was run"
+    _write_plan(target, model, what, report, _NO_GPU, written=(written, text))
 
 
 def of_explain(target: Path, model: Path, report: dict) -> None:
+    what = "Report of ingot explain: a plan, of which nothing was run"
+    _write_plan(target, model, what, report, _EXPLAINED)
+
+
+def of_verify(target: Path, original: Path, candidate: Path, result: dict, timed: bool) -> None:
+    from ingot.report import NOTHING_REPORTED
+
+    _write(
+        target,
+        [original, candidate],
+        f"Report of ingot verify, {_device(result['device'])}",
+        NOTHING_REPORTED,
+        device=result["device"],
+        verification=result,
+        ours="candidate",
+        not_timed=_why_not_timed(timed),
+        no_plan=_UNKNOWN,
+    )
+
+
+def _write_plan(
+    target: Path, model: Path, what: str, report: dict, why: str, written: tuple | None = None
+) -> None:
+    """Of a plan that was not run, and why not."""
+    _write(
+        target,
+        [model],
+        what,
+        report,
+        device="none",
+        written=written,
+        not_verified=why,
+        not_timed=why,
+    )
+
+
+def _write(
+    target: Path,
+    files: list[Path],
+    what: str,
+    report: dict,
+    *,
+    device: str,
+    written: tuple[str, str] | None = None,
+    **found: Any,
+) -> None:
+    """files: what the command was given; written: name and text of the file that it wrote; found:
+    the rest of `run_view`'s arguments."""
     from ingot.report import file_text, run_view, write_report
 
     view = run_view(
-        title=model.name,
-        what="Report of ingot explain: a plan, of which nothing was run",
+        title=" and ".join(file.name for file in files),
+        what=what,
         command=command_line(),
-        device="none",
+        device=device,
         report=report,
-        not_verified=_EXPLAINED,
-        not_timed=_EXPLAINED,
-        files=[model],
-        sources=[file_text(model)],
+        files=files,
+        sources=[*map(file_text, files), *([written] if written else [])],
+        **found,
     )
     write_report(target, "run.html.j2", view)
 
@@ -117,5 +127,5 @@ def _device(device: str) -> str:
     return f"on {torch.cuda.get_device_name(0)}"
 
 
-def _why_not_timed(result: dict, timed: bool) -> str:
+def _why_not_timed(timed: bool) -> str:
     return _NO_SPEED if timed else _NO_TIMING
