@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from verify_model import candidate, method
+
 
 @dataclass(frozen=True)
 class Case:
@@ -24,57 +26,24 @@ class Case:
     options: dict = field(default_factory=dict)
 
 
-HEAD = """
-import gc, inspect, json, os, pickle, subprocess, sys, tempfile, threading, time
-import torch
-from torch import nn
-import torch.nn.functional as F
-
-
-class ModelNew(nn.Module):
-    def __init__(self, in_features, out_features):
-        super().__init__()
-        self.gemm = nn.Linear(in_features, out_features)
-        self.scale = nn.Parameter(torch.randn(out_features))
-        self.bn = nn.BatchNorm1d(out_features)
-        self.kept = {}
-        self.calls = 0
-        self.prepare()
-
-    def plain(self, x):
-        return self.bn(self.gemm(x) * self.scale)
-"""
-
-
-def _method(signature: str, statements: str, last: str = "") -> str:
-    lines = [*statements.strip("\n").splitlines(), *last.splitlines()] or ["pass"]
-    return f"\n    def {signature}:\n" + "".join(
-        f"        {line}\n" if line else "\n" for line in lines
-    )
+_LAST = "return self.plain(x) if y is None else y"
 
 
 def dishonest(case: Case) -> str:
-    return (
-        HEAD
-        + _method("prepare(self)", case.prepare)
-        + _method(
-            "forward(self, x)",
-            f"self.calls += 1\ny = None\n{case.forward.strip()}",
-            "return self.plain(x) if y is None else y",
-        )
+    forward = f"self.calls += 1\ny = None\n{case.forward.strip()}\n{_LAST}"
+    return candidate(
+        method("prepare(self)", case.prepare) + "\n" + method("forward(self, x)", forward)
     )
 
 
 def all_twins() -> str:
     """One candidate that does as every twin does, at each call."""
-    text = HEAD + _method("prepare(self)", "")
-    calls = ["self.calls += 1", "y = None"]
+    methods, calls = [], ["self.calls += 1", "y = None"]
     for number, case in enumerate(CASES.values()):
-        text += _method(f"twin{number}(self, x, y)", case.twin, "return y")
+        methods.append(method(f"twin{number}(self, x, y)", f"{case.twin.strip()}\nreturn y"))
         calls.append(f"y = self.twin{number}(x, y)")
-    return text + _method(
-        "forward(self, x)", "\n".join(calls), "return self.plain(x) if y is None else y"
-    )
+    methods.append(method("forward(self, x)", "\n".join([*calls, _LAST])))
+    return candidate("\n".join(methods))
 
 
 _EDIT_ITSELF = """

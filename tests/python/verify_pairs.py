@@ -2,60 +2,10 @@
 
 from __future__ import annotations
 
-ORIGINAL = """
-import torch
-from torch import nn
+from verify_model import candidate as candidate
+from verify_model import original
 
-batch_size = 64
-in_features = 96
-out_features = 80
-
-
-class Model(nn.Module):
-    def __init__(self, in_features, out_features):
-        super().__init__()
-        self.gemm = nn.Linear(in_features, out_features)
-        self.scale = nn.Parameter(torch.randn(out_features))
-        self.bn = nn.BatchNorm1d(out_features)
-
-    def forward(self, x):
-        return self.bn(self.gemm(x) * self.scale)
-
-
-def get_inputs():
-    return [torch.rand(batch_size, in_features)]
-
-
-def get_init_inputs():
-    return [in_features, out_features]
-"""
-
-_HEAD = """
-import torch
-from torch import nn
-import torch.nn.functional as F
-
-
-class ModelNew(nn.Module):
-    def __init__(self, in_features, out_features):
-        super().__init__()
-        self.gemm = nn.Linear(in_features, out_features)
-        self.scale = nn.Parameter(torch.randn(out_features))
-        self.bn = nn.BatchNorm1d(out_features)
-        self.prepare()
-
-    def prepare(self):
-        pass
-
-    def plain(self, x):
-        return self.bn(self.gemm(x) * self.scale)
-"""
-
-
-def candidate(methods: str) -> str:
-    lines = methods.strip("\n").splitlines()
-    return _HEAD + "\n" + "\n".join(f"    {line}" if line else "" for line in lines) + "\n"
-
+ORIGINAL = original(64, 96, 80)
 
 HONEST = {
     "operator by operator": """

@@ -21,65 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "python"))
+for folder in ("python", "tests/python"):
+    sys.path.insert(0, str(ROOT / folder))
 os.environ["PYTHONPATH"] = os.pathsep.join(
     p for p in (str(ROOT / "python"), os.environ.get("PYTHONPATH", "")) if p
 )
 
+from verify_model import candidate, method, original  # noqa: E402
+
 # Large enough that a product lasts longer than the copy of its result.
-ORIGINAL = """
-import torch
-from torch import nn
-
-batch_size = 1024
-in_features = 2048
-out_features = 2048
-
-
-class Model(nn.Module):
-    def __init__(self, in_features, out_features):
-        super().__init__()
-        self.gemm = nn.Linear(in_features, out_features)
-        self.scale = nn.Parameter(torch.randn(out_features))
-        self.bn = nn.BatchNorm1d(out_features)
-
-    def forward(self, x):
-        return self.bn(self.gemm(x) * self.scale)
-
-
-def get_inputs():
-    return [torch.rand(batch_size, in_features)]
-
-
-def get_init_inputs():
-    return [in_features, out_features]
-"""
-
-HEAD = """
-import ctypes, sys, threading, time
-import torch
-from torch import nn
-import torch.nn.functional as F
-
-
-class ModelNew(nn.Module):
-    def __init__(self, in_features, out_features):
-        super().__init__()
-        self.gemm = nn.Linear(in_features, out_features)
-        self.scale = nn.Parameter(torch.randn(out_features))
-        self.bn = nn.BatchNorm1d(out_features)
-        self.kept = {}
-        self.calls = 0
-
-    def plain(self, x):
-        return self.bn(self.gemm(x) * self.scale)
-
-    def rest(self, product):
-        return self.bn((product + self.gemm.bias) * self.scale)
-
-    def forward(self, x):
-        self.calls += 1
-"""
+ORIGINAL = original(1024, 2048, 2048)
 
 
 @dataclass(frozen=True)
@@ -381,8 +332,7 @@ return self.plain(x)
 
 
 def source_of(case: Case) -> str:
-    lines = case.body.strip("\n").splitlines()
-    return HEAD + "".join(f"        {line}\n" if line else "\n" for line in lines)
+    return candidate(method("forward(self, x)", f"self.calls += 1\n{case.body.strip()}"))
 
 
 def check(name: str, device: str) -> dict:
