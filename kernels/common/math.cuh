@@ -43,31 +43,6 @@ INGOT_MATH_UNARY(rint)
 INGOT_MATH_UNARY(fabs)
 #undef INGOT_MATH_UNARY
 
-// a / b to within one unit in the last place, without the branch of IEEE division: between the
-// values of a tile it would keep them from overlapping. Infinities, NaN and zeros as a / b has
-// them.
-template <class T>
-INGOT_HD T divide(T a, T b) {
-  return a / b;
-}
-#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
-INGOT_HD float divide(float a, float b) {
-#if defined(__CUDA_ARCH__)
-  // Below 2^-100 the reciprocal comes near overflow; a quotient that this makes infinite is.
-  const float scale = ::fabsf(b) < 0x1p-100f ? 0x1p64f : 1.0f;
-  const float dividend = a * scale, divisor = b * scale;
-  float reciprocal;
-  asm("rcp.approx.f32 %0, %1;" : "=f"(reciprocal) : "f"(divisor));
-  const float quotient = dividend * reciprocal;
-  const float rest = ::fmaf(-divisor, quotient, dividend);
-  const float closer = ::fmaf(rest, reciprocal, quotient);
-  return ::fabsf(closer) < infinity<float>() ? closer : quotient;
-#else
-  return a / b;
-#endif
-}
-#endif
-
 INGOT_HD float pow(float a, float b) {
   return ::powf(a, b);
 }

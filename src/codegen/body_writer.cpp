@@ -151,6 +151,8 @@ std::string pointwise_expression(PointwiseOp op, const std::vector<std::string>&
       return fmt::format("{} - {}", args[0], args[1]);
     case PointwiseOp::mul_:
       return fmt::format("{} * {}", args[0], args[1]);
+    case PointwiseOp::div_:
+      return fmt::format("{} / {}", args[0], args[1]);
     default:
       return fmt::format("pointwise::{}({})", name_of(op), fmt::join(args, ", "));
   }
