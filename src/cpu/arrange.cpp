@@ -186,7 +186,10 @@ void assign_buffers(Phase* phase) {
     };
     // A reduction reads its argument after it has begun to write; a pointwise operation does not.
     if (step.kind == Step::Kind::pointwise) release();
-    for (const int out : outputs_of(*phase, step)) take(&phase->slots[static_cast<size_t>(out)]);
+    for (const int out : outputs_of(*phase, step)) {
+      take(&phase->slots[static_cast<size_t>(out)]);
+      (step.hoisted ? phase->strip_slots : phase->tile_slots).push_back(out);
+    }
     if (step.kind != Step::Kind::pointwise) release();
   }
 }

@@ -177,10 +177,14 @@ void Interpreter::bind_loads(bool hoisted) {
   }
 }
 
-void Interpreter::bind_stores() {
-  for (size_t i = 0; i < phase_.slots.size(); ++i) {
+void Interpreter::bind_computed(const std::vector<int>& slots) {
+  for (const int index : slots) {
+    const auto i = static_cast<size_t>(index);
     const Slot& slot = phase_.slots[i];
-    if (slot.kind != Slot::Kind::computed) continue;
+    if (slot.inner) {
+      registers_[i].data = scratch_ + buffer_offsets_[static_cast<size_t>(slot.buffer)];
+      continue;
+    }
     if (slot.store >= 0) {
       const Memory& memory = bindings_.stores[static_cast<size_t>(slot.store)];
       // Along an axis where it does not vary a value is computed by every tile but written by one.
@@ -201,14 +205,14 @@ void Interpreter::bind_stores() {
 void Interpreter::begin_strip(const Box& strip) {
   tile_ = strip;
   bind_loads(true);
-  bind_stores();
+  bind_computed(phase_.strip_slots);
   run_steps(true);
 }
 
 void Interpreter::run_tile(const Box& tile) {
   tile_ = tile;
   bind_loads(false);
-  bind_stores();
+  bind_computed(phase_.tile_slots);
   run_steps(false);
   run_stores();
 }

@@ -64,7 +64,7 @@ class Interpreter {
   };
 
   void bind_loads(bool hoisted);
-  void bind_stores();
+  void bind_computed(const std::vector<int>& slots);
   Register scratch_register(const Slot& slot);
   bool usable_in_place(const Slot& slot, const Memory& memory) const;
   Extents sizes_of(const Slot& slot) const;

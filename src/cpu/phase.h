@@ -95,7 +95,8 @@ struct Phase {
   };
   std::vector<Store> stores;
   std::vector<BufferClass> buffers;
-  AxisMask whole_axes = 0;  // axes that a tile may not cut
+  std::vector<int> strip_slots, tile_slots;  // what is computed once for a strip, and by every tile
+  AxisMask whole_axes = 0;                   // axes that a tile may not cut
 
   // Whether the space has one element along an axis, whatever the batch.
   bool space_is_one(size_t axis) const;

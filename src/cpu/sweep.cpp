@@ -155,7 +155,7 @@ Memory Addresses::leaf(ValueId value, const Shape& seen) const {
 }
 
 Memory Addresses::result(size_t ordinal, const Shape& seen) const {
-  const size_t position = plan_.graph.leaves().size() + ordinal;
+  const size_t position = tensors_.size() - plan_.graph.results.size() + ordinal;
   return tensor(position, plan_.graph[plan_.graph.results[ordinal].value].shape, seen);
 }
 

@@ -183,6 +183,13 @@ PlainPool& plain_pool() {
 
 thread_local bool inside_loop = false;
 
+// Loops begun while this lives run serially.
+struct Inside {
+  const bool outer = inside_loop;
+  Inside() { inside_loop = true; }
+  ~Inside() { inside_loop = outer; }
+};
+
 struct Loop {
   int64_t tasks;
   detail::TaskFunction function;
@@ -193,8 +200,7 @@ struct Loop {
   std::exception_ptr error;
 
   void work(int worker) {
-    const bool outer = inside_loop;
-    inside_loop = true;
+    const Inside inside;
     while (!failed.load(std::memory_order_relaxed)) {
       const int64_t task = next.fetch_add(1, std::memory_order_relaxed);
       if (task >= tasks) break;
@@ -204,7 +210,6 @@ struct Loop {
         if (!failed.exchange(true)) error = std::current_exception();
       }
     }
-    inside_loop = outer;
   }
 };
 
@@ -245,11 +250,16 @@ namespace detail {
 
 void parallel_for(int64_t tasks, TaskFunction function, void* body, int threads) {
   if (tasks <= 0) return;
+  if (tasks == 1 || threads == 1) {
+    const Inside inside;
+    for (int64_t task = 0; task < tasks; ++task) function(body, task, 0);
+    return;
+  }
   Loop loop;
   loop.tasks = tasks;
   loop.function = function;
   loop.body = body;
-  const int limit = threads == 1 ? 1 : thread_count();
+  const int limit = thread_count();
   const int allowed = threads > 0 ? std::min(threads, limit) : limit;
   const int workers = static_cast<int>(std::min<int64_t>(tasks, allowed));
   if (workers > 1) {
