@@ -217,6 +217,10 @@ SHAPED = {
     "expand": (lambda x, m: x.mean(dim=1, keepdim=True).expand_as(x) + x, (4, 8)),
     "expanded_outside": (lambda x, m: x.unsqueeze(1).expand(-1, 3, -1).cumsum(1), (4, 8)),
     "expanded_result": (lambda x, m: x.mean(dim=1, keepdim=True).expand(-1, 5), (4, 8)),
+    "expanded_reduced": (
+        lambda x, m: (lambda y: y - y.amin(-1, keepdim=True))(x[:, None].expand(-1, 3, -1)).sum(1),
+        (4, 8),
+    ),
     "expanded_sum": (lambda x, m: x.unsqueeze(1).expand(-1, 3, -1).sum(1) * 2, (4, 8)),
     "five_axes": (lambda x, m: F.softmax(F.gelu(x) + m.vector, dim=-1), (2, 3, 2, 4, 8)),
     "four_mean": (lambda x, m: x - x.mean(dim=-1, keepdim=True), (2, 3, 5, 8)),

@@ -146,7 +146,9 @@ class RegionBuilder:
             own = _padded_sizes(operand, len(sizes))
             held = _padded_axes(operand, len(sizes))
             for size, axes, run in zip(own, held, dims):
-                if axes and axes == run:
+                if axes == ():
+                    continue  # expanded, or of extent 1
+                if axes == run:
                     for axis in run:
                         extents[axis] = operand.extents[axis]
                 elif size != 1 and len(run) == 1:
@@ -194,8 +196,8 @@ def _padded_sizes(operand: Operand, rank: int) -> tuple[int, ...]:
 
 
 def _padded_axes(operand: Operand, rank: int) -> tuple:
-    """The axes of each dimension; none where they are not settled."""
-    axes = operand.dims if isinstance(operand, Value) else ((),) * len(operand.sizes)
+    """The axes of each dimension of a value; None for a leaf's, which are not settled."""
+    axes = operand.dims if isinstance(operand, Value) else (None,) * len(operand.sizes)
     return ((),) * (rank - len(axes)) + tuple(axes)
 
 
