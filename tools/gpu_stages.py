@@ -25,7 +25,7 @@ EXAMPLES = ROOT / "examples"
 CHECKS = ROOT / "tools" / "gpu_checks"
 SWEEP_PROGRAM = ROOT / "build" / "bench" / "sweep"
 
-SANITIZER_TOOLS = ("memcheck", "racecheck", "synccheck")
+SANITIZER_TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 # Odd sizes, none a multiple of anything; and one that fills tiles.
 CHECK_SIZES = (
     {
@@ -244,6 +244,12 @@ def error_curves(_: Any, settings: Settings) -> Outcome:
     return outcome(*run_script(command, settings))
 
 
+def chains(_: Any, settings: Settings) -> Outcome:
+    command = [sys.executable, CHECKS / "time_chains.py", "--device", settings.device]
+    command += ["--out", settings.file("chains"), "--seconds", max(20.0, settings.seconds - 10)]
+    return outcome(*run_script(command, settings))
+
+
 def latency(_: Any, settings: Settings) -> Outcome:
     command = [sys.executable, CHECKS / "check_latency.py", "--device", settings.device]
     command += ["--seconds", max(10.0, settings.seconds - 5)]
@@ -428,6 +434,12 @@ STAGES = {
         "the bundled models against eager, eager with TF32 and torch.compile max-autotune",
         seconds=70.0,
         own_process=False,
+    ),
+    "chains": Stage(
+        lambda settings: [Step("models of tests/models", alone=True)],
+        chains,
+        "twenty other chains at real sizes, against eager and the limit",
+        seconds=110.0,
     ),
     "products": Stage(
         lambda settings: [

@@ -5,7 +5,8 @@
 
 bench/results/<machine>.json holds a list of records of whole models; times are milliseconds, errors
 are relative Frobenius errors against fp64. bench/results/products/<machine>.json, where it exists,
-holds those of the matrix product alone by other libraries' emulations of fp32.
+holds those of the matrix product alone by other libraries' emulations of fp32,
+bench/results/chains/<machine>.json those of other models.
 """
 
 from __future__ import annotations
@@ -125,13 +126,46 @@ def product_table(records: list) -> list:
     return [*begin, line(headings), rule, *rows, "", "</details>"]
 
 
+def chain_table(chains: list) -> list:
+    """Other models: lines."""
+    headings = ["model", "shape", "mode", "eager", "eager TF32", "Ingot", "× eager"]
+    headings += ["limit", "Ingot / limit", "error", "eager's error"]
+    rows = [
+        line(
+            [
+                f"`{r['model']}`",
+                r["shape"],
+                r["mode"],
+                f"{r['eager_ms']:.3f}",
+                number(r["eager_tf32_ms"], ".3f"),
+                f"{r['ingot_ms']:.3f}",
+                f"{r['eager_ms'] / r['ingot_ms']:.2f}",
+                f"{r['limit_ms']:.3f}",
+                f"{r['ingot_ms'] / r['limit_ms']:.2f}",
+                f"{r['error']:.1e}",
+                f"{r['eager_error']:.1e}",
+            ]
+        )
+        for r in chains
+    ]
+    summary = f"{len(rows)} other chains in fp32, models of tests/models"
+    rule = "| --- | --- | --- |" + " ---: |" * (len(headings) - 3)
+    begin = ["", f"<details><summary>{summary}</summary>", ""]
+    return [*begin, line(headings), rule, *rows, "", "</details>"]
+
+
+def records_beside(folder: Path, kind: str, file: Path) -> list:
+    beside = folder / kind / file.name
+    return json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else []
+
+
 def tables(folder: Path) -> str:
     parts = []
     for file in sorted(folder.glob("*.json")):
         records = json.loads(file.read_text(encoding="utf-8"))
-        beside = folder / "products" / file.name
-        products = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else []
+        products = records_beside(folder, "products", file)
         products = {(r["shape"], r["method"]): r for r in products}
+        chains = records_beside(folder, "chains", file)
         alone = [record for record in records if record["model"] == PRODUCT]
         records = [record for record in records if record["model"] != PRODUCT]
         dates = sorted({str(record["date"])[:10] for record in [*records, *alone]})
@@ -142,6 +176,8 @@ def tables(folder: Path) -> str:
             lines += ["", *table(records, products), *footnote(products)]
         if alone:
             lines += product_table(alone)
+        if chains:
+            lines += chain_table(chains)
         parts.append("\n".join(lines))
     return "\n\n".join(parts) or "No results have been recorded yet."
 

@@ -131,6 +131,24 @@ def test_results_table_shows_other_products_beside_fp32_models(tmp_path: Path):
     assert "(jax 1); errors: XLA bf16×3 9.0e-06 to 1.8e-05." in lines[-1]
 
 
+def test_results_table_adds_other_chains(tmp_path: Path):
+    table = load("results_table")
+    key = {"model": "m", "shape": "2×3→4", "mode": "eval", "date": "2026-11-21"}
+    record = key | {"dtype": "fp32", "precision": "fp32", "eager_ms": 3.0, "ingot_ms": 0.5}
+    (tmp_path / "gpu.json").write_text(json.dumps([record]))
+    chain = {"model": "swiglu", "shape": "2×3→4", "mode": "eval", "eager_ms": 3.0}
+    chain |= {"eager_tf32_ms": None, "ingot_ms": 0.75, "limit_ms": 0.5}
+    chain |= {"error": 4e-7, "eager_error": 1.8e-6, "left_to_pytorch": [], "source_hash": "a"}
+    (tmp_path / "chains").mkdir()
+    (tmp_path / "chains" / "gpu.json").write_text(json.dumps([chain]))
+    text = table.tables(tmp_path)
+    assert "1 other chains" in text
+    row = (
+        "| `swiglu` | 2×3→4 | eval | 3.000 | – | 0.750 | 4.00 | 0.500 | 1.50 | 4.0e-07 | 1.8e-06 |"
+    )
+    assert row in text.splitlines()
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
