@@ -15,6 +15,8 @@ using CUcontext = struct CUctx_st*;
 using CUmodule = struct CUmod_st*;
 using CUfunction = struct CUfunc_st*;
 using CUstream = struct CUstream_st*;
+using CUgraph = struct CUgraph_st*;
+using CUgraphExec = struct CUgraphExec_st*;
 
 inline constexpr CUresult kCudaSuccess = 0;
 
@@ -75,7 +77,17 @@ struct alignas(64) CUtensorMap {
   X(cuLaunchKernelEx, "cuLaunchKernelEx", (const LaunchConfig*, CUfunction, void**, void**)) \
   X(cuOccupancyMaxActiveClusters, "cuOccupancyMaxActiveClusters",                            \
     (int*, CUfunction, const LaunchConfig*))                                                 \
+  X(cuStreamCreate, "cuStreamCreate", (CUstream*, unsigned))                                 \
+  X(cuStreamDestroy, "cuStreamDestroy_v2", (CUstream))                                       \
   X(cuStreamIsCapturing, "cuStreamIsCapturing", (CUstream, int*))                            \
+  X(cuStreamBeginCapture, "cuStreamBeginCapture_v2", (CUstream, int))                        \
+  X(cuStreamEndCapture, "cuStreamEndCapture", (CUstream, CUgraph*))                          \
+  X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", (int*))          \
+  X(cuGraphInstantiateWithFlags, "cuGraphInstantiateWithFlags",                              \
+    (CUgraphExec*, CUgraph, unsigned long long))                                             \
+  X(cuGraphDestroy, "cuGraphDestroy", (CUgraph))                                             \
+  X(cuGraphLaunch, "cuGraphLaunch", (CUgraphExec, CUstream))                                 \
+  X(cuGraphExecDestroy, "cuGraphExecDestroy", (CUgraphExec))                                 \
   X(cuGetErrorName, "cuGetErrorName", (CUresult, const char**))                              \
   X(cuGetErrorString, "cuGetErrorString", (CUresult, const char**))                          \
   X(cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled",                                        \

@@ -1,11 +1,13 @@
 // A program on CUDA: its sweeps in order, on the caller's stream, in the caller's memory.
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <map>
 #include <mutex>
 
 #include "backend/executable.h"
 #include "cuda/product_tuning.h"
+#include "cuda/replay.h"
 #include "cuda/sweep_runner.h"
 #include "support/error.h"
 
@@ -15,6 +17,9 @@ namespace {
 using namespace cuda;
 
 constexpr int kDependentLaunchDriver = 12040;  // the first that captures such launches in graphs
+
+// Whether calls that repeat are replayed where the capability is not given.
+constexpr bool kReplay = false;
 
 // What a batch size settles, whatever the device.
 struct BatchLayout {
@@ -32,7 +37,8 @@ class CudaExecutable : public Executable {
         modules_(CubinCache(cache_folder(options, "/kernels"))),
         tuning_(options_, plan_.target, cache_folder(options, "/tuned-products.json")),
         leaf_count_(plan_.graph.leaves().size()),
-        dependent_launch_(options_.capabilities.value("dependent_launch", true)) {
+        dependent_launch_(options_.capabilities.value("dependent_launch", true)),
+        replay_(options_.capabilities.value("replay", kReplay)) {
     for (size_t i = 0; i < plan_.sweeps.size(); ++i) {
       const int sweep = static_cast<int>(i);
       runners_.push_back(plan_.sweeps[i].kind == SweepKind::product
@@ -94,9 +100,16 @@ class CudaExecutable : public Executable {
            batch, l.buffers + l.scratch);
     }
     const CurrentContext context(tensors[0].device);
-    RunState state = state_of(*context, l, batch, tensors, static_cast<std::byte*>(workspace),
-                              workspace_bytes, stream);
-    visit_frozen(state, const_cast<void*>(frozen), [&](SweepRunner& runner) { runner.run(state); });
+    const auto launch = [&](CUstream on) {
+      RunState state = state_of(*context, l, batch, tensors, static_cast<std::byte*>(workspace),
+                                workspace_bytes, on);
+      visit_frozen(state, const_cast<void*>(frozen),
+                   [&](SweepRunner& runner) { runner.run(state); });
+    };
+    const auto on = static_cast<CUstream>(stream);
+    if (!replay_) return launch(on);
+    replays_.run({&*context, batch, workspace, frozen, workspace_bytes, tensors}, on,
+                 std::cref(launch));
   }
 
   nlohmann::json describe(int64_t batch) override {
@@ -171,7 +184,8 @@ class CudaExecutable : public Executable {
   Modules modules_;
   const ProductTuning tuning_;
   const size_t leaf_count_;
-  const bool dependent_launch_;
+  const bool dependent_launch_, replay_;
+  Replays replays_;
   std::vector<std::unique_ptr<SweepRunner>> runners_;
   std::mutex mutex_;
   std::map<int64_t, std::unique_ptr<BatchLayout>> layouts_;  // none is ever removed

@@ -24,6 +24,10 @@ COUNTED = (
     "cuFuncSetAttribute",
     "cuStreamIsCapturing",
     "nvrtcCompileProgram",
+    "cuStreamBeginCapture",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphExecDestroy",
+    "cuGraphLaunch",
 )
 SIZES = {"in_features": 512, "out_features": 512}
 STREAM = 0x5000
@@ -41,7 +45,7 @@ class Launch(ctypes.Structure):
 class Called:
     """A program with tensors at made-up addresses."""
 
-    def __init__(self, fake: ctypes.CDLL, example: str, mode: str, batch: int):
+    def __init__(self, fake: ctypes.CDLL, example: str, mode: str, batch: int, replay=False):
         self.fake = fake
         loaded = load_model_file(example, {**SIZES, "batch_size": batch})
         module = loaded.make_module().train(mode == "training")
@@ -49,7 +53,8 @@ class Called:
             optimised = ingot.optimize(module, loaded.make_inputs())
             optimised(*loaded.make_inputs())
         on_host = optimised._ingot.last.compiled.direct
-        self.program = Program(on_host.graph, device="cuda")
+        options = {"capabilities": {"replay": replay}}
+        self.program = Program(on_host.graph, device="cuda", options=options)
         self.names = on_host.leaf_names
         count = len(self.names) + 1
         template = on_host.last_binding.template[-count * ctypes.sizeof(Tensor) :]
@@ -104,6 +109,37 @@ def follow_addresses(called: Called, batch: int) -> bool:
     return True
 
 
+def replays(fake: ctypes.CDLL, example: str) -> dict:
+    """Calls of a program that replays those that repeat."""
+    called = Called(fake, example, "eval", 8192, replay=True)
+    steady = [called.run(8192) for _ in range(20)]
+    # A loop over batches: results alternate between two blocks.
+    result = called.tensors[-1]
+    alternating, followed = [], True
+    for turn in range(40):
+        result.data = 0x200000000 + turn % 2 * 0x1000000
+        alternating.append(called.run(8192))
+        followed = followed and called.product_maps(8192, 0x900000000)[2] == result.data
+    # More different calls than are kept, then one inside a capture of the caller's.
+    varied = []
+    for turn in range(200):
+        result.data = 0x300000000 + turn % 9 * 0x1000000
+        varied.append(called.run(8192))
+    for _ in range(20):
+        called.run(8192)
+    fake.fake_user_captures(1)
+    captured = called.run(8192)
+    fake.fake_user_captures(0)
+    return {
+        "steady": steady,
+        "alternating": alternating,
+        "followed": followed,
+        "varied": varied,
+        "captured": captured,
+        "after": called.run(8192),
+    }
+
+
 def main() -> None:
     fake = ctypes.CDLL(os.environ["INGOT_LIBCUDA"])
     fake.fake_recorded.restype = ctypes.c_void_p
@@ -126,6 +162,7 @@ def main() -> None:
                 "another batch": called.run(300),
             }
             if name == "gemm_scale_bn.py eval":  # the product itself stores the result
+                answers["replays"] = replays(fake, example)
                 answers[name]["addresses followed"] = follow_addresses(called, 8192)
     print(json.dumps(answers))
 

@@ -9,7 +9,8 @@
   X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuCtxPushCurrent) X(cuCtxPopCurrent)             \
   X(cuModuleLoadData) X(cuModuleGetFunction) X(cuFuncSetAttribute) X(cuLaunchKernelEx)    \
   X(cuTensorMapEncodeTiled) X(cuDeviceGetAttribute) X(cuOccupancyMaxActiveClusters)       \
-  X(cuStreamIsCapturing) X(nvrtcCompileProgram)
+  X(cuStreamIsCapturing) X(nvrtcCompileProgram) X(cuGraphLaunch)                          \
+  X(cuGraphInstantiateWithFlags) X(cuGraphExecDestroy) X(cuStreamBeginCapture)
 
 #define NUMBER(name) k_##name,
 enum { COUNTED(NUMBER) kFunctions };
@@ -106,11 +107,6 @@ int cuOccupancyMaxActiveClusters(int* clusters, void* function, const void* conf
   COUNT(cuOccupancyMaxActiveClusters);
   return *clusters = 66, 0;
 }
-int cuStreamIsCapturing(void* stream, int* status) {
-  (void)stream;
-  COUNT(cuStreamIsCapturing);
-  return *status = 0, 0;
-}
 int cuGetErrorName(int result, const char** name) { return (void)result, *name = "?", 0; }
 int cuGetErrorString(int result, const char** text) { return (void)result, *text = "?", 0; }
 
@@ -135,14 +131,78 @@ static long wanted = -1; /* how many launches come before it */
 void fake_record(long launches_before) { wanted = launches_before; }
 const launch_record* fake_recorded(void) { return &recorded; }
 
+/* Of a graph: its launches, and what is recorded of the second. */
+typedef struct {
+  long launches;
+  launch_record second;
+} graph;
+static graph graphs[1024], *capturing;
+static long graphs_made;
+static void* capturing_stream;
+static int users_capture; /* whether a stream of the caller's is being captured */
+
+void fake_user_captures(int yes) { users_capture = yes; }
+
+static void record(const launch_config* config, void** arguments, launch_record* to) {
+  to->stream = (uint64_t)(uintptr_t)config->stream;
+  to->blocks = config->grid[0];
+  for (int i = 0; i < kWords; ++i) memcpy(&to->words[i], arguments[i], 8);
+}
+
 int cuLaunchKernelEx(const launch_config* config, void* function, void** arguments, void** extra) {
   (void)function, (void)extra;
-  if (COUNT(cuLaunchKernelEx) == wanted) {
-    recorded.stream = (uint64_t)(uintptr_t)config->stream;
-    recorded.blocks = config->grid[0];
-    for (int i = 0; i < kWords; ++i) memcpy(&recorded.words[i], arguments[i], 8);
+  if (capturing != NULL) {
+    if (config->stream != capturing_stream) return 1;
+    if (++capturing->launches == 2) record(config, arguments, &capturing->second);
+    return 0;
   }
+  if (COUNT(cuLaunchKernelEx) == wanted) record(config, arguments, &recorded);
   return 0;
+}
+
+/* Streams and graphs ----------------------------------------------------------------------------*/
+
+int cuStreamCreate(void** stream, unsigned flags) { return *stream = (void*)77, flags != 1; }
+int cuStreamDestroy_v2(void* stream) { return (void)stream, 0; }
+int cuStreamIsCapturing(void* stream, int* status) {
+  (void)stream;
+  COUNT(cuStreamIsCapturing);
+  return *status = users_capture, 0;
+}
+int cuStreamBeginCapture_v2(void* stream, int mode) {
+  COUNT(cuStreamBeginCapture);
+  capturing = &graphs[graphs_made++ % 1024];
+  memset(capturing, 0, sizeof(graph));
+  capturing_stream = stream;
+  return mode != 2;
+}
+int cuStreamEndCapture(void* stream, void** made) {
+  (void)stream;
+  *made = capturing;
+  capturing = NULL;
+  return 0;
+}
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  static int now = 0;
+  const int before = now;
+  now = *mode;
+  return *mode = before, 0;
+}
+int cuGraphInstantiateWithFlags(void** made, void* from, unsigned long long flags) {
+  (void)flags;
+  COUNT(cuGraphInstantiateWithFlags);
+  return *made = from, 0;
+}
+int cuGraphDestroy(void* which) { return (void)which, 0; }
+int cuGraphExecDestroy(void* which) { return (void)which, COUNT(cuGraphExecDestroy), 0; }
+int cuGraphLaunch(void* which, void* stream) {
+  const graph* launched = which;
+  COUNT(cuGraphLaunch);
+  if (wanted >= 0) {
+    recorded = launched->second;
+    recorded.stream = (uint64_t)(uintptr_t)stream;
+  }
+  return launched->launches == 0;
 }
 
 /* NVRTC -----------------------------------------------------------------------------------------*/

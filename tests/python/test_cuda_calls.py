@@ -74,3 +74,33 @@ def test_what_changes_is_described_anew_and_nothing_else(asked, model, change):
 
 def test_kept_tensor_maps_follow_the_tensors(asked):
     assert asked["gemm_scale_bn.py eval"]["addresses followed"]
+
+
+def launched(calls: list[dict]) -> set[tuple[int, int]]:
+    """(kernels, graphs) that the calls launched."""
+    return {(call.get("cuLaunchKernelEx", 0), call.get("cuGraphLaunch", 0)) for call in calls}
+
+
+def test_calls_that_repeat_are_replayed(asked):
+    steady = asked["replays"]["steady"]
+    assert launched(steady[:7]) == {(2, 0)}
+    assert steady[7]["cuGraphInstantiateWithFlags"] == 1 and launched([steady[7]]) == {(0, 1)}
+    replay = {"cuCtxGetCurrent": 1, "cuStreamIsCapturing": 1, "cuGraphLaunch": 1}
+    assert all(call == replay for call in steady[8:])
+
+
+def test_calls_that_alternate_are_replayed(asked):
+    assert launched(asked["replays"]["alternating"][-10:]) == {(0, 1)}
+    assert asked["replays"]["followed"]
+
+
+def test_calls_that_vary_are_not_captured(asked):
+    varied = asked["replays"]["varied"]
+    assert launched(varied) == {(2, 0)}
+    assert not any("cuStreamBeginCapture" in call for call in varied)
+    assert sum(call.get("cuGraphExecDestroy", 0) for call in varied) > 0
+
+
+def test_captures_of_the_caller_see_the_kernels(asked):
+    assert launched([asked["replays"]["captured"]]) == {(2, 0)}
+    assert launched([asked["replays"]["after"]]) == {(0, 1)}
