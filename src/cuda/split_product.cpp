@@ -261,6 +261,7 @@ bool SplitProduct::run(const RunState& state) {
   std::optional<MatrixOperand> x = matrix_operand(state, sweep_, 0);
   std::optional<MatrixOperand> w = matrix_operand(state, sweep_, 1);
   if (!x || !w || !x->fold_batch(state.batch)) return false;
+  if (element_of(x->dtype) != element_ || element_of(w->dtype) != element_) return false;
   MatrixOperand y;
   y.rows = x->rows;
   y.row_stride = w->rows;
