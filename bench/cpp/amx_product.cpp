@@ -125,8 +125,11 @@ void amx_whole(benchmark::State& state) {
   const std::vector<float> a = random_matrix(m * k), b = random_matrix(n * k);
   std::vector<float> c(static_cast<size_t>(m * n));
   ProductCall call{m, n, k, a.data(), k, b.data(), k, true, c.data(), n};
-  const auto packed = state.range(4) != 0 ? product.pack(call) : nullptr;
-  call.packed_b = packed.get();
+  Buffer packed;
+  if (state.range(4) != 0) {
+    product.pack(call, packed.reserve(product.packed_bytes(call)));
+    call.packed_b = packed.data();
+  }
   for (auto _ : state) {
     product.run(call);
     benchmark::ClobberMemory();

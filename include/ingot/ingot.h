@@ -89,9 +89,9 @@ INGOT_API ingot_status ingot_program_run(ingot_program* program, int64_t batch,
 
 /* Frozen weights, for inference: parameters in the form that the product kernels read, made once
  * and kept by the caller, so that a run need not make it anew. Nothing notices a change of a
- * parameter afterwards: the caller freezes again. `frozen` is device memory, aligned to 256 bytes,
- * of ingot_program_frozen_size() bytes; 0 where there is nothing to keep (on the host, with a
- * library's product, where no weight is a parameter). It serves every batch size. */
+ * parameter afterwards: the caller freezes again. `frozen` is memory of the program's device,
+ * aligned to 256 bytes, of ingot_program_frozen_size() bytes; 0 where there is nothing to keep
+ * (with a library's product, where no weight is a parameter). It serves every batch size. */
 INGOT_API ingot_status ingot_program_frozen_size(ingot_program* program, size_t* bytes);
 
 /* Fills `frozen` on `stream` from tensors as a run takes them, and compiles what runs of this

@@ -80,15 +80,16 @@ class OptimizedModule(nn.Module):
             program.prepare(batch, device)
 
     def ingot_freeze(self) -> None:
-        """Keeps the weights of matrix products, packed as the GPU's kernels read them, for the
-        calls in eval mode that follow; costs as much device memory as the weights.
+        """Keeps the weights of matrix products, packed as Ingot's own kernels read them, for the
+        calls in eval mode that follow; costs as much memory as the weights, on their device.
 
         Nothing goes stale that PyTorch counts: a parameter that was replaced, moved, loaded or
         written is packed again at the next call. What it does not count, writes through `.data`
         and by foreign kernels, asks for another `ingot_freeze()`. CUDA graphs captured meanwhile
         read the packed weights, which live until one of these, `ingot_unfreeze()` or such a change:
-        capture again after it. Calls in training mode, on the CPU and with a library's products
-        are as before. Raises IngotError in training mode."""
+        capture again after it. Calls in training mode and with a library's products are as before:
+        `ingot_report()["programs"][i]["frozen_bytes"]` stays 0, and the log says so. Raises
+        IngotError in training mode."""
         state = _state_of(self)
         if self.training:
             raise IngotError(

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -68,7 +69,29 @@ class CpuExecutable final : public Executable {
   size_t workspace_size(int64_t batch) override { return layout(batch).total; }
 
   void run(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
-           size_t workspace_bytes, void*) override {
+           size_t workspace_bytes, void* stream) override {
+    run_frozen(batch, tensors, workspace, workspace_bytes, nullptr, stream);
+  }
+
+  size_t frozen_size() override {
+    size_t total = 0;
+    for (const size_t bytes : frozen_bytes()) total += align(bytes);
+    return total;
+  }
+
+  void freeze(int64_t batch, std::span<const ingot_tensor> tensors, void* frozen, void*) override {
+    const Layout l = layout(batch);
+    const Addresses addresses(plan_, batch, tensors, nullptr, l.buffers, l.updates);
+    auto* at = static_cast<std::byte*>(frozen);
+    for (size_t i = 0; i < sweeps_.size(); ++i) {
+      const size_t bytes = frozen_bytes()[i];
+      if (bytes != 0) sweeps_[i].freeze(addresses, at, bytes);
+      at += align(bytes);
+    }
+  }
+
+  void run_frozen(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
+                  size_t workspace_bytes, const void* frozen, void*) override {
     const Layout l = layout(batch);
     if (workspace_bytes < l.total) {
       fail(INGOT_INVALID_ARGUMENT, "'{}' needs {} bytes of workspace for batch {}, got {}",
@@ -76,7 +99,10 @@ class CpuExecutable final : public Executable {
     }
     auto* base = static_cast<std::byte*>(workspace);
     const Addresses addresses(plan_, batch, tensors, base, l.buffers, l.updates);
-    for (const Step& step : steps_) run_step(step, addresses, base + l.sweeps);
+    for (const Step& step : steps_) {
+      const std::byte* packed = frozen != nullptr ? packed_of(step.sweep, frozen) : nullptr;
+      run_step(step, addresses, base + l.sweeps, packed);
+    }
     copy_remaining(addresses);
   }
 
@@ -107,14 +133,31 @@ class CpuExecutable final : public Executable {
     bool kept = true;  // something else reads the product too
   };
 
+  // By sweep; what they were when first asked for, whatever products are registered later.
+  const std::vector<size_t>& frozen_bytes() {
+    std::call_once(frozen_once_, [&] {
+      for (const SweepRunner& sweep : sweeps_) frozen_bytes_.push_back(sweep.frozen_bytes());
+    });
+    return frozen_bytes_;
+  }
+
+  const std::byte* packed_of(int sweep, const void* frozen) {
+    const auto* at = static_cast<const std::byte*>(frozen);
+    const auto index = static_cast<size_t>(sweep);
+    if (frozen_bytes()[index] == 0) return nullptr;
+    for (size_t i = 0; i < index; ++i) at += align(frozen_bytes()[i]);
+    return at;
+  }
+
   const SweepRunner& runner(int sweep) const { return sweeps_[static_cast<size_t>(sweep)]; }
 
-  void run_step(const Step& step, const Addresses& addresses, std::byte* workspace) const {
+  void run_step(const Step& step, const Addresses& addresses, std::byte* workspace,
+                const std::byte* packed) const {
     if (step.next >= 0 &&
-        runner(step.sweep).run_with(runner(step.next), step.kept, addresses, workspace)) {
+        runner(step.sweep).run_with(runner(step.next), step.kept, addresses, workspace, packed)) {
       return;
     }
-    runner(step.sweep).run(addresses, workspace);
+    runner(step.sweep).run(addresses, workspace, packed);
     if (step.next >= 0) runner(step.next).run(addresses, workspace);
   }
 
@@ -222,6 +265,8 @@ class CpuExecutable final : public Executable {
   Isa isa_;
   std::deque<SweepRunner> sweeps_;
   std::vector<Step> steps_;
+  std::once_flag frozen_once_;
+  std::vector<size_t> frozen_bytes_;
 };
 
 }  // namespace

@@ -289,9 +289,10 @@ Bindings SweepRunner::bind(const Phase& phase, const Addresses& addresses, std::
   return bindings;
 }
 
-void SweepRunner::run(const Addresses& addresses, std::byte* workspace) const {
+void SweepRunner::run(const Addresses& addresses, std::byte* workspace,
+                      const std::byte* packed) const {
   const Layout l = layout(addresses.batch());
-  if (sweep_.matmul != kNoValue) run_product(addresses, workspace);
+  if (sweep_.matmul != kNoValue) run_product(addresses, workspace, packed);
   if (has_body_) run_body(addresses, workspace, l);
   finish(addresses, workspace, l);
 }

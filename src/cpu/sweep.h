@@ -51,7 +51,14 @@ class SweepRunner {
 
   // Workspace of its own: partial states, statistics, an unplaced product.
   size_t workspace_size(int64_t batch) const;
-  void run(const Addresses& addresses, std::byte* workspace) const;
+  // packed: the product's right operand as freeze() left it, or nullptr.
+  void run(const Addresses& addresses, std::byte* workspace,
+           const std::byte* packed = nullptr) const;
+
+  // Memory (64-byte aligned) in which a parameter that is the product's right operand can be kept
+  // packed; 0 where there is none, or where the product's provider gains nothing.
+  size_t frozen_bytes() const;
+  void freeze(const Addresses& addresses, std::byte* packed, size_t bytes) const;
 
   // Whether its body can run on blocks of another sweep's product, which it loads, as they are
   // finished.
@@ -60,7 +67,7 @@ class SweepRunner {
   // workspace. `kept`: something else reads the product too. False where the product's provider
   // hands out no blocks: nothing has been done then.
   bool run_with(const SweepRunner& next, bool kept, const Addresses& addresses,
-                std::byte* workspace) const;
+                std::byte* workspace, const std::byte* packed) const;
   // Whether run_with() would.
   bool runs_with(const SweepRunner& next, int64_t batch) const;
   nlohmann::json describe(int64_t batch) const;
@@ -75,7 +82,7 @@ class SweepRunner {
   int64_t kept_elements(int64_t batch) const;
   Tiling tiling(int64_t batch) const;
   // With a consumer, false where no provider serves it; `kept` is then as in run_with().
-  bool run_product(const Addresses& addresses, std::byte* workspace,
+  bool run_product(const Addresses& addresses, std::byte* workspace, const std::byte* packed,
                    const BlockConsumer* consumer = nullptr, bool kept = true) const;
   ProductCall typical_call(int64_t batch) const;
   Memory product_memory(const Addresses& addresses, std::byte* workspace) const;

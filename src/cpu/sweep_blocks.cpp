@@ -109,12 +109,12 @@ bool SweepRunner::runs_with(const SweepRunner& next, int64_t batch) const {
 }
 
 bool SweepRunner::run_with(const SweepRunner& next, bool kept, const Addresses& addresses,
-                           std::byte* workspace) const {
+                           std::byte* workspace, const std::byte* packed) const {
   // Before anything is copied for a call that no provider would serve.
   if (!runs_with(next, addresses.batch())) return false;
   BodyBlocks blocks(next, sweep_.matmul, addresses.batch());
   blocks.bind(addresses, workspace);
-  if (!run_product(addresses, workspace, &blocks, kept)) return false;
+  if (!run_product(addresses, workspace, packed, &blocks, kept)) return false;
   next.finish(addresses, workspace, next.layout(addresses.batch()));
   return true;
 }

@@ -2,10 +2,12 @@
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <new>
 #include <nlohmann/json.hpp>
 #include <optional>
 
 #include "cpu/loops.h"
+#include "cpu/product/packed.h"
 #include "cpu/sweep.h"
 #include "support/error.h"
 #include "support/threads.h"
@@ -89,6 +91,28 @@ bool rows_apart(int64_t rows, int64_t stride, int64_t columns) {
   return rows <= 1 || stride >= columns;
 }
 
+// How a product reads b where it lies: [n, k] if transposed, else [k, n].
+struct RightLayout {
+  bool transposed;
+  int64_t ld;
+};
+
+// transpose: b has n rows and k columns. Bᵀ lying as B is the other layout; anything else has to be
+// copied.
+std::optional<RightLayout> layout_of(const Matrix& b, bool transpose, int64_t n, int64_t k,
+                                     DType dtype) {
+  const int64_t rows = transpose ? n : k, columns = transpose ? k : n;
+  if (b.dtype != dtype || !aligned(b)) return std::nullopt;
+  // The stride of a single row means nothing, but is checked.
+  if ((b.column_stride == 1 || columns == 1) && rows_apart(rows, b.row_stride, columns)) {
+    return RightLayout{transpose, std::max(b.row_stride, columns)};
+  }
+  if ((b.row_stride == 1 || rows == 1) && rows_apart(columns, b.column_stride, rows)) {
+    return RightLayout{!transpose, std::max(b.column_stride, rows)};
+  }
+  return std::nullopt;
+}
+
 Matrix matrix_of(const Memory& memory) {
   return {memory.data,           memory.strides[kBatch],
           memory.strides[kRows], memory.strides[kFeatures],
@@ -112,8 +136,43 @@ ProductCall SweepRunner::typical_call(int64_t batch) const {
   return call;
 }
 
+// Any batch size that a provider packs operands for, when it is not known.
+constexpr int64_t kTypicalBatch = 1024;
+
+size_t SweepRunner::frozen_bytes() const {
+  if (sweep_.matmul == kNoValue) return 0;
+  const Node& node = plan_.graph[sweep_.matmul];
+  const Node& weight = plan_.graph[behind_views(plan_.graph, node.args[1])];
+  const bool kept = weight.kind == NodeKind::leaf && weight.role == LeafRole::parameter &&
+                    !plan_.graph[node.args[1]].shape.batched && weight.dtype == node.dtype;
+  if (!kept) return 0;
+  const ProductCall call = typical_call(kTypicalBatch);
+  const auto provider = provider_of(isa_, call);
+  return provider == nullptr ? 0 : provider->packed_bytes(call);
+}
+
+void SweepRunner::freeze(const Addresses& addresses, std::byte* packed, size_t bytes) const {
+  const Graph& graph = plan_.graph;
+  const Node& node = graph[sweep_.matmul];
+  const Matrix b =
+      matrix_of(addresses.locate(behind_views(graph, node.args[1]), graph[node.args[1]].shape));
+  ProductCall call = typical_call(kTypicalBatch);
+  const auto layout = layout_of(b, node.transpose_b, call.n, call.k, node.dtype);
+  new (packed) PackedHeader();  // nobody's
+  if (!layout) return;
+  call.b = b.data;
+  call.ldb = layout->ld;
+  call.transpose_b = layout->transposed;
+  const auto provider = provider_of(isa_, call);
+  // The layout may make it another provider's.
+  if (provider != nullptr && provider->packed_bytes(call) <= bytes) {
+    provider->pack(call, packed);
+  }
+}
+
 bool SweepRunner::run_product(const Addresses& addresses, std::byte* workspace,
-                              const BlockConsumer* consumer, bool kept) const {
+                              const std::byte* packed, const BlockConsumer* consumer,
+                              bool kept) const {
   const Graph& graph = plan_.graph;
   const Node& node = graph[sweep_.matmul];
   const auto operand = [&](int i) {
@@ -135,18 +194,11 @@ bool SweepRunner::run_product(const Addresses& addresses, std::byte* workspace,
   if (a.dtype != node.dtype || (a.column_stride != 1 && k > 1) || !aligned(a) || !apart) {
     a = densify(a, a_batch, rows, k, node.dtype, isa_.level);
   }
-  // Bᵀ lying as B is the other layout; anything else is copied.
-  bool b_transposed = transpose;
-  int64_t ldb = b.row_stride;
-  if (b.dtype == node.dtype && aligned(b) && (b.column_stride == 1 || b_columns == 1) &&
-      rows_apart(b_rows, b.row_stride, b_columns)) {
-  } else if (b.dtype == node.dtype && aligned(b) && (b.row_stride == 1 || b_rows == 1) &&
-             rows_apart(b_columns, b.column_stride, b_rows)) {
-    b_transposed = !transpose;
-    ldb = b.column_stride;
-  } else {
+  auto right = layout_of(b, transpose, n, k, node.dtype);
+  if (!right) {
     b = densify(b, b_batch, b_rows, b_columns, node.dtype, isa_.level);
-    ldb = b.row_stride;
+    right = RightLayout{transpose, b.row_stride};
+    packed = nullptr;
   }
   Matrix target{c.data, c.batch_stride, c.row_stride, c.column_stride, c.dtype, nullptr};
   const bool direct = c.dtype == node.dtype && (c.column_stride == 1 || n == 1) && aligned(c);
@@ -160,9 +212,10 @@ bool SweepRunner::run_product(const Addresses& addresses, std::byte* workspace,
   call.n = n;
   call.k = k;
   call.lda = a.row_stride;
-  call.ldb = ldb;
+  call.ldb = right->ld;
   call.ldc = target.row_stride;
-  call.transpose_b = b_transposed;
+  call.transpose_b = right->transposed;
+  call.packed_b = b_shape.batched ? nullptr : packed;
   call.dtype = static_cast<ingot_dtype>(node.dtype);
   int64_t calls = c_batch;
   const auto one_matrix = [&](const Matrix& m) {
@@ -179,7 +232,6 @@ bool SweepRunner::run_product(const Addresses& addresses, std::byte* workspace,
   }
   // The stride of a single row means nothing, but is checked.
   call.lda = std::max(call.lda, k);
-  call.ldb = std::max(call.ldb, b_transposed ? k : n);
   call.ldc = std::max(call.ldc, n);
   const int64_t width = width_of(node.dtype);
   if (consumer != nullptr) {

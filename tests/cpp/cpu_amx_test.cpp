@@ -12,6 +12,7 @@
 #include "amx_testing.h"
 #include "cpu/product/amx/product.h"
 #include "cpu/product/own.h"
+#include "packed_memory.h"
 #include "support/threads.h"
 
 namespace ingot::cpu::amx {
@@ -244,12 +245,10 @@ TEST(CpuAmx, BitsDependNeitherOnThreadsNorOnPackingBefore) {
     });
     trial.a[trial.at(0, 100, 400)] = INFINITY;
     trial.b[trial.at(1, 200, 10)] = NAN;
-    const auto packed = product.pack(trial.call);
-    ASSERT_NE(packed, nullptr);
+    const PackedMemory packed(product, trial.call);
     std::vector<float> first;
     for (const int threads : {1, 2, 3, 0}) {
-      for (const PackedOperand* right :
-           {static_cast<const PackedOperand*>(nullptr), packed.get()}) {
+      for (const std::byte* right : {static_cast<const std::byte*>(nullptr), packed.data()}) {
         set_host_threads(nullptr, threads);
         trial.clear();
         trial.call.packed_b = right;
@@ -268,8 +267,8 @@ TEST(CpuAmx, APackedOperandOfAnotherMatrixIsNotUsed) {
   const Product product = product_on(fastest(Scheme::f3), Scheme::f3);
   Random random(7);
   Trial one(32, 40, 64, normal_numbers(random)), other(32, 40, 64, normal_numbers(random));
-  const auto packed = product.pack(one.call);
-  other.call.packed_b = packed.get();
+  const PackedMemory packed(product, one.call);
+  other.call.packed_b = packed.data();
   ASSERT_TRUE(product.run(other.call));
   EXPECT_LE(other.worst_error(), kBound);
 }

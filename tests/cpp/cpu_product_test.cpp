@@ -12,6 +12,7 @@
 #include "cpu/product/onednn.h"
 #include "cpu/product/own.h"
 #include "cpu/product/provider.h"
+#include "packed_memory.h"
 #include "support/element.h"
 #include "support/threads.h"
 
@@ -141,9 +142,8 @@ TEST(CpuProduct, OwnBitsAreTheSamePackedBefore) {
       Problem p = make_problem(size, INGOT_F32, 6);
       ASSERT_TRUE(own->run(p.call));
       const std::vector<std::byte> expected = p.c;
-      const auto packed = own->pack(p.call);
-      ASSERT_NE(packed, nullptr);
-      p.call.packed_b = packed.get();
+      const PackedMemory packed(*own, p.call);
+      p.call.packed_b = packed.data();
       std::fill(p.c.begin(), p.c.end(), std::byte{0});
       ASSERT_TRUE(own->run(p.call));
       for (int64_t i = 0; i < size.m; ++i) {
@@ -152,7 +152,7 @@ TEST(CpuProduct, OwnBitsAreTheSamePackedBefore) {
       }
       // Packed from another matrix, it is left aside.
       Problem other = make_problem(size, INGOT_F32, 7);
-      other.call.packed_b = packed.get();
+      other.call.packed_b = packed.data();
       ASSERT_TRUE(own->run(other.call));
       EXPECT_NEAR(load_element(other.c.data(), INGOT_F32, 2), exact(other, 0, 2), 1e-3);
     }

@@ -9,8 +9,9 @@ from __future__ import annotations
 import ingot
 import pytest
 import torch
+from ingot.runtime import host_product
 from ingot.runtime.frozen import FrozenWeights
-from ingot.runtime.library import Call, IngotError
+from ingot.runtime.library import Call, IngotError, library
 from torch import nn
 
 
@@ -172,7 +173,7 @@ def test_unfreezing_gives_the_memory_back(recorded):
 def test_a_capture_never_packs(recorded, monkeypatch):
     optimised, recorder = recorded
     x = torch.randn(8, 24)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr("ingot.runtime.program._is_capturing", lambda device: True)
     with torch.no_grad():
         optimised.ingot_freeze()
         optimised(x)
@@ -200,16 +201,46 @@ def test_parameters_made_in_inference_mode_are_refused(recorded):
     assert recorder.packed == 0
 
 
-def test_on_the_cpu_there_is_nothing_to_keep():
-    optimised = ingot.optimize(Model().eval(), (torch.randn(8, 24),))
-    x = torch.randn(8, 24)
+def _stale_after_a_change(optimised, x) -> int:
+    """Bytes kept, after checks that results are those of the weights as they are."""
     with torch.no_grad():
         before = optimised(x)
         optimised.ingot_freeze()
         assert torch.equal(before, optimised(x))
-        optimised.gemm.weight.zero_()
-        assert not torch.equal(before, optimised(x))
-    assert optimised.ingot_report()["programs"][0]["frozen_bytes"] == 0
+        assert torch.equal(before, optimised(x))
+        kept = optimised.ingot_report()["programs"][0]["frozen_bytes"]
+        optimised.gemm.weight.mul_(2)
+        after = optimised(x)
+        assert not torch.equal(before, after)
+        optimised.ingot_unfreeze()
+        assert torch.equal(after, optimised(x))
+        assert optimised.ingot_report()["programs"][0]["frozen_bytes"] == 0
+    return kept
+
+
+def test_with_a_librarys_product_there_is_nothing_to_keep():
+    optimised = ingot.optimize(
+        Model().eval(), (torch.randn(8, 24),), options={"capabilities": {"avx512": False}}
+    )
+    assert _stale_after_a_change(optimised, torch.randn(8, 24)) == 0
+
+
+def test_on_the_cpu_our_own_product_reads_packed_weights():
+    """In a process without PyTorch's BLAS registered, our own product has every call."""
+    loaded = library()
+    loaded.check(loaded.ingot_set_host_product(b"", None, None))
+    try:
+        optimised = ingot.optimize(Model().eval(), (torch.randn(300, 24),))
+        products = [s.get("product") for s in _sweeps(optimised, 300)]
+        kept = _stale_after_a_change(optimised, torch.randn(300, 24))
+        own = any(product and product.startswith("ingot product") for product in products)
+        assert (kept >= 16 * 24 * 4) == own
+    finally:
+        host_product.register(loaded)
+
+
+def _sweeps(optimised, batch):
+    return optimised.ingot_report(batch)["programs"][0]["explain"]["executable"]["sweeps"]
 
 
 def test_what_is_captured_later_is_frozen_too(monkeypatch):

@@ -134,6 +134,10 @@ def _dense_strides(extents: Sequence[int]) -> list[int]:
     return strides
 
 
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 class _Slot:
     """Arguments of one call in flight: an ingot_call, its tensors behind it."""
 
@@ -274,8 +278,13 @@ class Program:
         self._keeps_weights, self._frozen = False, None
 
     @property
+    def keeps_weights(self) -> bool:
+        """Whether weights are kept from run to run."""
+        return self._keeps_weights
+
+    @property
     def frozen_bytes(self) -> int:
-        """Device memory that packed weights take now."""
+        """Memory of the program's device that packed weights take now."""
         frozen = self._frozen
         return 0 if frozen is None else frozen.bytes
 
@@ -284,7 +293,7 @@ class Program:
         frozen = self._frozen
         if frozen is not None and frozen.holds(tensors):
             return frozen
-        if torch.cuda.is_current_stream_capturing():
+        if _is_capturing(binding.device):
             return None
         with self._lock:
             frozen = self._frozen
@@ -295,8 +304,9 @@ class Program:
                 check_counted(self.leaf_names[index], tensor)
             # Rare, so plainly safe: no other stream may still read what is replaced, nor read too
             # early what is made here.
-            torch.cuda.synchronize(binding.device)
-            buffer = torch.empty(self._frozen_size, dtype=torch.uint8, device=binding.device)
+            if self.on_cuda:
+                torch.cuda.synchronize(binding.device)
+            buffer = _aligned_bytes(self._frozen_size, device=binding.device)
             frozen = FrozenWeights(buffer, parameters)
             status = self._library.ingot_program_freeze(
                 self._handle,
@@ -305,10 +315,11 @@ class Program:
                 binding.count,
                 frozen.address,
                 frozen.bytes,
-                _current_stream(binding.device_index),
+                _current_stream(binding.device_index) if self.on_cuda else None,
             )
             self._library.check(status)
-            torch.cuda.synchronize(binding.device)
+            if self.on_cuda:
+                torch.cuda.synchronize(binding.device)
             self._frozen = frozen
             return frozen
 
@@ -458,8 +469,10 @@ def _fill(entry, sizes, strides, dtype, device) -> None:
     entry.device = device
 
 
-def _aligned_bytes(size: int, alignment: int = 256) -> torch.Tensor:
-    raw = torch.empty(size + alignment, dtype=torch.uint8)
+def _aligned_bytes(
+    size: int, alignment: int = 256, device: torch.device | None = None
+) -> torch.Tensor:
+    raw = torch.empty(size + alignment, dtype=torch.uint8, device=device)
     offset = -raw.data_ptr() % alignment
     return raw[offset : offset + size]
 

@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <memory>
+#include <new>
 #include <utility>
 
 #include "cpu/half.h"
 #include "cpu/product/blocked.h"
 #include "cpu/product/buffers.h"
 #include "cpu/product/kernels.h"
+#include "cpu/product/packed.h"
 #include "support/error.h"
 #include "support/threads.h"
 
@@ -105,29 +107,6 @@ void multiply_half(const ProductKernels<float>& kernels, const ProductCall& call
   }
 }
 
-// b in the order in which the blocked product reads it.
-class OwnPacked final : public PackedOperand {
- public:
-  OwnPacked(const ProductKernels<float>& kernels, const Operands<float>& o)
-      : kernels_(kernels), b_(o.b), ldb_(o.ldb), n_(o.n), k_(o.k), transpose_b_(o.transpose_b) {
-    pack_whole_b(kernels, o, floats(memory_, packed_elements(kernels, n_, k_)));
-  }
-  // nullptr where it was made from something else.
-  const float* elements(const ProductKernels<float>& kernels, const Operands<float>& o) const {
-    const bool same = &kernels == &kernels_ && o.b == b_ && o.ldb == ldb_ && o.n == n_ &&
-                      o.k == k_ && o.transpose_b == transpose_b_;
-    return same ? reinterpret_cast<const float*>(memory_.data()) : nullptr;
-  }
-  size_t bytes() const override { return memory_.size(); }
-
- private:
-  Buffer memory_;
-  const ProductKernels<float>& kernels_;
-  const float* b_;
-  int64_t ldb_, n_, k_;
-  bool transpose_b_;
-};
-
 template <class T>
 Operands<T> operands(const ProductCall& call) {
   return {call.m,
@@ -178,9 +157,7 @@ class OwnProduct final : public ProductProvider {
     } else if (call.dtype == INGOT_F32) {
       const ProductKernels<float>& kernels = kernels_for<float>(level_, call.n);
       Operands<float> o = operands<float>(call);
-      if (const auto* packed = dynamic_cast<const OwnPacked*>(call.packed_b)) {
-        o.packed_b = packed->elements(kernels, o);
-      }
+      o.packed_b = reinterpret_cast<const float*>(packed_by(call, header_of(call, &kernels)));
       multiply(kernels, o);
     } else if (call.dtype == INGOT_F16 || call.dtype == INGOT_BF16) {
       multiply_half(kernels_for<float>(level_, call.n), call);
@@ -197,9 +174,17 @@ class OwnProduct final : public ProductProvider {
                        call.n, call.k);
   }
 
-  std::shared_ptr<const PackedOperand> pack(const ProductCall& call) const override {
-    if (call.dtype != INGOT_F32 || call.n <= 0 || call.k <= 0) return nullptr;
-    return std::make_shared<OwnPacked>(kernels_for<float>(level_, call.n), operands<float>(call));
+  size_t packed_bytes(const ProductCall& call) const override {
+    if (call.dtype != INGOT_F32 || call.n <= 0 || call.k <= 0) return 0;
+    const int64_t elements = packed_elements(kernels_for<float>(level_, call.n), call.n, call.k);
+    return sizeof(PackedHeader) + static_cast<size_t>(elements) * sizeof(float);
+  }
+
+  void pack(const ProductCall& call, std::byte* memory) const override {
+    const ProductKernels<float>& kernels = kernels_for<float>(level_, call.n);
+    new (memory) PackedHeader(header_of(call, &kernels));
+    pack_whole_b(kernels, operands<float>(call),
+                 reinterpret_cast<float*>(memory + sizeof(PackedHeader)));
   }
 
  private:

@@ -28,18 +28,21 @@ std::vector<std::shared_ptr<const ProductProvider>> product_providers(const Isa&
   return found;
 }
 
-bool run_with_consumer(const Isa& isa, const ProductCall& call) {
-  for (const auto& provider : product_providers(isa)) {
-    if (provider->takes(call)) return provider->consumes(call) && provider->run(call);
+std::shared_ptr<const ProductProvider> provider_of(const Isa& isa, const ProductCall& call) {
+  for (auto& provider : product_providers(isa)) {
+    if (provider->takes(call)) return provider;
   }
-  return false;
+  return nullptr;
 }
 
 bool some_provider_consumes(const Isa& isa, const ProductCall& call) {
-  for (const auto& provider : product_providers(isa)) {
-    if (provider->takes(call)) return provider->consumes(call);
-  }
-  return false;
+  const auto provider = provider_of(isa, call);
+  return provider != nullptr && provider->consumes(call);
+}
+
+bool run_with_consumer(const Isa& isa, const ProductCall& call) {
+  const auto provider = provider_of(isa, call);
+  return provider != nullptr && provider->consumes(call) && provider->run(call);
 }
 
 std::string run_product(const Isa& isa, const ProductCall& call) {

@@ -4,6 +4,7 @@
 // To add one: a class that implements ProductProvider, and a line in product_providers().
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -14,15 +15,6 @@
 #include "ingot/ingot.h"
 
 namespace ingot::cpu {
-
-// A right operand that a provider packed for its own use. Valid while b is neither changed nor
-// freed, which the holder answers for: to invalidate it, let it go and pack again. Calls of other
-// providers ignore it.
-class PackedOperand {
- public:
-  virtual ~PackedOperand() = default;
-  virtual size_t bytes() const = 0;
-};
 
 // What follows a product and can run on each of its blocks as soon as it is finished, in the thread
 // that finished it, while it is in cache.
@@ -52,7 +44,7 @@ struct ProductCall {
   int64_t ldc = 0;
   ingot_dtype dtype = INGOT_F32;
   bool transpose_a = false;
-  const PackedOperand* packed_b = nullptr;  // made by pack() from this b, or nullptr
+  const std::byte* packed_b = nullptr;  // made by pack() (packed.h), or nullptr
   // Only for a provider that consumes() the call. With one, c may be nullptr: nothing is kept then.
   const BlockConsumer* consumer = nullptr;
 };
@@ -67,8 +59,10 @@ class ProductProvider {
   virtual bool run(const ProductCall& call) const = 0;
   // Whether run() would hand c's blocks to the call's consumer while they are in cache.
   virtual bool consumes(const ProductCall&) const { return false; }
-  // b of this call packed once for many; nullptr where that gains nothing. Same bits either way.
-  virtual std::shared_ptr<const PackedOperand> pack(const ProductCall&) const { return nullptr; }
+  // b of this call packed once for many, in memory aligned to 64 bytes: how much of it, 0 where
+  // that gains nothing. Results are the same bit by bit.
+  virtual size_t packed_bytes(const ProductCall&) const { return 0; }
+  virtual void pack(const ProductCall&, std::byte* /*memory*/) const {}
 };
 
 // In order of preference on a machine with these features. Cheap; holds what it returns alive.
@@ -82,6 +76,9 @@ std::string run_product(const Isa& isa, const ProductCall& call);
 bool run_with_consumer(const Isa& isa, const ProductCall& call);
 // Whether it would.
 bool some_provider_consumes(const Isa& isa, const ProductCall& call);
+
+// The provider that would take the call; nullptr where none does.
+std::shared_ptr<const ProductProvider> provider_of(const Isa& isa, const ProductCall& call);
 
 // The host process's own product (ingot_set_host_product); fn == nullptr removes it.
 void set_host_product(const std::string& name, ingot_product_fn fn, void* context);

@@ -33,55 +33,50 @@ PanelReport PanelStore::pack(const Engine& engine, Scheme wanted, const PanelSou
   return report;
 }
 
-PackedRight::PackedRight(const Engine& engine, Scheme wanted, const Operand& right)
-    : engine_(engine),
-      wanted_(wanted),
-      right_(right),
-      memory_(static_cast<size_t>(right.panels())),
-      panels_(static_cast<size_t>(right.panels() * right.blocks())) {
-  std::vector<uint32_t> nonfinite(memory_.size());
+size_t PackedRight::bytes(const Operand& right) {
+  const int64_t slots = right.panels() * right.blocks();
+  return PanelStore::bytes(slots) + static_cast<size_t>(slots) * sizeof(Scheme) +
+         static_cast<size_t>(right.panels() * kPanelRows);
+}
+
+PackedRight::PackedRight(const Operand& right, const std::byte* memory)
+    : panels_(right.panels()), blocks_(right.blocks()), tiles_(memory) {
+  const int64_t slots = panels_ * blocks_;
+  exponents_ = reinterpret_cast<const float*>(memory + slots * kPanelBytes[1]);
+  schemes_ = reinterpret_cast<const Scheme*>(memory + PanelStore::bytes(slots));
+  nonfinite_ = reinterpret_cast<const unsigned char*>(schemes_ + slots);
+}
+
+void PackedRight::pack(const Engine& engine, Scheme wanted, const Operand& right,
+                       std::byte* memory) {
+  const PackedRight packed(right, memory);
+  const int64_t blocks = right.blocks();
+  PanelStore store;
+  store.place(memory, right.panels() * blocks);
   parallel_for(right.panels(), [&](int64_t panel, int) {
-    static thread_local PanelStore scratch;
-    const int64_t blocks = right.blocks();
-    scratch.reserve(blocks);
-    size_t bytes = static_cast<size_t>(blocks) * kPanelRows * sizeof(float);
+    uint32_t nonfinite = 0;
     for (int64_t block = 0; block < blocks; ++block) {
-      const PanelReport report = scratch.pack(engine, wanted, right.source(panel, block), block);
-      nonfinite[static_cast<size_t>(panel)] |= report.nonfinite;
-      bytes += static_cast<size_t>(kPanelBytes[static_cast<int>(report.scheme)]);
+      const int64_t slot = panel * blocks + block;
+      const PanelReport report = store.pack(engine, wanted, right.source(panel, block), slot);
+      const_cast<Scheme*>(packed.schemes_)[slot] = report.scheme;
+      nonfinite |= report.nonfinite;
     }
-    std::byte* at = memory_[static_cast<size_t>(panel)].reserve(bytes);
-    for (int64_t block = 0; block < blocks; ++block) {
-      PackedPanel packed = scratch[block];
-      const auto tile_bytes = static_cast<size_t>(kPanelBytes[static_cast<int>(packed.scheme)]);
-      constexpr size_t kExponentBytes = kPanelRows * sizeof(float);
-      std::memcpy(at, packed.tiles, tile_bytes);
-      std::memcpy(at + tile_bytes, packed.exponents, kExponentBytes);
-      packed.tiles = at;
-      packed.exponents = reinterpret_cast<const float*>(at + tile_bytes);
-      panels_[static_cast<size_t>(block * right.panels() + panel)] = packed;
-      at += tile_bytes + kExponentBytes;
-    }
+    auto* const rows = const_cast<unsigned char*>(packed.nonfinite_) + panel * kPanelRows;
+    for (int i = 0; i < kPanelRows; ++i) rows[i] = static_cast<unsigned char>(nonfinite >> i & 1u);
   });
-  for (size_t panel = 0; panel < nonfinite.size(); ++panel) {
-    for (int i = 0; i < kPanelRows; ++i) {
-      if ((nonfinite[panel] >> i & 1u) != 0) {
-        nonfinite_.push_back(static_cast<int64_t>(panel) * kPanelRows + i);
-      }
-    }
+}
+
+PackedPanel PackedRight::panel(int64_t panel, int64_t block) const {
+  const int64_t slot = panel * blocks_ + block;
+  return {tiles_ + slot * kPanelBytes[1], exponents_ + slot * kPanelRows, schemes_[slot]};
+}
+
+std::vector<int64_t> PackedRight::nonfinite_rows() const {
+  std::vector<int64_t> rows;
+  for (int64_t i = 0; i < panels_ * kPanelRows; ++i) {
+    if (nonfinite_[i] != 0) rows.push_back(i);
   }
-}
-
-size_t PackedRight::bytes() const {
-  size_t sum = 0;
-  for (const Buffer& memory : memory_) sum += memory.size();
-  return sum;
-}
-
-bool PackedRight::serves(const Engine& engine, Scheme wanted, const Operand& right) const {
-  return &engine_ == &engine && wanted_ == wanted && right_.data == right.data &&
-         right_.ld == right.ld && right_.rows == right.rows && right_.depth == right.depth &&
-         right_.across == right.across;
+  return rows;
 }
 
 }  // namespace ingot::cpu::amx

@@ -7,7 +7,7 @@
 
 #include "cpu/product/amx/engine.h"
 #include "cpu/product/buffers.h"
-#include "cpu/product/provider.h"
+#include "cpu/product/packed.h"
 
 namespace ingot::cpu::amx {
 
@@ -69,25 +69,21 @@ class PanelStore {
   std::vector<Scheme> schemes_;
 };
 
-// A whole right operand.
-class PackedRight final : public PackedOperand {
+// A whole right operand, in somebody else's memory, 64-byte aligned.
+class PackedRight {
  public:
-  PackedRight(const Engine& engine, Scheme wanted, const Operand& right);
-  PackedPanel panel(int64_t panel, int64_t block) const {
-    return panels_[static_cast<size_t>(block * right_.panels() + panel)];
-  }
-  const std::vector<int64_t>& nonfinite_rows() const { return nonfinite_; }
-  size_t bytes() const override;
-  // Whether it was made from this operand, for this engine and scheme.
-  bool serves(const Engine& engine, Scheme wanted, const Operand& right) const;
+  static size_t bytes(const Operand& right);
+  static void pack(const Engine& engine, Scheme wanted, const Operand& right, std::byte* memory);
+  PackedRight(const Operand& right, const std::byte* memory);
+  PackedPanel panel(int64_t panel, int64_t block) const;
+  std::vector<int64_t> nonfinite_rows() const;
 
  private:
-  const Engine& engine_;
-  Scheme wanted_;
-  Operand right_;
-  std::vector<Buffer> memory_;  // of each panel, all blocks
-  std::vector<PackedPanel> panels_;
-  std::vector<int64_t> nonfinite_;
+  int64_t panels_, blocks_;
+  const std::byte* tiles_;
+  const float* exponents_;
+  const Scheme* schemes_;           // as the slots of tiles_, a panel's blocks one after the other
+  const unsigned char* nonfinite_;  // by row
 };
 
 }  // namespace ingot::cpu::amx

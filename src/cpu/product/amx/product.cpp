@@ -3,6 +3,8 @@
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
+#include <new>
+#include <optional>
 
 #include "cpu/product/amx/nonfinite.h"
 #include "cpu/product/amx/support.h"
@@ -112,12 +114,12 @@ Product::Product(std::string name, const Engine& engine, Scheme scheme, const Is
 bool Product::takes(const ProductCall& call) const {
   if (call.dtype != INGOT_F32) return false;
   if (takes_all_) return true;
-  const bool packed = call.packed_b != nullptr, f3 = scheme_ == Scheme::f3;
-  const int64_t least_rows = packed ? 32 : f3 ? 64 : 96;
+  // Whether b is packed already does not count: results must not depend on it.
+  const bool f3 = scheme_ == Scheme::f3;
+  const int64_t least_rows = f3 ? 64 : 96;
   const int threads = thread_count();
-  const double least_products = threads > 2 ? (f3 ? 6e7 : 1.2e8) * (threads - 1)
-                                : packed    ? 1.6e7
-                                            : (f3 ? 1.6e7 : 1.2e8);
+  const double least_products =
+      threads > 2 ? (f3 ? 6e7 : 1.2e8) * (threads - 1) : (f3 ? 1.6e7 : 1.2e8);
   const double products =
       static_cast<double>(call.m) * static_cast<double>(call.n) * static_cast<double>(call.k);
   return call.m >= least_rows && call.n >= 64 && call.k >= 64 && products >= least_products;
@@ -132,9 +134,9 @@ bool Product::run_counted(const ProductCall& call, Counts* counts) const {
     return true;
   }
   Problem problem{engine_, scheme_, left_of(call), right_of(call), nullptr, c, call.ldc};
-  const auto* packed = dynamic_cast<const PackedRight*>(call.packed_b);
-  if (packed != nullptr && packed->serves(engine_, scheme_, problem.right)) {
-    problem.packed_right = packed;
+  std::optional<PackedRight> packed;
+  if (const std::byte* memory = packed_by(call, header(call))) {
+    problem.packed_right = &packed.emplace(problem.right, memory);
   }
   Run run(problem, thread_count());
   for (int64_t strip = 0; strip < run.strips(); ++strip) run.run_strip(strip);
@@ -146,9 +148,18 @@ bool Product::run_counted(const ProductCall& call, Counts* counts) const {
   return recompute(isa_, call, rows, columns);
 }
 
-std::shared_ptr<const PackedOperand> Product::pack(const ProductCall& call) const {
-  if (call.dtype != INGOT_F32 || call.n <= 0 || call.k <= 0) return nullptr;
-  return std::make_shared<PackedRight>(engine_, scheme_, right_of(call));
+PackedHeader Product::header(const ProductCall& call) const {
+  return header_of(call, &engine_, static_cast<int64_t>(scheme_));
+}
+
+size_t Product::packed_bytes(const ProductCall& call) const {
+  if (call.dtype != INGOT_F32 || call.n <= 0 || call.k <= 0) return 0;
+  return sizeof(PackedHeader) + PackedRight::bytes(right_of(call));
+}
+
+void Product::pack(const ProductCall& call, std::byte* memory) const {
+  new (memory) PackedHeader(header(call));
+  PackedRight::pack(engine_, scheme_, right_of(call), memory + sizeof(PackedHeader));
 }
 
 Choice parse_choice(const std::string& text) {

@@ -30,11 +30,13 @@ class Product final : public ProductProvider {
   std::string name() const override { return name_; }
   bool takes(const ProductCall& call) const override;
   bool run(const ProductCall& call) const override { return run_counted(call, nullptr); }
-  std::shared_ptr<const PackedOperand> pack(const ProductCall& call) const override;
+  size_t packed_bytes(const ProductCall& call) const override;
+  void pack(const ProductCall& call, std::byte* memory) const override;
 
   bool run_counted(const ProductCall& call, Counts* counts) const;
 
  private:
+  PackedHeader header(const ProductCall& call) const;
   std::string name_;
   const Engine& engine_;
   Scheme scheme_;
