@@ -12,6 +12,7 @@
 #include <chrono>
 
 #include "blas.cuh"
+#include "configurations.cuh"
 #include "epilogues.cuh"
 #include "problem.cuh"
 
@@ -67,51 +68,9 @@ struct Candidate {
   double sustained_ms = 0;
 };
 
-std::map<std::string, size_t>& shared_by_config() {
-  static std::map<std::string, size_t> table;
-  return table;
-}
-
-template <class Config>
-void add_config(const std::string& text) {
-  shared_by_config()[text] = Config::kSharedBytes;
-  if constexpr (requires { Config::kWeightStages; }) {
-    kernels()[text + "/plain"] = (const void*)fused_split_kernel<Config, PlainEpilogue>;
-    kernels()[text + "/moments"] =
-        (const void*)fused_split_kernel<Config, BiasScaleMomentsEpilogue>;
-  } else {
-    kernels()[text + "/plain"] = (const void*)packed_kernel<Config, PlainEpilogue>;
-    kernels()[text + "/moments"] = (const void*)packed_kernel<Config, BiasScaleMomentsEpilogue>;
-  }
-}
-#define ADD_CONFIG(type, ...) add_config<type<__VA_ARGS__>>(#type "<" #__VA_ARGS__ ">")
-
-std::vector<TileChoice> choices(const ProductShape& s, bool wide_search) {
-  std::vector<TileChoice> list;
-  const Variant fused = Variant::fused_split, packed = Variant::packed;
-  if (s.m <= 64) list.push_back({fused, 64, 1, 3, 6, 0, 8});
-  list.push_back({fused, 128, 1, 3, 4, 0, 8});
-  list.push_back({fused, 128, 1, 3, 4, 0, 8, 2});
-  if (wide_search) {
-    list.push_back({fused, 128, 1, 3, 4, 0, 16});
-  }
-  for (const int slices : {2, 4, 8}) {  // as long as they are fewer than two waves of blocks
-    const int64_t tiles = divide_up(s.m, 128) * divide_up(s.n, 128);
-    if (divide_up(s.k, 128) < slices) break;
-    if (tiles * slices < 264) list.push_back({fused, 128, 1, 3, 4, 0, 8, 1, slices});
-    if (divide_up(s.m, 64) * divide_up(s.n, 128) * slices < 264) {
-      list.push_back({fused, 64, 1, 3, 6, 0, 8, 1, slices});
-    }
-  }
-  if (s.m > 64) {
-    list.push_back({packed, 128, 2, 6, 6, 2, 8});
-    if (wide_search) list.push_back({packed, 128, 2, 7, 7, 0, 8});
-    if (s.m > 2048) {
-      list.push_back({packed, 192, 2, 5, 5, 1, 8});
-      if (wide_search) list.push_back({packed, 192, 2, 5, 5, 1, 4});
-    }
-  }
-  return list;
+// What the cost model chooses from; in a wide search all that is worth measuring.
+std::vector<TileChoice> choices(const ProductShape& shape, bool wide_search) {
+  return wide_search ? candidate_choices(shape, {}) : tile_choices(shape, {});
 }
 
 void time_shape(const Blas& blas, int64_t m, int64_t n, int64_t k, int rounds, bool wide_search) {
@@ -141,10 +100,6 @@ void time_shape(const Blas& blas, int64_t m, int64_t n, int64_t k, int rounds, b
   }
   for (const TileChoice& c : choices(shape, wide_search)) {
     const ProductPlan plan = plan_with(shape, c, {});
-    if (plan.shared_bytes != shared_by_config()[plan.config]) {
-      std::printf("launch.h and the kernel disagree on shared memory: %s\n", plan.config.c_str());
-      std::exit(1);
-    }
     for (const bool moments : {false, true}) {
       if (moments && wide_search && c.raster_group != 8) continue;
       Candidate candidate;
@@ -248,20 +203,9 @@ int main(int argc, char** argv) {
   const int rounds = argc > 1 ? std::atoi(argv[1]) : 3;
   const std::string which = argc > 2 ? argv[2] : "seed";
   add_split_kernels();
-  ADD_CONFIG(FusedSplitConfig, 128, 3, 4, true, 1);
-  ADD_CONFIG(FusedSplitConfig, 128, 3, 4, true, 2);
-  ADD_CONFIG(FusedSplitConfig, 64, 3, 6, true, 1);
-  ADD_CONFIG(FusedSplitConfig, 128, 3, 4, false, 1, 2);
-  ADD_CONFIG(FusedSplitConfig, 128, 3, 4, false, 1, 4);
-  ADD_CONFIG(FusedSplitConfig, 128, 3, 4, false, 1, 8);
-  ADD_CONFIG(FusedSplitConfig, 64, 3, 6, false, 1, 2);
-  ADD_CONFIG(FusedSplitConfig, 64, 3, 6, false, 1, 4);
-  ADD_CONFIG(FusedSplitConfig, 64, 3, 6, false, 1, 8);
-  kernels()["portable::PackedConfig<2, 2, 2>/plain"] =
-      (const void*)portable_kernel<portable::PackedConfig<2, 2, 2>, PlainEpilogue>;
-  ADD_CONFIG(PackedConfig, 128, 2, 6, 2);
-  ADD_CONFIG(PackedConfig, 128, 2, 7, 0);
-  ADD_CONFIG(PackedConfig, 192, 2, 5, 1);
+  add_configurations<PlainEpilogue>("plain");
+  add_configurations<BiasScaleMomentsEpilogue>("moments");
+  require_candidates("moments");
   if (which == "profile") {  // one launch of each choice, for a profiler
     const ProductShape shape = row_major(1024, 8192, 8192);
     for (const TileChoice& c : choices(shape, false)) {

@@ -4,62 +4,13 @@
 //   build: nvcc -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++20 -Ikernels
 //   bench/hopper/check.cu run:   ./check            all cases
 //          ./check small      small cases only (for compute-sanitizer)
+#include "configurations.cuh"
 #include "epilogues.cuh"
 #include "problem.cuh"
 
 using namespace bench;
 
 namespace {
-
-using Fused = FusedSplitConfig<128, 3, 4, true>;
-using FusedThin = FusedSplitConfig<64, 3, 6, true>;
-using FusedPlainStore = FusedSplitConfig<128, 3, 4, false>;
-using FusedThinPlainStore = FusedSplitConfig<64, 3, 6, false>;
-using FusedRare = FusedSplitConfig<128, 3, 4, true, 2>;
-using FusedRarePlainStore = FusedSplitConfig<128, 3, 4, false, 2>;
-using Packed = PackedConfig<128, 2, 6, 2>;
-using PackedWide = PackedConfig<192, 2, 5, 1>;
-using PackedPlainStore = PackedConfig<128, 2, 6, 0>;
-using PackedWidePlainStore = PackedConfig<192, 2, 5, 0>;
-using PackedThin = PackedConfig<64, 1, 8, 1>;  // without a cluster, as the next ones
-using PackedThinPlainStore = PackedConfig<64, 1, 8, 0>;
-using PackedSingle = PackedConfig<128, 1, 6, 2>;
-
-template <int kSamples, int kStages, int kSlices>
-using FusedSliced = FusedSplitConfig<kSamples, 3, kStages, false, 1, kSlices>;
-
-template <class E>
-void add_epilogue(const std::string& name) {
-  auto& table = kernels();
-  table["FusedSplitConfig<128, 3, 4, true, 1>/" + name] = (const void*)fused_split_kernel<Fused, E>;
-  table["FusedSplitConfig<64, 3, 6, true, 1>/" + name] =
-      (const void*)fused_split_kernel<FusedThin, E>;
-  table["FusedSplitConfig<128, 3, 4, false, 1>/" + name] =
-      (const void*)fused_split_kernel<FusedPlainStore, E>;
-  table["FusedSplitConfig<64, 3, 6, false, 1>/" + name] =
-      (const void*)fused_split_kernel<FusedThinPlainStore, E>;
-  table["FusedSplitConfig<128, 3, 4, true, 2>/" + name] =
-      (const void*)fused_split_kernel<FusedRare, E>;
-  table["FusedSplitConfig<128, 3, 4, false, 2>/" + name] =
-      (const void*)fused_split_kernel<FusedRarePlainStore, E>;
-  table["FusedSplitConfig<128, 3, 4, false, 1, 2>/" + name] =
-      (const void*)fused_split_kernel<FusedSliced<128, 4, 2>, E>;
-  table["FusedSplitConfig<128, 3, 4, false, 1, 8>/" + name] =
-      (const void*)fused_split_kernel<FusedSliced<128, 4, 8>, E>;
-  table["FusedSplitConfig<64, 3, 6, false, 1, 4>/" + name] =
-      (const void*)fused_split_kernel<FusedSliced<64, 6, 4>, E>;
-  table["portable::PackedConfig<2, 2, 2>/" + name] =
-      (const void*)portable_kernel<portable::PackedConfig<2, 2, 2>, E>;
-  table["portable::PackedConfig<4, 2, 2>/" + name] =
-      (const void*)portable_kernel<portable::PackedConfig<4, 2, 2>, E>;
-  table["PackedConfig<128, 2, 6, 2>/" + name] = (const void*)packed_kernel<Packed, E>;
-  table["PackedConfig<192, 2, 5, 1>/" + name] = (const void*)packed_kernel<PackedWide, E>;
-  table["PackedConfig<128, 2, 6, 0>/" + name] = (const void*)packed_kernel<PackedPlainStore, E>;
-  table["PackedConfig<192, 2, 5, 0>/" + name] = (const void*)packed_kernel<PackedWidePlainStore, E>;
-  table["PackedConfig<64, 1, 8, 1>/" + name] = (const void*)packed_kernel<PackedThin, E>;
-  table["PackedConfig<64, 1, 8, 0>/" + name] = (const void*)packed_kernel<PackedThinPlainStore, E>;
-  table["PackedConfig<128, 1, 6, 2>/" + name] = (const void*)packed_kernel<PackedSingle, E>;
-}
 
 const TileChoice kFused = {Variant::fused_split, 128, 1, 3, 4, 0, 8};
 const TileChoice kFusedThin = {Variant::fused_split, 64, 1, 3, 6, 0, 8};
@@ -223,9 +174,10 @@ ProductShape transposed(int64_t m, int64_t n, int64_t k, bool x_too) {
 int main(int argc, char** argv) {
   const bool small = argc > 1 && !std::strcmp(argv[1], "small");
   add_split_kernels();
-  add_epilogue<PlainEpilogue>("plain");
-  add_epilogue<BiasScaleMomentsEpilogue>("moments");
-  add_epilogue<FullEpilogue>("full");
+  add_configurations<PlainEpilogue>("plain");
+  add_configurations<BiasScaleMomentsEpilogue>("moments");
+  add_configurations<FullEpilogue>("full");
+  require_candidates("full");
 
   const Data u = Data::uniform01, w = Data::weight;
   std::vector<Case> cases = {

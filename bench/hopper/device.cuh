@@ -112,6 +112,12 @@ inline std::map<std::string, const void*>& kernels() {
   return table;
 }
 
+// Shared memory that a configuration's kernels take.
+inline std::map<std::string, size_t>& shared_by_config() {
+  static std::map<std::string, size_t> table;
+  return table;
+}
+
 inline void add_split_kernels() {
   const auto add = [](const char* name, const void* f) { kernels()[name] = f; };
 #define ADD(l, p, v) \

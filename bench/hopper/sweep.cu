@@ -11,9 +11,9 @@
 #include <chrono>
 
 #include "blas.cuh"
+#include "configurations.cuh"
 #include "epilogues.cuh"
 #include "problem.cuh"
-#include "product/hopper/candidates.h"
 
 using namespace bench;
 
@@ -46,40 +46,6 @@ struct Candidate {
   double estimated_us = 0, error = 0;
   std::vector<double> full_ms, product_ms;
 };
-
-template <class Config>
-void add_kernel(const std::string& text) {
-  if constexpr (requires { Config::kWeightStages; }) {
-    kernels()[text + "/plain"] = (const void*)fused_split_kernel<Config, PlainEpilogue>;
-  } else {
-    kernels()[text + "/plain"] = (const void*)packed_kernel<Config, PlainEpilogue>;
-  }
-}
-#define ADD_KERNEL(type, ...) add_kernel<type<__VA_ARGS__>>(#type "<" #__VA_ARGS__ ">")
-
-void add_kernels() {
-  add_split_kernels();
-  ADD_KERNEL(FusedSplitConfig, 64, 3, 6, true, 1);
-  ADD_KERNEL(FusedSplitConfig, 64, 3, 6, false, 1);
-  ADD_KERNEL(FusedSplitConfig, 128, 3, 4, true, 1);
-  ADD_KERNEL(FusedSplitConfig, 128, 3, 4, false, 1);
-  ADD_KERNEL(FusedSplitConfig, 128, 3, 4, true, 2);
-  ADD_KERNEL(FusedSplitConfig, 128, 3, 4, false, 2);
-  ADD_KERNEL(FusedSplitConfig, 64, 3, 6, false, 1, 2);
-  ADD_KERNEL(FusedSplitConfig, 64, 3, 6, false, 1, 4);
-  ADD_KERNEL(FusedSplitConfig, 64, 3, 6, false, 1, 8);
-  ADD_KERNEL(FusedSplitConfig, 128, 3, 4, false, 1, 2);
-  ADD_KERNEL(FusedSplitConfig, 128, 3, 4, false, 1, 4);
-  ADD_KERNEL(FusedSplitConfig, 128, 3, 4, false, 1, 8);
-  ADD_KERNEL(PackedConfig, 64, 1, 8, 1);
-  ADD_KERNEL(PackedConfig, 64, 1, 8, 0);
-  ADD_KERNEL(PackedConfig, 128, 1, 6, 2);
-  ADD_KERNEL(PackedConfig, 128, 1, 6, 0);
-  ADD_KERNEL(PackedConfig, 128, 2, 6, 2);
-  ADD_KERNEL(PackedConfig, 128, 2, 6, 0);
-  ADD_KERNEL(PackedConfig, 192, 2, 5, 1);
-  ADD_KERNEL(PackedConfig, 192, 2, 5, 0);
-}
 
 // More than L2 holds; also the head start that the host needs to have a call's launches queued.
 class CacheFlush {
@@ -238,7 +204,9 @@ int main(int argc, char** argv) {
   cudaDeviceProp properties;
   CHECK(cudaGetDeviceProperties(&properties, 0));
   const DeviceLimits device = {properties.multiProcessorCount, properties.multiProcessorCount / 2};
-  add_kernels();
+  add_split_kernels();
+  add_configurations<PlainEpilogue>("plain");
+  require_candidates("plain");
   const Blas blas;
   const CacheFlush flush;
   const double begun = seconds_now();
