@@ -7,6 +7,7 @@
 #include <string>
 
 #include "backend/executable.h"
+#include "cpu/product/amx/product.h"
 #include "cpu/product/amx/support.h"
 #include "cpu/product/provider.h"
 #include "support/threads.h"
@@ -58,6 +59,7 @@ Target cpu_target(const ProgramOptions& options) {
 
 nlohmann::json describe_cpu_machine() {
   const cpu::Isa isa = cpu::detect_isa(nlohmann::json::object());
+  const cpu::amx::Support tiles = cpu::amx::support(isa);
   nlohmann::json products = nlohmann::json::array();
   for (const auto& provider : cpu::product_providers(isa)) {
     // One product may stand in the list twice, for unlike shapes.
@@ -72,7 +74,8 @@ nlohmann::json describe_cpu_machine() {
            {{"tile", isa.amx_tile},
             {"bf16", isa.amx_bf16},
             {"fp16", isa.amx_fp16},
-            {"state", cpu::amx::support(isa).state}}},
+            {"state", tiles.state},
+            {"used", cpu::amx::use_of(tiles, cpu::amx::choice_of_environment())}}},
           {"threads", thread_count()},
           {"thread_runtime", thread_runtime_name()},
           {"products", products}};

@@ -183,6 +183,22 @@ Choice choice_of_environment() {
   return parse_choice(text);
 }
 
+std::string use_of(const Support& usable, Choice choice) {
+  switch (choice) {
+    case Choice::none:
+      return "off (INGOT_CPU_PRODUCT=no-amx)";
+    case Choice::automatic:
+      if (!usable.bf16) return "no";
+      return fmt::format("not by itself: set INGOT_CPU_PRODUCT={}",
+                         usable.fp16 ? "amx-fp16 or amx-bf16" : "amx-bf16");
+    case Choice::fp16_emulated:
+    case Choice::bf16_emulated:
+      return "emulated, for tests";
+    default:
+      return "yes, where it pays (INGOT_CPU_PRODUCT)";
+  }
+}
+
 std::shared_ptr<const ProductProvider> amx_product(const Isa& isa, Choice choice) {
   // Not by itself until it has been timed on a processor that nothing else uses: where it was, a
   // shared one, it was now faster and now slower than MKL (docs/cpu-backend.md).

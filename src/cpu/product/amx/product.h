@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cpu/product/amx/rectangle.h"
+#include "cpu/product/amx/support.h"
 #include "cpu/product/provider.h"
 
 namespace ingot::cpu::amx {
@@ -50,6 +51,8 @@ class Product final : public ProductProvider {
 enum class Choice { automatic, none, fp16, bf16, fp16_emulated, bf16_emulated };
 Choice parse_choice(const std::string& text);
 Choice choice_of_environment();  // read once
+// Whether products run on AMX, and what to set so that they do: for doctor.
+std::string use_of(const Support& usable, Choice choice);
 
 // nullptr where AMX is not used.
 std::shared_ptr<const ProductProvider> amx_product(const Isa& isa, Choice choice);
