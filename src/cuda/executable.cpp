@@ -19,7 +19,7 @@ using namespace cuda;
 constexpr int kDependentLaunchDriver = 12040;  // the first that captures such launches in graphs
 
 // Whether calls that repeat are replayed where the capability is not given.
-constexpr bool kReplay = false;
+constexpr bool kReplay = true;
 
 // What a batch size settles, whatever the device.
 struct BatchLayout {
