@@ -61,17 +61,24 @@ def same(a, b) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
 
 
-def differences(label: str, ours, theirs, inputs) -> list[str]:
+def alike(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> bool:
+    """The same bits; or, with a tolerance, a small relative Frobenius difference."""
+    if same(a, b) or tolerance == 0:
+        return same(a, b)
+    return bool((a.double() - b.double()).norm() <= tolerance * b.double().norm())
+
+
+def differences(label: str, ours, theirs, inputs, tolerance: float) -> list[str]:
     """Of one call each: outputs, then buffers."""
     first, second = ours(*inputs), theirs(*inputs)
-    found = [] if same(first, second) else [f"{label}: other output bits"]
+    found = [] if alike(first, second, tolerance) else [f"{label}: other output bits"]
     for (name, a), (_, b) in zip(ours.named_buffers(), theirs.named_buffers(), strict=True):
-        if not same(a, b):
+        if not alike(a, b, tolerance):
             found.append(f"{label}: {name} has other bits")
     return found
 
 
-def check_captured(ours, theirs, inputs) -> list[str]:
+def check_captured(ours, theirs, inputs, tolerance: float) -> list[str]:
     expected = theirs(*inputs)
     captured = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
@@ -80,7 +87,7 @@ def check_captured(ours, theirs, inputs) -> list[str]:
     result.fill_(-1)
     captured.replay()
     torch.cuda.synchronize()
-    return [] if same(result, expected) else ["a captured graph gives other bits"]
+    return [] if alike(result, expected, tolerance) else ["a captured graph gives other bits"]
 
 
 def time_ratio(ours, theirs, inputs, seconds: float) -> tuple[float, float, float]:
@@ -124,17 +131,19 @@ def check_model(path: Path, arguments: argparse.Namespace, folder: Path) -> list
     theirs = ingot.optimize(copy.deepcopy(reference), inputs, precision="fp32", options=options)
     problems: list[str] = []
     full = inputs[0].shape[0]
+    # The library leaves small products to cuBLAS where that is faster; a file has its own alone.
+    tolerance = 1e-5 if arguments.portable and arguments.small else 0.0
     for training in (True, False):
         mode = "training" if training else "eval"
         ours.train(training)
         theirs.train(training)
         for batch in sorted({2, 3, 64, 67, min(full, 1000), full}):
             given = [torch.rand(batch, *t.shape[1:], device="cuda") for t in inputs]
-            problems += differences(f"{mode}, batch {batch}", ours, theirs, given)
+            problems += differences(f"{mode}, batch {batch}", ours, theirs, given, tolerance)
         wide = [torch.rand(67, t.shape[1] + 3, device="cuda")[:, 1:-2] for t in inputs]
-        problems += differences(f"{mode}, strided", ours, theirs, wide)
+        problems += differences(f"{mode}, strided", ours, theirs, wide, tolerance)
         if not training:
-            problems += check_captured(ours, theirs, inputs)
+            problems += check_captured(ours, theirs, inputs, tolerance)
         if arguments.no_timing:
             continue
         ratio, own, library = time_ratio(ours, theirs, inputs, arguments.seconds)

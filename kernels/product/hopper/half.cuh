@@ -25,7 +25,6 @@ struct HalfConfig {
   static constexpr int kStagingBuffers = kStagingBuffers_;
   static constexpr int kFeatures = 128;
   static constexpr int kThreads = 384;
-  static constexpr bool kTurns = false;
   static constexpr int kPiece = 64;  // samples that are stored at once
   static constexpr int kWeightBytes = kFeatures * 128;
   static constexpr int kStageBytes = kWeightBytes + kSamples * 128;
@@ -143,7 +142,7 @@ INGOT_D void product_half(const TensorMap& w_map, const TensorMap& x_map, const 
     }
     epilogue.write_statistics(sample_tile);
   };
-  staged_product<Config>(w_map, x_map, args, consume);
+  staged_product<Config, false>(w_map, x_map, args, consume);
 }
 
 }  // namespace ingot::hopper

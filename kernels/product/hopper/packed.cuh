@@ -7,8 +7,8 @@
 // Tile       128 features × kSamples samples of yᵀ; K in stages of 32. Blocks, clusters and roles:
 //            stages.cuh.
 // Promotion  every two stages (64 of K) into fp32 accumulators. The consumers' batches of 12 wgmma
-//            alternate: one promotes while the other multiplies. Those of 192 samples fall into
-//            that by themselves, shorter ones can lock in phase and take turns by barrier.
+//            alternate: one promotes while the other multiplies. Where statistics make both end a
+//            tile at the same moment they would lock in phase, and take turns by barrier.
 #pragma once
 
 #include "product/hopper/stages.cuh"
@@ -24,7 +24,6 @@ struct PackedConfig {
   static constexpr int kStagingBuffers = kStagingBuffers_;  // 0: plain stores
   static constexpr int kFeatures = 128;
   static constexpr int kThreads = 384;
-  static constexpr bool kTurns = kSamples == 128;
   static constexpr int kWeightBytes = kFeatures * 128;
   static constexpr int kSampleBytes = kSamples * 128;
   static constexpr int kStageBytes = kWeightBytes + kSampleBytes;
@@ -36,7 +35,7 @@ struct PackedConfig {
   static_assert(kSamples % (8 * kCluster) == 0);
 };
 
-template <class Config>
+template <class Config, bool kTurns>
 struct PackedConsumer {
   static constexpr int kValues = Config::kSamples / 2;
 
@@ -75,7 +74,7 @@ struct PackedConsumer {
       const u32 one = cursor.slot;
       wait_stage<Config>(place, cursor);
       cursor.advance();
-      await_turn<Config>(place);
+      await_turn<kTurns>(place);
       ptx::wgmma_fence();
       multiply_cross(sum, place, one, true);
       const u32 two = cursor.slot;
@@ -85,7 +84,7 @@ struct PackedConsumer {
       multiply_cross(sum, place, two, false);
       multiply_main(sum, place, one);
       multiply_main(sum, place, two);
-      pass_turn<Config>(place);
+      pass_turn<kTurns>(place);
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::pin(sum);
@@ -101,7 +100,8 @@ template <class Config, class Epilogue>
 INGOT_D void product_packed(const TensorMap& w_map, const TensorMap& x_map, const TensorMap& y_map,
                             const ProductArgs& args, const typename Epilogue::Params& params) {
   constexpr int kValues = Config::kSamples / 2;
-  PackedConsumer<Config> consumer;
+  constexpr bool kTurns = Epilogue::kMoments > 0;
+  PackedConsumer<Config, kTurns> consumer;
   const auto consume = [&](const ConsumerPlace& place, i32 feature_tile, i32 sample_tile) {
     const i32 box_m = sample_tile * Config::kSamples;
     const i32 box_n = feature_tile * Config::kFeatures + place.group * 64;
@@ -124,7 +124,7 @@ INGOT_D void product_packed(const TensorMap& w_map, const TensorMap& x_map, cons
       finish_direct(acc, tile, args, epilogue, sample_tile);
     }
   };
-  staged_product<Config>(w_map, x_map, args, consume);
+  staged_product<Config, kTurns>(w_map, x_map, args, consume);
 }
 
 }  // namespace ingot::hopper

@@ -9,7 +9,6 @@
 //   struct Config {
 //     static constexpr int kSamples, kCluster, kStages, kFeatures, kWeightBytes, kStageBytes,
 //                          kStagingBytes, kTableBytes;    // the last two of one warpgroup
-//     static constexpr bool kTurns;  // the consumers multiply in turns: await_turn(), pass_turn()
 //   };
 #pragma once
 
@@ -29,13 +28,13 @@ struct ConsumerPlace {
 // Named barriers 3 and 4: a warpgroup issues its products after the other one has issued its own.
 constexpr i32 kTurnBarrier = 3;
 
-template <class Config>
+template <bool kTurns>
 INGOT_D void await_turn(const ConsumerPlace& place) {
-  if constexpr (Config::kTurns) ptx::barrier_sync(kTurnBarrier + place.group, 256);
+  if constexpr (kTurns) ptx::barrier_sync(kTurnBarrier + place.group, 256);
 }
-template <class Config>
+template <bool kTurns>
 INGOT_D void pass_turn(const ConsumerPlace& place) {
-  if constexpr (Config::kTurns) ptx::barrier_arrive(kTurnBarrier + 1 - place.group, 256);
+  if constexpr (kTurns) ptx::barrier_arrive(kTurnBarrier + 1 - place.group, 256);
 }
 
 template <class Config>
@@ -69,7 +68,8 @@ INGOT_D void produce_stages(const Ring& ring, const TensorMap& w_map, const Tens
 
 // Runs consume(place, feature_tile, sample_tile) in the consumers for every tile of the block.
 // args.raster counts feature tiles of the whole cluster (128 · kCluster features).
-template <class Config, class Consume>
+// kTurns: the consumers multiply one after the other, by await_turn() and pass_turn().
+template <class Config, bool kTurns, class Consume>
 INGOT_D void staged_product(const TensorMap& w_map, const TensorMap& x_map, const ProductArgs& args,
                             const Consume& consume) {
   extern __shared__ unsigned char shared_memory[];
@@ -114,13 +114,13 @@ INGOT_D void staged_product(const TensorMap& w_map, const TensorMap& x_map, cons
                                  1 + group,
                                  tables + group * Config::kTableBytes,
                                  staging + group * Config::kStagingBytes};
-    if (group == 1) pass_turn<Config>(place);
+    if (group == 1) pass_turn<kTurns>(place);
     for (i32 t = first; t < args.raster.count(); t += stride) {
       i32 feature_tile, sample_tile;
       args.raster.locate(t, feature_tile, sample_tile);
       consume(place, feature_tile * Config::kCluster + rank, sample_tile);
     }
-    if (group == 0) await_turn<Config>(place);  // group 1's last arrival
+    if (group == 0) await_turn<kTurns>(place);  // group 1's last arrival
     if (place.thread == 0) ptx::bulk_wait<0>();
   }
   // No block may leave while another can still arrive at its barriers or write into its slots.
