@@ -236,7 +236,7 @@ return self.rest(xh @ wh.t() + (xh @ wl.t() + xl @ wh.t()))
     ),
     "sets L2 aside": Case(
         """
-ctypes.CDLL("libcuda.so.1").cuCtxSetLimit(6, ctypes.c_size_t(8 << 20))
+ctypes.CDLL("libcuda.so.1").cuCtxSetLimit(6, ctypes.c_size_t(28 << 20))
 return self.plain(x)
 """,
         "patched settings",
