@@ -108,7 +108,7 @@ def test_verify_exit_statuses(pair):
     model = str(pair / "model.py")
     options = ["--device", "cpu", "--no-timing", "--json"]
     good = run("verify", model, str(pair / "honest.py"), *options)
-    assert good.exit_code == 0
+    assert good.exit_code == 0, good.output
     assert json.loads(good.stdout)["verified"] is True
     bad = run("verify", model, str(pair / "wrong.py"), *options)
     assert bad.exit_code == 1

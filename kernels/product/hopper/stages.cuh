@@ -26,7 +26,7 @@ struct ConsumerPlace {
 };
 
 // Named barriers 3 and 4: a warpgroup issues its products after the other one has issued its own.
-constexpr i32 kTurnBarrier = 3;
+inline constexpr i32 kTurnBarrier = 3;
 
 template <bool kTurns>
 INGOT_D void await_turn(const ConsumerPlace& place) {

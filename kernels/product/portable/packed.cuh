@@ -45,7 +45,7 @@ inline constexpr int kBlocks = 4;  // of 16 features, of a warp
 inline constexpr int kPairs = 4;   // of column groups (16 samples), of a warp
 
 // Accumulators of a warp; block[b][8p …]: 16 features by the 16 samples of pair p.
-constexpr int kBlockValues = 32;  // a thread's, of a block
+inline constexpr int kBlockValues = 32;  // a thread's, of a block
 struct WarpSum {
   float block[kBlocks][kBlockValues];
 };
