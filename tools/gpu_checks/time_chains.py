@@ -1,11 +1,13 @@
 """Times models of tests/models at real sizes: eager, eager with TF32, Ingot, and the limit.
 
-python time_chains.py [--device cuda|cpu] [--seconds 110] [--shrink N] [--models A,B] [--out FILE]
+python time_chains.py [--device cuda|cpu] [--seconds 110] [--shrink N] [--models A,B] [--kernels]
+                      [--out FILE]
 
 Interleaved bursts with cold L2, the weights changed before every call; errors are relative
 Frobenius errors against fp64. The limit is what `ingot bench` computes: the products at the
 library's best fp16 rate, or the fewest bytes at the copy's rate. Ends after --seconds, with what
-was measured till then.
+was measured till then; the file is written after every chain. --kernels also prints the GPU time of
+each kernel of a call.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import copy
 import gc
 import json
+import statistics
 import sys
 import time
 import warnings
@@ -86,7 +89,22 @@ def limit_of(module, inputs: list, results, inner: int, outer: int, device) -> t
     return limits.limit_seconds(flops, fewest, rates, "fp32"), rows
 
 
-def measure(case: tuple, device: torch.device, shrink: int) -> dict:
+def print_kernels(call) -> None:
+    """The kernels of one call, in order, with the median of their GPU times over seven calls."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(7):
+            call()
+        torch.cuda.synchronize()
+    events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    events.sort(key=lambda e: e.time_range.start)
+    count = len(events) // 7
+    for index in range(count):
+        alike = events[index::count]
+        took = statistics.median(e.device_time for e in alike)
+        print(f"    {took:9.1f} us  {alike[0].name[:110]}")
+
+
+def measure(case: tuple, device: torch.device, shrink: int, kernels: bool) -> dict:
     model, shape, mode, constants = case
     rows, inner, outer = (max(64, size // shrink) for size in shape)
     sizes = {"batch_size": rows, "in_features": inner, "out_features": outer, **constants}
@@ -112,6 +130,10 @@ def measure(case: tuple, device: torch.device, shrink: int) -> dict:
     options = RoundOptions(prepare=subjects.WeightChanger(twin), **OPTIONS)
     comparison = compare(named, device, options)
     ms = {name: 1e3 * comparison.summary(name).median for name in named}
+    if kernels:
+        print(model)
+        with torch.no_grad():
+            print_kernels(lambda: optimised(*sets[0]))
     return {
         "model": model,
         "shape": f"{rows}×{inner}→{outer}",
@@ -135,6 +157,7 @@ def main() -> int:
         "--shrink", type=int, default=1, help="divide all sizes, to try the script (up to 16)"
     )
     parser.add_argument("--models", default="", help="these alone, separated by commas")
+    parser.add_argument("--kernels", action="store_true", help="print what each kernel takes")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -148,14 +171,14 @@ def main() -> int:
         if begin - started + longest > arguments.seconds:
             missed.append(case[0])
             continue
-        rows.append(measure(case, device, arguments.shrink))
+        rows.append(measure(case, device, arguments.shrink, arguments.kernels))
+        rows.sort(key=lambda row: row["ingot_ms"] / row["limit_ms"])
+        if arguments.out:
+            write_whole(arguments.out, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
         longest = max(4.0, time.monotonic() - begin)
-    rows.sort(key=lambda row: row["ingot_ms"] / row["limit_ms"])
-    if arguments.out:
-        write_whole(arguments.out, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
     for r in rows:
         print(
             f"{r['model']:40} {r['shape']:18} {r['mode']:8} eager {r['eager_ms']:8.3f} Ingot "
