@@ -4,7 +4,7 @@
 #include "cuda/cublas_lt.h"
 #include "cuda/driver.h"
 #include "cuda/nvrtc.h"
-#include "cuda/split_kernels.h"
+#include "cuda/product_family.h"
 
 namespace ingot {
 namespace {
@@ -90,12 +90,12 @@ Target cuda_target(const ProgramOptions& options) {
     target.name = device_name(device);
   }
   const bool splits = options.precision == Precision::fp32 || options.precision == Precision::high;
-  const SplitFamily family = split_family(target.sm, options.capabilities);
-  const bool own = splits && family != SplitFamily::none;
+  const ProductFamily family = product_family(target.sm, options.capabilities);
+  const bool own = splits && family != ProductFamily::none;
   target.fused_epilogue = target.fused_statistics = own;
-  target.fused_half = family == SplitFamily::hopper;
+  target.fused_half = family == ProductFamily::hopper;
   Rates rates = rates_of(target.sm);
-  if (target.sm == 90 && family == SplitFamily::portable) rates.split = kPortableOnHopper;
+  if (target.sm == 90 && family == ProductFamily::portable) rates.split = kPortableOnHopper;
   target.product_flops = product_flops(options.precision, rates, own) * target.units;
   return target;
 }
@@ -113,7 +113,7 @@ nlohmann::json describe_cuda_machine() {
       if (d->cuDeviceGet(&device, i) != kCudaSuccess) continue;
       d->cuDeviceTotalMem(&memory, device);
       const int sm = compute_capability(device);
-      const bool own = split_family(sm, json::object()) != SplitFamily::none;
+      const bool own = product_family(sm, json::object()) != ProductFamily::none;
       gpus.push_back({{"index", i},
                       {"name", device_name(device)},
                       {"compute_capability", sm},

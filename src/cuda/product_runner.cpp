@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cuda/library_product.h"
-#include "cuda/split_product.h"
+#include "cuda/own_product.h"
 #include "cuda/sweep_runner.h"
 
 namespace ingot::cuda {
@@ -14,7 +14,7 @@ class ProductRunner : public SweepRunner {
   ProductRunner(const Plan& plan, int sweep, Modules& modules, const ProgramOptions& options,
                 const ProductTuning& tuning)
       : library_(plan, sweep, modules) {
-    own_ = SplitProduct::make(plan, sweep, modules, options.capabilities, tuning, &why_library_);
+    own_ = OwnProduct::make(plan, sweep, modules, options.capabilities, tuning, &why_library_);
   }
 
   size_t scratch_bytes(int64_t batch) const override {
@@ -59,7 +59,7 @@ class ProductRunner : public SweepRunner {
 
  private:
   LibraryRunner library_;
-  std::unique_ptr<SplitProduct> own_;
+  std::unique_ptr<OwnProduct> own_;
   std::string why_library_;
 };
 

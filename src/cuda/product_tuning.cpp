@@ -88,12 +88,12 @@ int64_t ProductTuning::bucket(int64_t samples) {
   return (samples + step - 1) / step * step;
 }
 
-std::string ProductTuning::key(SplitFamily family, const ProductShape& shape,
+std::string ProductTuning::key(ProductFamily family, const ProductShape& shape,
                                int statistics) const {
   const bool stores_rows = shape.y_aligned && shape.y_stride % 4 == 0;
   return fmt::format(
       "{} sm_{} {} | kernels {:016x} | m {} k {} n {} | x {}, w {}, {}{}", target_.name, target_.sm,
-      family == SplitFamily::hopper ? "hopper" : "portable", kernel_hash(), bucket(shape.m),
+      family == ProductFamily::hopper ? "hopper" : "portable", kernel_hash(), bucket(shape.m),
       shape.k, shape.n, layout_of(shape.x, shape.k), layout_of(shape.w, shape.k),
       !shape.stores_result ? "not stored"
       : stores_rows        ? "stored"
@@ -101,21 +101,21 @@ std::string ProductTuning::key(SplitFamily family, const ProductShape& shape,
       statistics == 0 ? "" : fmt::format(", {} statistics", statistics));
 }
 
-std::vector<std::string> ProductTuning::candidates(SplitFamily family,
+std::vector<std::string> ProductTuning::candidates(ProductFamily family,
                                                    const ProductShape& shape) const {
   std::vector<std::string> names;
-  if (family == SplitFamily::hopper) {
+  if (family == ProductFamily::hopper) {
     for (const hopper::TileChoice& c : hopper::candidate_choices(shape, limits_of(target_))) {
       names.push_back(hopper::name_of(c));
     }
   } else {
-    names.push_back(plan_split_product(family, shape, target_).config);
+    names.push_back(plan_own_product(family, shape, target_).config);
   }
   names.emplace_back(kLibrary);
   return names;
 }
 
-ProductTuning::Choice ProductTuning::choose(SplitFamily family, const ProductShape& shape,
+ProductTuning::Choice ProductTuning::choose(ProductFamily family, const ProductShape& shape,
                                             int statistics, size_t kernels_behind) const {
   const std::string found_key = key(family, shape, statistics);
   Choice choice;
@@ -129,12 +129,12 @@ ProductTuning::Choice ProductTuning::choose(SplitFamily family, const ProductSha
       choice.plan = library_plan(shape, "measured: the library is faster here");
       return choice;
     }
-    if (family != SplitFamily::hopper) break;
+    if (family != ProductFamily::hopper) break;
     choice.plan = hopper::plan_named(shape, choice.name, limits_of(target_));
     // A neighbour in the bucket may not have it.
     if (choice.plan.variant != hopper::Variant::unsupported) return choice;
   }
-  choice.plan = plan_split_product(family, shape, target_);
+  choice.plan = plan_own_product(family, shape, target_);
   choice.by = "estimated";
   if (choice.plan.library_faster &&
       choice.plan.library_us + behind_library_us(shape, kernels_behind) <
@@ -144,13 +144,13 @@ ProductTuning::Choice ProductTuning::choose(SplitFamily family, const ProductSha
     return choice;
   }
   choice.name = choice.plan.config;
-  if (family == SplitFamily::hopper) {
+  if (family == ProductFamily::hopper) {
     choice.name += fmt::format(" raster {}", choice.plan.raster_group);
   }
   return choice;
 }
 
-std::vector<int64_t> ProductTuning::samples_with_choice(SplitFamily family, ProductShape shape,
+std::vector<int64_t> ProductTuning::samples_with_choice(ProductFamily family, ProductShape shape,
                                                         int statistics) const {
   std::vector<int64_t> samples;
   if (asked_.empty() && measured_.empty()) return samples;

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "backend/executable.h"
-#include "cuda/split_kernels.h"
+#include "cuda/product_family.h"
 
 namespace ingot::cuda {
 
@@ -34,14 +34,15 @@ class ProductTuning {
   };
   // statistics: how many partial statistics the epilogue emits. kernels_behind: how many kernels
   // the library's product would need behind it, to do what the epilogue does.
-  Choice choose(SplitFamily family, const hopper::ProductShape& shape, int statistics,
+  Choice choose(ProductFamily family, const hopper::ProductShape& shape, int statistics,
                 size_t kernels_behind) const;
 
-  std::string key(SplitFamily family, const hopper::ProductShape& shape, int statistics) const;
+  std::string key(ProductFamily family, const hopper::ProductShape& shape, int statistics) const;
   // Names of all that can be measured for it.
-  std::vector<std::string> candidates(SplitFamily family, const hopper::ProductShape& shape) const;
+  std::vector<std::string> candidates(ProductFamily family,
+                                      const hopper::ProductShape& shape) const;
   // Numbers of samples at which a product like `shape` has a choice of its own.
-  std::vector<int64_t> samples_with_choice(SplitFamily family, hopper::ProductShape shape,
+  std::vector<int64_t> samples_with_choice(ProductFamily family, hopper::ProductShape shape,
                                            int statistics) const;
 
   const std::string& file() const { return file_; }

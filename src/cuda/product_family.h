@@ -1,5 +1,5 @@
-// The two families of kernels that make an fp32 product from fp16 halves (kernels/product/hopper
-// and kernels/product/portable), and all that differs between them outside of the kernels.
+// The two families of Ingot's own product kernels (kernels/product/hopper and
+// kernels/product/portable), and all that differs between them outside of the kernels.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -12,7 +12,7 @@
 
 namespace ingot::cuda {
 
-enum class SplitFamily : uint8_t {
+enum class ProductFamily : uint8_t {
   none,
   hopper,   // wgmma and TMA: compute capability 9.0
   portable  // mma.sync and cp.async: 8.0 and up
@@ -21,21 +21,22 @@ enum class SplitFamily : uint8_t {
 // The family that serves a GPU, as far as `capabilities` (ProgramOptions) leaves it:
 // "hopper_product" and "portable_product" turn them off, and `"portable_product": true` asks for
 // the second where the library would be chosen. `why`, if not NULL, says why there is none.
-SplitFamily split_family(int sm, const nlohmann::json& capabilities, std::string* why = nullptr);
+ProductFamily product_family(int sm, const nlohmann::json& capabilities,
+                             std::string* why = nullptr);
 
 // For explain().
-const char* name_of(SplitFamily family, hopper::Element element);
+const char* name_of(ProductFamily family, hopper::Element element);
 
 hopper::DeviceLimits limits_of(const Target& target);
-hopper::ProductPlan plan_split_product(SplitFamily family, const hopper::ProductShape& shape,
-                                       const Target& target);
+hopper::ProductPlan plan_own_product(ProductFamily family, const hopper::ProductShape& shape,
+                                     const Target& target);
 // Numbers of samples that between them are served by every kernel that any number is served by.
-std::vector<int64_t> representative_samples(SplitFamily family, const hopper::ProductShape& shape,
+std::vector<int64_t> representative_samples(ProductFamily family, const hopper::ProductShape& shape,
                                             const Target& target);
 
 // Where the operands of one launch are.
 struct ProductOperands {
-  void *x = nullptr, *w = nullptr, *y = nullptr;  // fp32
+  void *x = nullptr, *w = nullptr, *y = nullptr;
   void *x_packed = nullptr, *w_packed = nullptr;
 };
 

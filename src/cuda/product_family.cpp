@@ -1,4 +1,4 @@
-#include "cuda/split_kernels.h"
+#include "cuda/product_family.h"
 
 #include <array>
 
@@ -77,12 +77,12 @@ void* source_of(const TensorMapSpec& spec, const ProductOperands& operands) {
 
 }  // namespace
 
-SplitFamily split_family(int sm, const nlohmann::json& capabilities, std::string* why) {
-  if (sm == 90 && capabilities.value("hopper_product", true)) return SplitFamily::hopper;
+ProductFamily product_family(int sm, const nlohmann::json& capabilities, std::string* why) {
+  if (sm == 90 && capabilities.value("hopper_product", true)) return ProductFamily::hopper;
   if (sm >= 80 && capabilities.value("portable_product", has_fast_tensor_cores(sm))) {
-    return SplitFamily::portable;
+    return ProductFamily::portable;
   }
-  if (why == nullptr) return SplitFamily::none;
+  if (why == nullptr) return ProductFamily::none;
   if (capabilities.contains("portable_product")) {
     *why = "the portable_product capability is off";
   } else {
@@ -91,18 +91,18 @@ SplitFamily split_family(int sm, const nlohmann::json& capabilities, std::string
         "units; those of compute capability {}.{} are not",
         sm / 10, sm % 10);
   }
-  return SplitFamily::none;
+  return ProductFamily::none;
 }
 
-const char* name_of(SplitFamily family, hopper::Element element) {
+const char* name_of(ProductFamily family, hopper::Element element) {
   switch (family) {
-    case SplitFamily::hopper:
+    case ProductFamily::hopper:
       if (element == hopper::Element::f16) return "Ingot's product for Hopper (fp16)";
       if (element == hopper::Element::bf16) return "Ingot's product for Hopper (bf16)";
       return "Ingot's fp32 product for Hopper (fp16 halves)";
-    case SplitFamily::portable:
+    case ProductFamily::portable:
       return "Ingot's fp32 product for compute capability 8.0 and up (fp16 halves)";
-    case SplitFamily::none:
+    case ProductFamily::none:
       break;
   }
   return "none";
@@ -112,18 +112,18 @@ hopper::DeviceLimits limits_of(const Target& target) {
   return {target.units, target.units / 2};
 }
 
-ProductPlan plan_split_product(SplitFamily family, const hopper::ProductShape& shape,
-                               const Target& target) {
-  if (family == SplitFamily::portable) {
+ProductPlan plan_own_product(ProductFamily family, const hopper::ProductShape& shape,
+                             const Target& target) {
+  if (family == ProductFamily::portable) {
     return portable::plan_product(shape, static_cast<size_t>(target.shared_bytes),
                                   portable::rates_of(target.sm, target.units));
   }
   return hopper::plan_product(shape, limits_of(target));
 }
 
-std::vector<int64_t> representative_samples(SplitFamily family, const hopper::ProductShape& shape,
+std::vector<int64_t> representative_samples(ProductFamily family, const hopper::ProductShape& shape,
                                             const Target& target) {
-  if (family == SplitFamily::portable) return {};  // one kernel whatever the samples
+  if (family == ProductFamily::portable) return {};  // one kernel whatever the samples
   return hopper::representative_samples(shape, limits_of(target));
 }
 

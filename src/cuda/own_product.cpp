@@ -1,4 +1,4 @@
-#include "cuda/split_product.h"
+#include "cuda/own_product.h"
 
 #include <algorithm>
 #include <mutex>
@@ -59,22 +59,22 @@ Unit split_unit(const SplitStep& step) {
 
 }  // namespace
 
-std::unique_ptr<SplitProduct> SplitProduct::make(const Plan& plan, int sweep, Modules& modules,
-                                                 const nlohmann::json& capabilities,
-                                                 const ProductTuning& tuning, std::string* why) {
+std::unique_ptr<OwnProduct> OwnProduct::make(const Plan& plan, int sweep, Modules& modules,
+                                             const nlohmann::json& capabilities,
+                                             const ProductTuning& tuning, std::string* why) {
   const Sweep& s = plan.sweeps[static_cast<size_t>(sweep)];
   const auto arg = [&](size_t i) -> const Node& {
     return plan.graph[plan.graph[s.matmul].args[i]];
   };
-  const SplitFamily family = split_family(plan.target.sm, capabilities, why);
-  if (family == SplitFamily::none) return nullptr;
+  const ProductFamily family = product_family(plan.target.sm, capabilities, why);
+  if (family == ProductFamily::none) return nullptr;
   const DType dtype = plan.graph[s.matmul].dtype;
   const bool half = dtype == DType::f16 || dtype == DType::bf16;
   if (!half && plan.precision != Precision::fp32 && plan.precision != Precision::high) {
     *why = "the precision policy asks for the library's product";
   } else if (!element_of(dtype) || arg(0).dtype != dtype || arg(1).dtype != dtype) {
     *why = "its operands are neither f32 nor both of the product's 16-bit type";
-  } else if (half && family != SplitFamily::hopper) {
+  } else if (half && family != ProductFamily::hopper) {
     *why = "products of 16-bit operands are the library's on this GPU";
   } else if (arg(1).shape.batched) {
     *why = "its weight differs from sample to sample";
@@ -83,14 +83,14 @@ std::unique_ptr<SplitProduct> SplitProduct::make(const Plan& plan, int sweep, Mo
       *why = "its epilogue reads more tensors than fit into a launch";
       return nullptr;
     }
-    return std::unique_ptr<SplitProduct>(
-        new SplitProduct(family, plan, sweep, modules, tuning, *std::move(epilogue)));
+    return std::unique_ptr<OwnProduct>(
+        new OwnProduct(family, plan, sweep, modules, tuning, *std::move(epilogue)));
   }
   return nullptr;
 }
 
-SplitProduct::SplitProduct(SplitFamily family, const Plan& plan, int sweep, Modules& modules,
-                           const ProductTuning& tuning, ProductEpilogue epilogue)
+OwnProduct::OwnProduct(ProductFamily family, const Plan& plan, int sweep, Modules& modules,
+                       const ProductTuning& tuning, ProductEpilogue epilogue)
     : family_(family),
       plan_(plan),
       sweep_(plan.sweeps[static_cast<size_t>(sweep)]),
@@ -102,7 +102,7 @@ SplitProduct::SplitProduct(SplitFamily family, const Plan& plan, int sweep, Modu
   if (epilogue_.merge) merge_.emplace(*epilogue_.merge, modules);
 }
 
-ProductShape SplitProduct::usual_shape(int64_t batch) const {
+ProductShape OwnProduct::usual_shape(int64_t batch) const {
   const ProductExtents extents = product_extents(plan_, sweep_, batch);
   ProductShape shape;
   shape.m = extents.m;
@@ -117,13 +117,13 @@ ProductShape SplitProduct::usual_shape(int64_t batch) const {
   return shape;
 }
 
-std::string SplitProduct::kernel_text(const ProductPlan& plan) const {
+std::string OwnProduct::kernel_text(const ProductPlan& plan) const {
   return product_kernel_text(epilogue_,
                              {plan.header, plan.kernel, plan.config, static_cast<int>(plan.threads),
                               plan.variant != hopper::Variant::portable});
 }
 
-const SplitProduct::Prepared& SplitProduct::prepared(const ProductShape& shape) {
+const OwnProduct::Prepared& OwnProduct::prepared(const ProductShape& shape) {
   const auto matches = [&](const std::unique_ptr<Prepared>& p) {
     return same_shape(p->shape, shape);
   };
@@ -137,8 +137,8 @@ const SplitProduct::Prepared& SplitProduct::prepared(const ProductShape& shape) 
   if (shape.weight_packed) {
     ProductShape whole = shape;
     whole.weight_packed = false;
-    p->plan = plan_split_product(family_, shape, plan_.target);
-    p->pays = p->plan.estimated_us <= plan_split_product(family_, whole, plan_.target).estimated_us;
+    p->plan = plan_own_product(family_, shape, plan_.target);
+    p->pays = p->plan.estimated_us <= plan_own_product(family_, whole, plan_.target).estimated_us;
   } else {
     ProductTuning::Choice choice =
         tuning_.choose(family_, shape, epilogue_.moments, kernels_behind_);
@@ -160,22 +160,22 @@ const SplitProduct::Prepared& SplitProduct::prepared(const ProductShape& shape) 
   return *prepared_.back();
 }
 
-size_t SplitProduct::bytes_of(const Prepared& p) const {
+size_t OwnProduct::bytes_of(const Prepared& p) const {
   return align_to_256(p.plan.workspace_bytes) +
          align_to_256(p.partial_bytes * static_cast<size_t>(epilogue_.moments));
 }
 
 // The plan counts on what this GPU's architecture has of shared memory.
-bool SplitProduct::runs_on(const Context& context) const {
+bool OwnProduct::runs_on(const Context& context) const {
   return context.sm() == plan_.target.sm;
 }
 
-bool SplitProduct::serves(int64_t batch) const {
-  return const_cast<SplitProduct*>(this)->prepared(usual_shape(batch)).product_unit >= 0;
+bool OwnProduct::serves(int64_t batch) const {
+  return const_cast<OwnProduct*>(this)->prepared(usual_shape(batch)).product_unit >= 0;
 }
 
-size_t SplitProduct::scratch_bytes(int64_t batch) const {
-  auto* const self = const_cast<SplitProduct*>(this);
+size_t OwnProduct::scratch_bytes(int64_t batch) const {
+  auto* const self = const_cast<OwnProduct*>(this);
   ProductShape shape = usual_shape(batch);
   size_t bytes = bytes_of(self->prepared(shape));
   if (frozen_bytes() > 0) {
@@ -187,7 +187,7 @@ size_t SplitProduct::scratch_bytes(int64_t batch) const {
 
 // Of every kernel that some batch size is served by, so that a change of batch never waits for a
 // compiler.
-void SplitProduct::add_units(std::set<int>& units, int64_t batch, bool frozen) {
+void OwnProduct::add_units(std::set<int>& units, int64_t batch, bool frozen) {
   ProductShape one = usual_shape(1);
   one.weight_packed = frozen;
   const int64_t per_entry = std::max<int64_t>(1, one.m);
@@ -209,18 +209,18 @@ void SplitProduct::add_units(std::set<int>& units, int64_t batch, bool frozen) {
   units.erase(-1);
 }
 
-std::vector<int> SplitProduct::units(int64_t batch) {
+std::vector<int> OwnProduct::units(int64_t batch) {
   std::set<int> result;
   add_units(result, batch, false);
   return {result.begin(), result.end()};
 }
 
-size_t SplitProduct::frozen_exponents() const {
+size_t OwnProduct::frozen_exponents() const {
   const ProductExtents extents = product_extents(plan_, sweep_, 1);
   return align_to_256(static_cast<size_t>(extents.n * hopper::divide_up(extents.k, 32)) * 128);
 }
 
-size_t SplitProduct::frozen_bytes() const {
+size_t OwnProduct::frozen_bytes() const {
   const Node& weight = plan_.graph[product_operand(plan_.graph, sweep_, 1)];
   if (weight.kind != NodeKind::leaf || weight.role != LeafRole::parameter) return 0;
   if (element_ != hopper::Element::f32) return 0;  // read as it is
@@ -228,13 +228,13 @@ size_t SplitProduct::frozen_bytes() const {
   return frozen_exponents() + static_cast<size_t>(extents.n) * sizeof(i32);
 }
 
-std::vector<int> SplitProduct::frozen_units(int64_t batch) {
+std::vector<int> OwnProduct::frozen_units(int64_t batch) {
   std::set<int> result;
   if (frozen_bytes() > 0) add_units(result, batch, true);
   return {result.begin(), result.end()};
 }
 
-void SplitProduct::freeze(const RunState& state) {
+void OwnProduct::freeze(const RunState& state) {
   const std::optional<MatrixOperand> w = matrix_operand(state, sweep_, 1);
   if (!w) fail(INGOT_UNSUPPORTED, "{}: a weight with gaps cannot be frozen", sweep_.name);
   SplitStep step = hopper::plan_split(SplitStep::Operand::w, w->rows, w->k, operand_shape(*w));
@@ -242,8 +242,8 @@ void SplitProduct::freeze(const RunState& state) {
   launch_split(state, modules_.add(split_unit(step)), step, *w, state.frozen);
 }
 
-ProductShape SplitProduct::shape_of(const MatrixOperand& x, const MatrixOperand& w,
-                                    const MatrixOperand& y) const {
+ProductShape OwnProduct::shape_of(const MatrixOperand& x, const MatrixOperand& w,
+                                  const MatrixOperand& y) const {
   ProductShape shape;
   shape.m = x.rows;
   shape.n = w.rows;
@@ -257,7 +257,7 @@ ProductShape SplitProduct::shape_of(const MatrixOperand& x, const MatrixOperand&
   return shape;
 }
 
-bool SplitProduct::run(const RunState& state) {
+bool OwnProduct::run(const RunState& state) {
   std::optional<MatrixOperand> x = matrix_operand(state, sweep_, 0);
   std::optional<MatrixOperand> w = matrix_operand(state, sweep_, 1);
   if (!x || !w || !x->fold_batch(state.batch)) return false;
@@ -301,8 +301,8 @@ bool SplitProduct::run(const RunState& state) {
   return true;
 }
 
-void SplitProduct::launch_split(const RunState& state, int unit, const SplitStep& step,
-                                const MatrixOperand& from, std::byte* memory) const {
+void OwnProduct::launch_split(const RunState& state, int unit, const SplitStep& step,
+                              const MatrixOperand& from, std::byte* memory) const {
   SplitArgs args = {static_cast<const float*>(from.data),
                     step.row_stride,
                     step.k_stride,
@@ -315,8 +315,8 @@ void SplitProduct::launch_split(const RunState& state, int unit, const SplitStep
   state.launch(loaded.functions[0], step.grid, static_cast<int>(step.threads), arguments);
 }
 
-void SplitProduct::launch_product(const RunState& state, const Prepared& p, const MatrixOperand& x,
-                                  const MatrixOperand& w, const MatrixOperand& y) const {
+void OwnProduct::launch_product(const RunState& state, const Prepared& p, const MatrixOperand& x,
+                                const MatrixOperand& w, const MatrixOperand& y) const {
   const ProductPlan& plan = p.plan;
   std::byte* scratch = state.scratch;
   const bool frozen = p.shape.weight_packed;
@@ -355,12 +355,12 @@ void SplitProduct::launch_product(const RunState& state, const Prepared& p, cons
   arguments[count + 1] = params;
   const LoadedUnit& loaded = state.modules.get(state.context, p.product_unit);
   // Only Hopper's kernels know of clusters.
-  const unsigned cluster = family_ == SplitFamily::hopper ? plan.cluster : 0;
+  const unsigned cluster = family_ == ProductFamily::hopper ? plan.cluster : 0;
   state.launch(loaded.functions[0], plan.grid, static_cast<int>(plan.threads), arguments,
                plan.shared_bytes, cluster);
 }
 
-nlohmann::json SplitProduct::describe(int64_t batch) {
+nlohmann::json OwnProduct::describe(int64_t batch) {
   const Prepared& p = prepared(usual_shape(batch));
   nlohmann::json kernels = nlohmann::json::array();
   for (const SplitStep& step : p.plan.splits) {
@@ -375,7 +375,7 @@ nlohmann::json SplitProduct::describe(int64_t batch) {
           {"kernels", kernels}};
 }
 
-nlohmann::json SplitProduct::describe_tuning(int64_t batch) {
+nlohmann::json OwnProduct::describe_tuning(int64_t batch) {
   const ProductShape shape = usual_shape(batch);
   const Prepared& p = prepared(shape);
   return {{"key", tuning_.key(family_, shape, epilogue_.moments)},

@@ -8,18 +8,18 @@
 
 #include "codegen/product_epilogue.h"
 #include "cuda/matrix_operand.h"
+#include "cuda/product_family.h"
 #include "cuda/product_tuning.h"
-#include "cuda/split_kernels.h"
 #include "cuda/sweep_runner.h"
 
 namespace ingot::cuda {
 
-class SplitProduct {
+class OwnProduct {
  public:
   // nullptr, and why, where the plan's GPU, precision or epilogue is not one for these kernels.
-  static std::unique_ptr<SplitProduct> make(const Plan& plan, int sweep, Modules& modules,
-                                            const nlohmann::json& capabilities,
-                                            const ProductTuning& tuning, std::string* why);
+  static std::unique_ptr<OwnProduct> make(const Plan& plan, int sweep, Modules& modules,
+                                          const nlohmann::json& capabilities,
+                                          const ProductTuning& tuning, std::string* why);
 
   // Whether the GPU is of the architecture that was planned for.
   bool runs_on(const Context& context) const;
@@ -51,8 +51,8 @@ class SplitProduct {
     bool pays = true;          // a frozen weight's: splitting it inside the product is not faster
   };
 
-  SplitProduct(SplitFamily family, const Plan& plan, int sweep, Modules& modules,
-               const ProductTuning& tuning, ProductEpilogue epilogue);
+  OwnProduct(ProductFamily family, const Plan& plan, int sweep, Modules& modules,
+             const ProductTuning& tuning, ProductEpilogue epilogue);
   std::string kernel_text(const hopper::ProductPlan& plan) const;
   hopper::ProductShape usual_shape(int64_t batch) const;
   void add_units(std::set<int>& units, int64_t batch, bool frozen);
@@ -66,7 +66,7 @@ class SplitProduct {
   void launch_product(const RunState& state, const Prepared& p, const MatrixOperand& x,
                       const MatrixOperand& w, const MatrixOperand& y) const;
 
-  const SplitFamily family_;
+  const ProductFamily family_;
   const Plan& plan_;
   const Sweep& sweep_;
   const hopper::Element element_;

@@ -1,5 +1,5 @@
 // Which of Ingot's own products serves which GPU, and with what configuration.
-#include "cuda/split_kernels.h"
+#include "cuda/product_family.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -39,23 +39,24 @@ std::string linear(const std::string& dtype, int features) {
   return text;
 }
 
-TEST(SplitKernels, AreChosenByArchitectureAndCapabilities) {
+TEST(OwnProduct, AreChosenByArchitectureAndCapabilities) {
   const nlohmann::json none = nlohmann::json::object();
-  EXPECT_EQ(split_family(90, none), SplitFamily::hopper);
-  for (const int sm : {80, 87, 100, 103}) EXPECT_EQ(split_family(sm, none), SplitFamily::portable);
+  EXPECT_EQ(product_family(90, none), ProductFamily::hopper);
+  for (const int sm : {80, 87, 100, 103})
+    EXPECT_EQ(product_family(sm, none), ProductFamily::portable);
   for (const int sm : {86, 89, 120}) {
     std::string why;
-    EXPECT_EQ(split_family(sm, none, &why), SplitFamily::none);
+    EXPECT_EQ(product_family(sm, none, &why), ProductFamily::none);
     EXPECT_THAT(why, HasSubstr("tensor cores"));
-    EXPECT_EQ(split_family(sm, {{"portable_product", true}}), SplitFamily::portable);
+    EXPECT_EQ(product_family(sm, {{"portable_product", true}}), ProductFamily::portable);
   }
-  EXPECT_EQ(split_family(90, {{"hopper_product", false}}), SplitFamily::portable);
-  EXPECT_EQ(split_family(90, {{"hopper_product", false}, {"portable_product", false}}),
-            SplitFamily::none);
-  EXPECT_EQ(split_family(75, {{"portable_product", true}}), SplitFamily::none);
+  EXPECT_EQ(product_family(90, {{"hopper_product", false}}), ProductFamily::portable);
+  EXPECT_EQ(product_family(90, {{"hopper_product", false}, {"portable_product", false}}),
+            ProductFamily::none);
+  EXPECT_EQ(product_family(75, {{"portable_product", true}}), ProductFamily::none);
 }
 
-TEST(SplitKernels, FitIntoTheSharedMemoryOfTheGpu) {
+TEST(OwnProduct, FitIntoTheSharedMemoryOfTheGpu) {
   hopper::ProductShape shape;
   shape.m = 1000, shape.n = 384, shape.k = 512;
   shape.x = shape.w = {512, 1, true};
@@ -64,7 +65,7 @@ TEST(SplitKernels, FitIntoTheSharedMemoryOfTheGpu) {
   target.units = 108;
   for (const auto& [bytes, threads] : {std::pair{163, 256u}, {99, 128u}, {227, 128u}}) {
     target.shared_bytes = bytes * 1024;
-    const hopper::ProductPlan plan = plan_split_product(SplitFamily::portable, shape, target);
+    const hopper::ProductPlan plan = plan_own_product(ProductFamily::portable, shape, target);
     EXPECT_EQ(plan.variant, hopper::Variant::portable) << plan.reason;
     EXPECT_EQ(plan.threads, threads);
     const size_t most = static_cast<size_t>(target.shared_bytes);
@@ -73,11 +74,11 @@ TEST(SplitKernels, FitIntoTheSharedMemoryOfTheGpu) {
     EXPECT_GT(plan.shared_bytes, most * (bytes == 227 ? 2 : 4) / 5);
   }
   target.shared_bytes = 48 * 1024;
-  EXPECT_EQ(plan_split_product(SplitFamily::portable, shape, target).variant,
+  EXPECT_EQ(plan_own_product(ProductFamily::portable, shape, target).variant,
             hopper::Variant::unsupported);
 }
 
-TEST(SplitKernels, LeaveFewTilesToTheLibrary) {
+TEST(OwnProduct, LeaveFewTilesToTheLibrary) {
   hopper::ProductShape shape;
   shape.n = 1024, shape.k = 4096;
   shape.x = shape.w = {4096, 1, true};
@@ -85,22 +86,22 @@ TEST(SplitKernels, LeaveFewTilesToTheLibrary) {
   Target target;
   target.sm = 80, target.units = 108, target.shared_bytes = 163 * 1024;
   shape.m = 64;
-  EXPECT_TRUE(plan_split_product(SplitFamily::portable, shape, target).library_faster);
+  EXPECT_TRUE(plan_own_product(ProductFamily::portable, shape, target).library_faster);
   shape.m = 8192;
-  const hopper::ProductPlan plan = plan_split_product(SplitFamily::portable, shape, target);
+  const hopper::ProductPlan plan = plan_own_product(ProductFamily::portable, shape, target);
   EXPECT_FALSE(plan.library_faster);
   shape.weight_packed = true;
-  EXPECT_LT(plan_split_product(SplitFamily::portable, shape, target).estimated_us,
+  EXPECT_LT(plan_own_product(ProductFamily::portable, shape, target).estimated_us,
             plan.estimated_us);
 }
 
-TEST(SplitKernels, TakeSixteenBitOperandsOnHopperAsTheyAre) {
+TEST(OwnProduct, TakeSixteenBitOperandsOnHopperAsTheyAre) {
   if (try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
   const std::string hopper = R"({"device": "cuda", "sm": 90})";
   for (const auto& [dtype, element] :
        {std::pair{"bf16", hopper::Element::bf16}, {"f16", hopper::Element::f16}}) {
     const nlohmann::json sweep = sweep_of(hopper, linear(dtype, 384));
-    EXPECT_EQ(sweep["provider"], name_of(SplitFamily::hopper, element));
+    EXPECT_EQ(sweep["provider"], name_of(ProductFamily::hopper, element));
     ASSERT_EQ(sweep["kernels"].size(), 1u) << "nothing is split";
     EXPECT_THAT(sweep["kernels"][0]["text"].get<std::string>(), HasSubstr("product_half"));
     // Rows of the result that are not whole pieces of 16 bytes.
@@ -111,7 +112,7 @@ TEST(SplitKernels, TakeSixteenBitOperandsOnHopperAsTheyAre) {
   }
 }
 
-TEST(SplitKernels, DescribeSixteenBitMatricesToTheCopyEngine) {
+TEST(OwnProduct, DescribeSixteenBitMatricesToTheCopyEngine) {
   hopper::ProductShape shape;
   shape.m = 1000, shape.n = 384, shape.k = 520;
   shape.x = shape.w = {520, 1, true};
@@ -133,25 +134,25 @@ TEST(SplitKernels, DescribeSixteenBitMatricesToTheCopyEngine) {
   EXPECT_EQ(hopper::plan_product(shape, {}).variant, hopper::Variant::unsupported);
 }
 
-TEST(SplitKernels, TakeTheProductSweepsOfAPlan) {
+TEST(OwnProduct, TakeTheProductSweepsOfAPlan) {
   // Where a GPU is present, programs are planned for it and not for the "sm" given here.
   if (try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
   for (const int sm : {80, 100}) {
     const nlohmann::json sweep =
         sweep_of(R"({"device": "cuda", "sm": )" + std::to_string(sm) + "}");
-    EXPECT_EQ(sweep["provider"], name_of(SplitFamily::portable, hopper::Element::f32));
+    EXPECT_EQ(sweep["provider"], name_of(ProductFamily::portable, hopper::Element::f32));
   }
   EXPECT_EQ(sweep_of(R"({"device": "cuda", "sm": 90})")["provider"],
-            name_of(SplitFamily::hopper, hopper::Element::f32));
+            name_of(ProductFamily::hopper, hopper::Element::f32));
   EXPECT_EQ(sweep_of(R"({"device": "cuda", "sm": 90,
                          "capabilities": {"hopper_product": false}})")["provider"],
-            name_of(SplitFamily::portable, hopper::Element::f32));
+            name_of(ProductFamily::portable, hopper::Element::f32));
   const nlohmann::json library = sweep_of(R"({"device": "cuda", "sm": 86})");
   EXPECT_EQ(library["provider"], "cuBLASLt (ieee fp32)");
   EXPECT_THAT(library["reason"], HasSubstr("8.6"));
 }
 
-TEST(SplitKernels, KeepWeightsThatAreParameters) {
+TEST(OwnProduct, KeepWeightsThatAreParameters) {
   if (try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
   const auto size = [](const std::string& graph, const char* options) {
     return api::make_program(graph, options)->executable->frozen_size();
@@ -168,13 +169,13 @@ TEST(SplitKernels, KeepWeightsThatAreParameters) {
 }
 
 // With the epilogue that the generator writes, for the large and the small shared memory.
-TEST(SplitKernels, CompileWithoutSpills) {
+TEST(OwnProduct, CompileWithoutSpills) {
   if (try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
   if (!nvrtc_info().available) GTEST_SKIP() << nvrtc_info().why;
   for (const int sm : {80, 86}) {
     const nlohmann::json sweep = sweep_of(R"({"device": "cuda", "sm": )" + std::to_string(sm) +
                                           R"(, "capabilities": {"portable_product": true}})");
-    ASSERT_EQ(sweep["provider"], name_of(SplitFamily::portable, hopper::Element::f32));
+    ASSERT_EQ(sweep["provider"], name_of(ProductFamily::portable, hopper::Element::f32));
     for (const nlohmann::json& kernel : sweep["kernels"]) {
       const std::string text = kernel["text"];
       std::vector<std::string> options = compile_options(nvrtc_architecture(sm));
