@@ -40,15 +40,6 @@ INGOT_D void unpack_half2(u32 pair, float& first, float& second) {
       : "r"(pair));
 }
 
-// Element-wise max(|a|, |b|); infinity wins, NaN loses.
-INGOT_D u32 max_abs_half2(u32 a, u32 b) {
-  u32 result;
-  asm("{\n.reg .b32 x, y;\nabs.f16x2 x, %1;\nabs.f16x2 y, %2;\nmax.f16x2 %0, x, y;\n}"
-      : "=r"(result)
-      : "r"(a), "r"(b));
-  return result;
-}
-
 INGOT_D u32 pack_bf16_pair(float first, float second) {
   u32 pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
@@ -77,12 +68,6 @@ INGOT_D uint4 load_shared_words(u32 address) {
 INGOT_D void store_shared_words(u32 address, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v.x), "r"(v.y),
                "r"(v.z), "r"(v.w));
-}
-
-INGOT_D float load_shared_float(u32 address) {
-  float v;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address));
-  return v;
 }
 
 INGOT_D i32 load_shared_int(u32 address) {
@@ -134,8 +119,7 @@ INGOT_D void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// --- mma.sync (compute capability 8.0 and up)
-// -----------------------------------------------------
+// --- mma.sync (compute capability 8.0 and up) ------------------------------------------------
 
 // Four 8×8 fp16 matrices; lane i gives the address of row i % 8 of matrix i / 8.
 INGOT_D void load_matrices(u32 (&out)[4], u32 row_address) {
@@ -266,8 +250,7 @@ INGOT_D void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// --- wgmma control
-// ---------------------------------------------------------------------------------
+// --- wgmma control -------------------------------------------------------------------------------
 
 INGOT_D void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -298,8 +281,7 @@ INGOT_D i32 opaque(i32 value) {
   return value;
 }
 
-// --- warpgroups, clusters, dependent launches
-// ------------------------------------------------------
+// --- warpgroups, clusters, dependent launches ------------------------------------------------
 
 template <int kRegisters>
 INGOT_D void register_increase() {

@@ -10,19 +10,17 @@
 // Threads    384, persistent. Warpgroup 0 loads: warp 0 the w ring, warp 1 the x ring. Warpgroups 1
 //            and 2 consume, 64 features each.
 // Pipeline   A consumer holds two sets of fp16 fragments. In each step it issues the 12 wgmma of
-// the
-//            current chunk (lo·hi and hi·lo of each k16, then hi·hi), splits the next chunk from
-//            fp32 in shared memory while they run, waits, and every kPromotion chunks adds their
-//            sum to its fp32 accumulators (wgmma itself rounds towards zero, so its sums must stay
-//            short). The two consumers alternate strictly, by named barriers: one splits and
+//            the current chunk (lo·hi and hi·lo of each k16, then hi·hi), splits the next chunk
+//            from fp32 in shared memory while they run, waits, and every kPromotion chunks adds
+//            their sum to its fp32 accumulators (wgmma itself rounds towards zero, so its sums must
+//            stay short). The two consumers alternate strictly, by named barriers: one splits and
 //            promotes while the other feeds the tensor cores. Left free they lock in phase and lose
 //            a fifth.
 // Scaling    Each row's power-of-two scale comes from its first chunk and has head room; a chunk
 //            that would overflow fp16 is split again at a new scale, and the row's accumulators
 //            follow (exactly). So any finite row works, including one that begins with zeros.
 // Slices     Where there are few tiles, a cluster of kSlices blocks shares one: each sums its part
-// of
-//            K, then they exchange sums through distributed shared memory and each finishes its
+//            of K, then they exchange sums through distributed shared memory and each finishes its
 //            part of the samples (epilogue.cuh, exchange_slices).
 // Release    A w slot is released after its loaded values have been used by a warp vote: an arrive
 //            that merely follows the loads lets TMA overwrite data still in flight to registers.
@@ -351,8 +349,7 @@ template <class Config, class Epilogue>
 INGOT_D void product_fused_split(const TensorMap& w_map, const TensorMap& x_map,
                                  const TensorMap& y_map, const ProductArgs& args,
                                  const typename Epilogue::Params& params) {
-  extern __shared__ unsigned char shared_memory[];
-  const u32 base = (ptx::shared_address(shared_memory) + 1023) & ~1023u;
+  const u32 base = aligned_shared_memory();
   const u32 x_slots = base + Config::kWeightStages * Config::kWeightBytes;
   const u32 tables = x_slots + Config::kSampleStages * Config::kSampleBytes;
   const u32 barriers = tables + 2 * Config::kTableBytes;
@@ -361,11 +358,10 @@ INGOT_D void product_fused_split(const TensorMap& w_map, const TensorMap& x_map,
   const Ring x = {x_slots, Config::kSampleBytes, x_barriers,
                   x_barriers + 8 * Config::kSampleStages};
 
-  // Broadcasts make the roles provably uniform in each warp.
-  const i32 warpgroup = __shfl_sync(~0u, static_cast<i32>(threadIdx.x) >> 7, 0);
-  const i32 warp = __shfl_sync(~0u, (static_cast<i32>(threadIdx.x) >> 5) & 3, 0);
-  const i32 lane = threadIdx.x & 31;
+  const ThreadRole role;
+  const i32 warp = role.warp, lane = role.lane;
   if (threadIdx.x == 0) {
+    // Here and not in a function of Ring: behind one, ptxas gives the whole kernel other registers.
     constexpr u32 kConsumerWarps = 8;
     for (u32 i = 0; i < Config::kWeightStages; ++i) {
       ptx::mbarrier_init(w.full_barrier(i), 1);
@@ -384,7 +380,7 @@ INGOT_D void product_fused_split(const TensorMap& w_map, const TensorMap& x_map,
   ptx::dependency_wait();
 
   const BlockShare<Config> share(args);
-  if (warpgroup == 0) {
+  if (role.warpgroup == 0) {
     ptx::register_decrease<40>();
     if (warp == 0 && lane == 0)
       fused_split_produce<Config, Config::kWeightStages>(w, w_map, args, share, true);
@@ -393,7 +389,7 @@ INGOT_D void product_fused_split(const TensorMap& w_map, const TensorMap& x_map,
   } else {
     ptx::register_increase<232>();
     using Consumer = FusedSplitConsumer<Config, Epilogue>;
-    const i32 group = warpgroup - 1, row = lane >> 2, quad = lane & 3;
+    const i32 group = role.warpgroup - 1, row = lane >> 2, quad = lane & 3;
     const u32 tile_row = group * 64 + warp * 16 + row;
     const FragmentSource source = {tile_row * 128 + (((2 * quad) ^ row) << 4),
                                    tile_row * 128 + (((2 * quad + 1) ^ row) << 4)};

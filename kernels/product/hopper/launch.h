@@ -77,8 +77,8 @@ struct TensorMapSpec {
 
 struct SplitStep {
   enum class Operand { x, w } operand = Operand::x;
-  std::string
-      kernel;  // a __device__ function of product/split.cuh: split_rows<…>, split_columns<…>
+  // A __device__ function of product/split.cuh: split_rows<…>, split_columns<…>.
+  std::string kernel;
   unsigned grid = 0, threads = 0;
   int64_t rows = 0, k = 0, row_stride = 0, k_stride = 0;
   size_t packed_offset = 0, exponent_offset = 0;  // in the workspace
@@ -89,7 +89,7 @@ struct ProductPlan {
   std::string reason;  // why none
   double estimated_us = 0, library_us = 0;
   bool library_faster = false;  // fusion and accuracy apart, the library's fp32 product is quicker
-  std::string kernel;           // product_fused_split or product_packed
+  std::string kernel;           // the template that computes it: product_packed, ...
   std::string config;           // its Config argument
   std::string header;           // to include
   unsigned grid = 0, threads = 384, cluster = 1;
@@ -113,9 +113,8 @@ struct TileChoice {
   int weight_stages, sample_stages;  // packed: `sample_stages` is the ring's depth
   int staging;                       // packed: buffers for TMA stores
   int raster_group;                  // feature tiles (clusters of them) a group
-  int promotion =
-      1;           // chunks (fused: 64, packed: 32 of K) summed by wgmma before they are promoted
-  int slices = 1;  // fused: blocks that share a tile, each with its part of K
+  int promotion = 1;  // fused: chunks of 64 of K that wgmma sums before they are promoted
+  int slices = 1;     // fused: blocks that share a tile, each with its part of K
   Element element = Element::f32;  // half: of the operands
 };
 
@@ -142,12 +141,12 @@ inline int64_t tiles_of(const ProductShape& shape, const TileChoice& c) {
 }
 
 inline size_t shared_bytes(const TileChoice& c) {
-  if (c.variant == Variant::half) {
-    return 1024 + size_t(c.sample_stages) * size_t(128 + c.samples) * 128 +
-           2 * size_t(c.staging) * 8192 + 16 * size_t(c.sample_stages);
-  }
-  // Of one warpgroup: exponents of the samples, and of its 64 features where they are packed.
-  const size_t table = size_t(c.samples + (c.variant == Variant::packed ? 64 : 0)) * 4;
+  // Of one warpgroup, where operands are split: exponents of the samples, and of its 64 features
+  // where they are packed too.
+  const int exponents = c.variant == Variant::half     ? 0
+                        : c.variant == Variant::packed ? c.samples + 64
+                                                       : c.samples;
+  const size_t table = size_t(exponents) * 4;
   if (c.variant == Variant::fused_split) {
     return 1024 + size_t(c.weight_stages) * 128 * 256 +
            size_t(c.sample_stages) * size_t(c.samples) * 256 + 2 * table +

@@ -1,4 +1,5 @@
-// Rings of shared-memory slots between TMA producers and consumers.
+// Blocks of one producer warpgroup and two that consume, and the rings of shared-memory slots
+// between them.
 #pragma once
 
 #include "common/ptx.cuh"
@@ -14,6 +15,19 @@ struct Ring {
   INGOT_D u32 full_barrier(u32 i) const { return full + 8 * i; }
   INGOT_D u32 empty_barrier(u32 i) const { return empty + 8 * i; }
 };
+
+// Warpgroup 0 loads. The broadcasts make warpgroup and warp provably uniform in each warp.
+struct ThreadRole {
+  i32 warpgroup = __shfl_sync(~0u, static_cast<i32>(threadIdx.x) >> 7, 0);
+  i32 warp = __shfl_sync(~0u, (static_cast<i32>(threadIdx.x) >> 5) & 3, 0);  // of the warpgroup
+  i32 lane = threadIdx.x & 31;
+};
+
+// Aligned to the period of TMA's 128-byte swizzle, for which a configuration adds 1024 bytes.
+INGOT_D u32 aligned_shared_memory() {
+  extern __shared__ unsigned char shared_memory[];
+  return (ptx::shared_address(shared_memory) + 1023) & ~1023u;
+}
 
 // A place in a ring and the parity its barriers are waited on with: consumers begin with parity 0
 // on "full", producers with 1 on "empty" (all slots begin free).

@@ -72,16 +72,13 @@ INGOT_D void produce_stages(const Ring& ring, const TensorMap& w_map, const Tens
 template <class Config, bool kTurns, class Consume>
 INGOT_D void staged_product(const TensorMap& w_map, const TensorMap& x_map, const ProductArgs& args,
                             const Consume& consume) {
-  extern __shared__ unsigned char shared_memory[];
-  const u32 base = (ptx::shared_address(shared_memory) + 1023) & ~1023u;
+  const u32 base = aligned_shared_memory();
   const u32 staging = base + Config::kStages * Config::kStageBytes;
   const u32 tables = staging + 2 * Config::kStagingBytes;
   const u32 barriers = tables + 2 * Config::kTableBytes;
   const Ring ring = {base, Config::kStageBytes, barriers, barriers + 8 * Config::kStages};
 
-  const i32 warpgroup = __shfl_sync(~0u, static_cast<i32>(threadIdx.x) >> 7, 0);
-  const i32 warp = __shfl_sync(~0u, (static_cast<i32>(threadIdx.x) >> 5) & 3, 0);
-  const i32 lane = threadIdx.x & 31;
+  const ThreadRole role;
   const i32 rank = Config::kCluster > 1 ? static_cast<i32>(ptx::cluster_rank()) : 0;
   const i32 first = blockIdx.x / Config::kCluster, stride = gridDim.x / Config::kCluster;
   if (threadIdx.x == 0) {
@@ -98,18 +95,18 @@ INGOT_D void staged_product(const TensorMap& w_map, const TensorMap& x_map, cons
   if constexpr (Config::kCluster > 1) ptx::cluster_sync();
   ptx::dependency_wait();
 
-  if (warpgroup == 0) {
+  if (role.warpgroup == 0) {
     ptx::register_decrease<40>();
-    if (warp == 0 && lane == 0) {
+    if (role.warp == 0 && role.lane == 0) {
       produce_stages<Config>(ring, w_map, x_map, args, rank, first, stride);
     }
   } else {
     ptx::register_increase<232>();
-    const i32 group = warpgroup - 1;
+    const i32 group = role.warpgroup - 1;
     const ConsumerPlace place = {ring,
                                  group,
-                                 warp,
-                                 lane,
+                                 role.warp,
+                                 role.lane,
                                  static_cast<i32>(threadIdx.x & 127),
                                  1 + group,
                                  tables + group * Config::kTableBytes,
