@@ -231,6 +231,7 @@ SHAPED = {
     "overlapping_avg": (lambda x, m: F.avg_pool1d(x.unsqueeze(1), 4, 2).squeeze(1), (4, 8)),
     "overlapping_dilated": (lambda x, m: F.max_pool1d(x.unsqueeze(1), 3, 1, 0, 2), (4, 8)),
     "parts_written": (lambda x, m: _with_zeros(F.relu(x)) * 2, (4, 8)),
+    "avg_pool_remainder": (lambda x, m: F.avg_pool1d(x.unsqueeze(1), 7).squeeze(1) * 2, (4, 8)),
     "pool_remainder": (lambda x, m: F.max_pool1d(x.unsqueeze(1), 7).squeeze(1) * 2, (4, 8)),
     "sliced_whole": (lambda x, m: F.relu(x)[:, :, None] + x[:, :, None], (4, 8)),
     "viewed_and_whole": (lambda x, m: (x.relu(), x.relu().view(-1, 4, 6)), (4, 8)),

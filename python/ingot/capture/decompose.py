@@ -7,6 +7,7 @@ a region, which reads them where they lie.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import torch
@@ -55,50 +56,43 @@ def _first(value: Any, otherwise: int) -> int:
     return value[0] if isinstance(value, (list, tuple)) and value else value or otherwise
 
 
-def _windows(writer: Writer, x, kernel, stride, padding, dilation, ceil_mode):
-    """The parts of x that hold each window's first element, second, ...; the pooled part where
-    windows lie side by side; or neither."""
-    kernel = _first(kernel, 1)
-    stride, dilation = _first(stride, kernel), _first(dilation, 1)
-    size = example(x).shape[-1]
-    reach = dilation * (kernel - 1) + 1
-    if _first(padding, 0) or not isinstance(size, int) or size < reach:
-        return None, None
-    count = (size - reach) // stride + 1
-    if ceil_mode and (size - reach) % stride:
-        return None, None
-    if stride == kernel and dilation == 1:
-        used = count * kernel
-        return None, writer.part(x, -1, 0, used) if used < size else None
-    if kernel > _MOST_PARTS:
-        return None, None
-    parts = [writer.part(x, -1, i * dilation, count, stride) for i in range(kernel)]
-    return parts, None
-
-
 def _max_pool1d(writer: Writer, x, kernel, stride, padding, dilation, ceil_mode):
-    sizes = example(writer.node).shape
-    parts, used = _windows(writer, x, kernel, stride, padding, dilation, ceil_mode)
-    if used is not None:
-        return writer.call(_aten.max_pool1d.default, sizes, used, kernel)
-    if parts is None:
-        return None
-    largest = parts[0]
-    for part in parts[1:]:
-        largest = writer.call(_aten.maximum.default, sizes, largest, part)
-    return largest
+    return _pool1d(writer, _largest, x, kernel, stride, padding, dilation, ceil_mode)
 
 
 def _avg_pool1d(writer: Writer, x, kernel, stride, padding, ceil_mode, count_include_pad):
-    sizes = example(writer.node).shape
-    parts, used = _windows(writer, x, kernel, stride, padding, 1, ceil_mode)
-    if used is not None:
-        return writer.call(_aten.avg_pool1d.default, sizes, used, kernel)
-    if parts is None:
+    return _pool1d(writer, _mean, x, kernel, stride, padding, 1, ceil_mode)
+
+
+def _pool1d(writer: Writer, fold: Callable, x, kernel, stride, padding, dilation, ceil_mode):
+    """Where windows lie side by side, the operator itself on the part of x that they cover; where
+    they do not, `fold` of the parts that hold each window's first element, second, ..."""
+    kernel = _first(kernel, 1)
+    stride, dilation = _first(stride, kernel), _first(dilation, 1)
+    size, sizes = example(x).shape[-1], example(writer.node).shape
+    reach = dilation * (kernel - 1) + 1
+    if _first(padding, 0) or not isinstance(size, int) or size < reach:
         return None
-    total = parts[0]
-    for part in parts[1:]:
-        total = writer.call(_aten.add.Tensor, sizes, total, part)
+    count = (size - reach) // stride + 1
+    if ceil_mode and (size - reach) % stride:
+        return None
+    if stride == kernel and dilation == 1:
+        covered = count * kernel
+        if covered == size:
+            return None
+        return writer.call(writer.node.target, sizes, writer.part(x, -1, 0, covered), [kernel])
+    if kernel > _MOST_PARTS:
+        return None
+    parts = [writer.part(x, -1, i * dilation, count, stride) for i in range(kernel)]
+    return fold(writer, sizes, parts)
+
+
+def _largest(writer: Writer, sizes, parts: list[torch.fx.Node]) -> torch.fx.Node:
+    return reduce(lambda a, b: writer.call(_aten.maximum.default, sizes, a, b), parts)
+
+
+def _mean(writer: Writer, sizes, parts: list[torch.fx.Node]) -> torch.fx.Node:
+    total = reduce(lambda a, b: writer.call(_aten.add.Tensor, sizes, a, b), parts)
     return writer.call(_aten.div.Tensor, sizes, total, len(parts))
 
 
