@@ -216,12 +216,46 @@ inline void add_split(ProductPlan& plan, SplitStep::Operand operand, const Produ
   plan.splits.push_back(step);
 }
 
+inline TensorMapSpec tensor_map(TensorMapSpec::Source source, Element element, int64_t columns,
+                                int64_t rows, int64_t row_elements, int box_columns, int box_rows) {
+  return {source,
+          element,
+          uint64_t(columns),
+          uint64_t(rows),
+          uint64_t(row_elements * size_of(element)),
+          uint32_t(box_columns),
+          uint32_t(box_rows)};
+}
+
+// Operands that are read as they are, and the result.
+inline void add_half_maps(ProductPlan& plan, const ProductShape& shape, const TileChoice& choice) {
+  using Source = TensorMapSpec::Source;
+  const Element e = shape.element;
+  const int x_rows = choice.samples / choice.cluster;
+  plan.w_map = tensor_map(Source::w, e, shape.k, shape.n, shape.w.row_stride, 64, 128);
+  plan.x_map = tensor_map(Source::x, e, shape.k, shape.m, shape.x.row_stride, 64, x_rows);
+  plan.y_map = tensor_map(Source::y, e, shape.n, shape.m, shape.y_stride, 64, 64);
+}
+
+// Operands of which x at least is packed into lines of 64 halves for 32 of K, and the result.
+inline void add_split_maps(ProductPlan& plan, const ProductShape& shape, const TileChoice& choice) {
+  using Source = TensorMapSpec::Source;
+  const int64_t packed = divide_up(shape.k, 32) * 64;
+  const int x_rows = choice.samples / choice.cluster;
+  plan.x_map = tensor_map(Source::x_packed, Element::f16, packed, shape.m, packed, 64, x_rows);
+  if (choice.variant == Variant::fused_split) {
+    plan.w_map = tensor_map(Source::w, Element::f32, shape.k, shape.n, shape.w.row_stride, 32, 128);
+  } else {
+    plan.w_map = tensor_map(Source::w_packed, Element::f16, packed, shape.n, packed, 64, 128);
+  }
+  plan.y_map = tensor_map(Source::y, Element::f32, shape.n, shape.m, shape.y_stride, 32, 32);
+}
+
 // Fills in everything that follows from the choice of tile.
 inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice,
                              const DeviceLimits& device) {
   ProductPlan plan;
   const bool fused = choice.variant == Variant::fused_split;
-  const int64_t k_slabs = divide_up(shape.k, 32);
   plan.variant = choice.variant;
   plan.tma_store =
       shape.stores_result && shape.y_aligned && shape.y_stride % 4 == 0 && choice.slices == 1;
@@ -247,49 +281,13 @@ inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice
                   ? unsigned(tiles * choice.slices)
                   : unsigned(std::min(tiles, cluster_slots(choice, device)) * choice.cluster);
 
-  using Source = TensorMapSpec::Source;
   if (half) {
-    const auto map = [&](Source source, int64_t columns, int64_t rows, int64_t stride,
-                         int box_rows) {
-      return TensorMapSpec{
-          source, shape.element,     uint64_t(columns), uint64_t(rows), uint64_t(stride) * 2,
-          64,     uint32_t(box_rows)};
-    };
-    plan.w_map = map(Source::w, shape.k, shape.n, shape.w.row_stride, 128);
-    plan.x_map =
-        map(Source::x, shape.k, shape.m, shape.x.row_stride, choice.samples / choice.cluster);
-    plan.y_map = map(Source::y, shape.n, shape.m, shape.y_stride, 64);
+    add_half_maps(plan, shape, choice);
     return plan;
   }
   add_split(plan, SplitStep::Operand::x, shape);
   if (!fused && !shape.weight_packed) add_split(plan, SplitStep::Operand::w, shape);
-  const uint64_t packed_columns = uint64_t(k_slabs) * 64, packed_bytes = uint64_t(k_slabs) * 128;
-  plan.x_map = {Source::x_packed,
-                Element::f16,
-                packed_columns,
-                uint64_t(shape.m),
-                packed_bytes,
-                64,
-                uint32_t(choice.samples / choice.cluster)};
-  if (fused) {
-    plan.w_map = {Source::w,
-                  Element::f32,
-                  uint64_t(shape.k),
-                  uint64_t(shape.n),
-                  uint64_t(shape.w.row_stride) * 4,
-                  32,
-                  128};
-  } else {
-    plan.w_map = {
-        Source::w_packed, Element::f16, packed_columns, uint64_t(shape.n), packed_bytes, 64, 128};
-  }
-  plan.y_map = {Source::y,
-                Element::f32,
-                uint64_t(shape.n),
-                uint64_t(shape.m),
-                uint64_t(shape.y_stride) * 4,
-                32,
-                32};
+  add_split_maps(plan, shape, choice);
   return plan;
 }
 
