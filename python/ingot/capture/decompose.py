@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ingot.capture.nodes import named_arguments, only
 from ingot.capture.surgery import Writer, example
 
 _aten = torch.ops.aten
@@ -26,21 +27,10 @@ def decompose(graph: torch.fx.Graph) -> None:
         rule = _RULES.get(node.target) if node.op == "call_function" else None
         if rule is None:
             continue
-        replacement = rule(Writer(graph, node), *_arguments(node))
+        replacement = rule(Writer(graph, node), *named_arguments(node).values())
         if replacement is not None:
             node.replace_all_uses_with(replacement)
             graph.erase_node(node)
-
-
-def _arguments(node: torch.fx.Node) -> list:
-    """Positional, defaults filled in."""
-    values = []
-    for index, argument in enumerate(node.target._schema.arguments):
-        if index < len(node.args):
-            values.append(node.args[index])
-        else:
-            values.append(node.kwargs.get(argument.name, argument.default_value))
-    return values
 
 
 def _glu(writer: Writer, x: torch.fx.Node, dim: int) -> torch.fx.Node | None:
@@ -50,10 +40,6 @@ def _glu(writer: Writer, x: torch.fx.Node, dim: int) -> torch.fx.Node | None:
     half, sizes = size // 2, example(writer.node).shape
     gate = writer.call(_aten.sigmoid.default, sizes, writer.part(x, dim, half, half))
     return writer.call(_aten.mul.Tensor, sizes, writer.part(x, dim, 0, half), gate)
-
-
-def _first(value: Any, otherwise: int) -> int:
-    return value[0] if isinstance(value, (list, tuple)) and value else value or otherwise
 
 
 def _max_pool1d(writer: Writer, x, kernel, stride, padding, dilation, ceil_mode):
@@ -67,11 +53,11 @@ def _avg_pool1d(writer: Writer, x, kernel, stride, padding, ceil_mode, count_inc
 def _pool1d(writer: Writer, fold: Callable, x, kernel, stride, padding, dilation, ceil_mode):
     """Where windows lie side by side, the operator itself on the part of x that they cover; where
     they do not, `fold` of the parts that hold each window's first element, second, ..."""
-    kernel = _first(kernel, 1)
-    stride, dilation = _first(stride, kernel), _first(dilation, 1)
+    kernel = only(kernel, 1)
+    stride, dilation = only(stride, kernel), only(dilation, 1)
     size, sizes = example(x).shape[-1], example(writer.node).shape
     reach = dilation * (kernel - 1) + 1
-    if _first(padding, 0) or not isinstance(size, int) or size < reach:
+    if only(padding, 0) or not isinstance(size, int) or size < reach:
         return None
     count = (size - reach) // stride + 1
     if ceil_mode and (size - reach) % stride:
@@ -98,7 +84,7 @@ def _mean(writer: Writer, sizes, parts: list[torch.fx.Node]) -> torch.fx.Node:
 
 def _adaptive_max_pool1d(writer: Writer, x, output_size) -> torch.fx.Node | None:
     """Of windows of one size, the largest alone."""
-    size, count = example(x).shape[-1], _first(output_size, 0)
+    size, count = example(x).shape[-1], only(output_size, 0)
     places = [user for user in writer.node.users if user.args[1] != 0 and user.users]
     if places or not isinstance(size, int) or not count or size % count:
         return None

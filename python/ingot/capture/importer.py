@@ -8,7 +8,6 @@ makes one region. So no region waits for a step that waits for the region.
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,19 +15,35 @@ from typing import Any
 import torch
 from torch import nn
 
-import ingot.capture.products  # noqa: F401 (its rows of the table)
+# For their rows of the table.
+import ingot.capture.normalisations
+import ingot.capture.pointwise
+import ingot.capture.products
+import ingot.capture.reductions
+import ingot.capture.views  # noqa: F401
 from ingot.capture.captured import Captured, Region, Slot, Source, TorchStep, Unsupported
 from ingot.capture.custom_ops import run_batch_norm
 from ingot.capture.decompose import decompose
 from ingot.capture.exporting import CaptureError, Exported, export_module
 from ingot.capture.layout import Leaf, UnfitError, Value
 from ingot.capture.leading_axes import merge_leading_axes
+from ingot.capture.nodes import (
+    computes,
+    is_batch_norm,
+    is_made_from_nothing,
+    is_pure,
+    is_random,
+    named_arguments,
+    operator_name,
+    origin_or_name,
+    own_path,
+    region_name,
+    schema_name,
+    where,
+)
 from ingot.capture.region import RegionBuilder
 from ingot.capture.table import SHAPE_OPERATORS, TABLE, Call
 from ingot.runtime.program import DTYPE_NAMES
-
-_TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def capture(
@@ -70,17 +85,11 @@ def _mutates(node: torch.fx.Node) -> bool:
 def _check_signature(program) -> None:
     for spec in program.graph_signature.output_specs:
         if spec.kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION"):
-            raise CaptureError(f"its forward writes into {_own_path(spec.target)}")
+            raise CaptureError(f"its forward writes into {own_path(spec.target)}")
         if spec.kind.name == "USER_INPUT_MUTATION":
             raise CaptureError("its forward writes into its input")
         if spec.kind.name != "USER_OUTPUT":
             raise CaptureError(f"its outputs have the kind {spec.kind.name}")
-
-
-def _own_path(path: str | None) -> str:
-    """Names as the user's module has them: the capture wraps it in a module of its own."""
-    path = path or ""
-    return path[len("model.") :] if path.startswith("model.") else path
 
 
 class _NotStoredError(Exception):
@@ -138,7 +147,7 @@ class _Import:
         signature = self.program.graph_signature
         specs = {spec.arg.name: spec for spec in signature.input_specs}
         spec = specs[node.name]
-        kind, path = spec.kind.name, _own_path(spec.target)
+        kind, path = spec.kind.name, own_path(spec.target)
         if kind == "USER_INPUT":
             index = sum(1 for _, source in self.sources if source.kind == "input")
             source = Source("input", f"input {index}", index)
@@ -201,11 +210,11 @@ class _Import:
     def _call(self, node: torch.fx.Node) -> None:
         if node.target is operator.getitem and self._getitem(node):
             return
-        if _is_made_from_nothing(node):
+        if is_made_from_nothing(node):
             self._constant(node, node.target(*node.args, **node.kwargs))
             return
         level = self._ingot_level(node)
-        name = _schema_name(node.target)
+        name = schema_name(node.target)
         reason = None
         if node.name in self.refused:
             reason = self.refused[node.name]
@@ -246,7 +255,7 @@ class _Import:
         return level
 
     def _take(self, node, name: str, level: int, region: RegionBuilder) -> None:
-        arguments = _named_arguments(node)
+        arguments = named_arguments(node)
         arguments = {key: self._operand(value, level) for key, value in arguments.items()}
         arguments["name"] = name
         result = node.meta.get("val")
@@ -261,11 +270,11 @@ class _Import:
         used = frozenset(
             user.args[1] for user in node.users if user.target is operator.getitem and user.users
         )
-        region.set_origin(_origin_or_name(node), _where(node))
+        region.set_origin(origin_or_name(node), where(node))
         call = Call(region, arguments, dtype, sizes, self.autocast, used)
         value = TABLE[name](call)
         self._check(value, sizes)
-        if _is_batch_norm(node):
+        if is_batch_norm(node):
             self._note_batch_norm(node)
         self.entries[node] = _Entry(level, value)
         self.taken[node] = level
@@ -303,7 +312,7 @@ class _Import:
         return self._operand(item, level) if known else None
 
     def _note_batch_norm(self, node: torch.fx.Node) -> None:
-        arguments = _named_arguments(node)
+        arguments = named_arguments(node)
         if not arguments["training"]:
             return
         for name in ("running_mean", "running_var", "num_batches_tracked"):
@@ -320,12 +329,12 @@ class _Import:
         for argument in node.all_input_nodes:
             known = self.entries[argument].level
             level = max(level, known + 1 if known % 2 else known)
-        if _is_random(node.target):
+        if is_random(node.target):
             # In the order of the program, so that each draws the numbers it would draw.
             level = self.last_random = max(level, self.last_random)
         self.by_torch[node] = level
-        if reason and name and name not in SHAPE_OPERATORS and _computes(node):
-            self.unsupported[node] = Unsupported(name.rpartition(":")[2], _where(node), reason)
+        if reason and name and name not in SHAPE_OPERATORS and computes(node):
+            self.unsupported[node] = Unsupported(name.rpartition(":")[2], where(node), reason)
         self._outside(node, level, ("input", node.name), self._carries_batch(node))
 
     def _carries_batch(self, node: torch.fx.Node) -> bool:
@@ -357,7 +366,7 @@ class _Import:
             computing = [
                 node
                 for node in nodes
-                if _schema_name(node.target) not in SHAPE_OPERATORS
+                if schema_name(node.target) not in SHAPE_OPERATORS
                 and node.target is not operator.getitem
                 and isinstance(self.entries[node].value, (Value, tuple))
             ]
@@ -398,8 +407,7 @@ class _Import:
         """One region may move a buffer several times, in order; nothing else may look at it."""
         for buffer in self.updated:
             levels = {
-                self.taken.get(reader) if _is_batch_norm(reader) else None
-                for reader in buffer.users
+                self.taken.get(reader) if is_batch_norm(reader) else None for reader in buffer.users
             }
             if len(levels) > 1 or None in levels or buffer in outputs:
                 path = next(source.path for node, source in self.sources if node is buffer)
@@ -445,7 +453,7 @@ class _Import:
         for output in outputs:
             if isinstance(output, torch.fx.Node):
                 want(output)
-        for node in [n for n in self.by_torch if not _is_pure(n)]:
+        for node in [n for n in self.by_torch if not is_pure(n)]:
             want(node)
         for region in self.regions.values():
             for node, _ in region.leaves:
@@ -493,20 +501,20 @@ class _Import:
             node
             for node in nodes
             if node.target is not operator.getitem
-            and _schema_name(node.target) not in SHAPE_OPERATORS
+            and schema_name(node.target) not in SHAPE_OPERATORS
         ]
         operators = [
             {
-                "what": _operator_name(node),
-                "where": _where(node),
-                "module": _origin_or_name(node),
+                "what": operator_name(node),
+                "where": where(node),
+                "module": origin_or_name(node),
                 "node": node.name,
             }
             for node in computing
         ]
         graph = {
             "ingot_graph": 1,
-            "name": _region_name(computing),
+            "name": region_name(computing),
             "values": region.values,
             "results": [{"value": v, "name": n} for v, n in zip(results, names)],
             "updates": [],
@@ -530,10 +538,7 @@ class _Import:
         if target is torch.ops.ingot.batch_norm.default:
             target = run_batch_norm
         slots[node] = len(slots)
-        return TorchStep(target, args, kwargs, slots[node], _operator_name(node), _where(node))
-
-
-# Reading nodes ------------------------------------------------------------------------------
+        return TorchStep(target, args, kwargs, slots[node], operator_name(node), where(node))
 
 
 def _device_type(program) -> str:
@@ -556,113 +561,5 @@ def _attribute(root: nn.Module, path: str) -> Any:
     return root
 
 
-def _schema_name(target: Any) -> str:
-    """ "aten::add", without overload and without the trailing underscore of in-place forms."""
-    if isinstance(target, torch._ops.OpOverload):
-        return target._schema.name
-    return getattr(target, "__name__", str(target))
-
-
-def _operator_name(node: torch.fx.Node) -> str:
-    return _schema_name(node.target).rpartition(":")[2]
-
-
-def _named_arguments(node: torch.fx.Node) -> dict[str, Any]:
-    """Arguments by the schema's names, defaults filled in."""
-    schema = node.target._schema.arguments
-    named = {}
-    for index, argument in enumerate(schema):
-        if index < len(node.args):
-            named[argument.name] = node.args[index]
-        elif argument.name in node.kwargs:
-            named[argument.name] = node.kwargs[argument.name]
-        elif argument.has_default_value():
-            named[argument.name] = argument.default_value
-    return named
-
-
-def _is_batch_norm(node: torch.fx.Node) -> bool:
-    return _schema_name(node.target) in ("ingot::batch_norm", "aten::batch_norm")
-
-
-def _is_random(target: Any) -> bool:
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in target.tags
-    )
-
-
-def _is_made_from_nothing(node: torch.fx.Node) -> bool:
-    """`torch.arange(8)`: a tensor of fixed values, which can be made once."""
-    result = node.meta.get("val")
-    return (
-        isinstance(result, torch.Tensor)
-        and isinstance(node.target, torch._ops.OpOverload)
-        and not node.all_input_nodes
-        and all(isinstance(size, int) for size in result.shape)
-        and _is_pure(node)
-        and "empty" not in node.target.__name__
-    )
-
-
-def _is_pure(node: torch.fx.Node) -> bool:
-    return not node.is_impure() and not _is_random(node.target)
-
-
-def _computes(node: torch.fx.Node) -> bool:
-    result = node.meta.get("val")
-    return isinstance(result, (torch.Tensor, tuple, list))
-
-
 def _input_name(node: torch.fx.Node, index: int) -> str:
     return f"input_{index}"
-
-
-def _origin(node: torch.fx.Node) -> str:
-    """The path of the innermost module that the operator belongs to."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path = ""
-    for entry in stack.values():
-        path = entry[0] if isinstance(entry, tuple) else str(entry)
-    for prefix in ("L['self'].", "L__self___"):
-        path = path[len(prefix) :] if path.startswith(prefix) else path
-    return "" if path == "model" else _own_path(path)
-
-
-def _where(node: torch.fx.Node) -> str:
-    """ "model.py:14": the innermost frame in the user's own files."""
-    found = ""
-    for line in (node.meta.get("stack_trace") or "").splitlines():
-        line = line.strip()
-        if not line.startswith('File "'):
-            continue
-        path, _, rest = line[len('File "') :].partition('", line ')
-        if path.startswith((_TORCH_FOLDER, _OWN_FOLDER, "torch/")):
-            continue
-        found = f"{os.path.basename(path)}:{rest.partition(',')[0]}"
-    return found
-
-
-def _origin_or_name(node: torch.fx.Node) -> str:
-    """The module's path; for an operator of the root's own forward, the parameter that it applies,
-    or its own name."""
-    path = _origin(node)
-    if path:
-        return path
-    for argument in node.all_input_nodes:
-        if argument.op == "placeholder" and argument.name.startswith("p_model_"):
-            return argument.name[len("p_model_") :]
-    return _operator_name(node)
-
-
-def _label(node: torch.fx.Node) -> str:
-    """What a reader would call an operator."""
-    name = _origin_or_name(node).rpartition(".")[2]
-    return name if name and not name.isdigit() else _operator_name(node)
-
-
-def _region_name(nodes: list[torch.fx.Node]) -> str:
-    """ "gemm_scale_bn"."""
-    labels = [_label(node) for node in nodes]
-    short = [label for at, label in enumerate(labels) if at == 0 or label != labels[at - 1]]
-    return "_".join(short[:6]) or "region"

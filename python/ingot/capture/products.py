@@ -1,4 +1,4 @@
-"""Matrix products among ATen's operators, and what is one in disguise."""
+"""Rows of the table: matrix products among ATen's operators, and what is one in disguise."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from ingot.capture.layout import (
     relabel_insert,
     relabel_permute,
 )
+from ingot.capture.pointwise import pointwise
+from ingot.capture.reductions import reduced_along
 from ingot.capture.region import Operand
-from ingot.capture.table import FLOATING, Call, pointwise, reduced_along, row
+from ingot.capture.table import FLOATING, Call, row
 
 
 def _check_dtypes(call: Call, *operands: Operand) -> None:

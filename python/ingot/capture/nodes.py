@@ -1,0 +1,132 @@
+"""What a graph's node says of itself: its operator, its arguments, where the user wrote it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+_TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+def own_path(path: str | None) -> str:
+    """Names as the user's module has them: the capture wraps it in a module of its own."""
+    path = path or ""
+    return path[len("model.") :] if path.startswith("model.") else path
+
+
+def schema_name(target: Any) -> str:
+    """ "aten::add", without overload and without the trailing underscore of in-place forms."""
+    if isinstance(target, torch._ops.OpOverload):
+        return target._schema.name
+    return getattr(target, "__name__", str(target))
+
+
+def operator_name(node: torch.fx.Node) -> str:
+    return schema_name(node.target).rpartition(":")[2]
+
+
+def named_arguments(node: torch.fx.Node) -> dict[str, Any]:
+    """Arguments by the schema's names, defaults filled in."""
+    schema = node.target._schema.arguments
+    named = {}
+    for index, argument in enumerate(schema):
+        if index < len(node.args):
+            named[argument.name] = node.args[index]
+        elif argument.name in node.kwargs:
+            named[argument.name] = node.kwargs[argument.name]
+        elif argument.has_default_value():
+            named[argument.name] = argument.default_value
+    return named
+
+
+def is_batch_norm(node: torch.fx.Node) -> bool:
+    return schema_name(node.target) in ("ingot::batch_norm", "aten::batch_norm")
+
+
+def is_random(target: Any) -> bool:
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in target.tags
+    )
+
+
+def is_made_from_nothing(node: torch.fx.Node) -> bool:
+    """`torch.arange(8)`: a tensor of fixed values, which can be made once."""
+    result = node.meta.get("val")
+    return (
+        isinstance(result, torch.Tensor)
+        and isinstance(node.target, torch._ops.OpOverload)
+        and not node.all_input_nodes
+        and all(isinstance(size, int) for size in result.shape)
+        and is_pure(node)
+        and "empty" not in node.target.__name__
+    )
+
+
+def is_pure(node: torch.fx.Node) -> bool:
+    return not node.is_impure() and not is_random(node.target)
+
+
+def computes(node: torch.fx.Node) -> bool:
+    result = node.meta.get("val")
+    return isinstance(result, (torch.Tensor, tuple, list))
+
+
+def _origin(node: torch.fx.Node) -> str:
+    """The path of the innermost module that the operator belongs to."""
+    stack = node.meta.get("nn_module_stack") or {}
+    path = ""
+    for entry in stack.values():
+        path = entry[0] if isinstance(entry, tuple) else str(entry)
+    for prefix in ("L['self'].", "L__self___"):
+        path = path[len(prefix) :] if path.startswith(prefix) else path
+    return "" if path == "model" else own_path(path)
+
+
+def where(node: torch.fx.Node) -> str:
+    """ "model.py:14": the innermost frame in the user's own files."""
+    found = ""
+    for line in (node.meta.get("stack_trace") or "").splitlines():
+        line = line.strip()
+        if not line.startswith('File "'):
+            continue
+        path, _, rest = line[len('File "') :].partition('", line ')
+        if path.startswith((_TORCH_FOLDER, _OWN_FOLDER, "torch/")):
+            continue
+        found = f"{os.path.basename(path)}:{rest.partition(',')[0]}"
+    return found
+
+
+def origin_or_name(node: torch.fx.Node) -> str:
+    """The module's path; for an operator of the root's own forward, the parameter that it applies,
+    or its own name."""
+    path = _origin(node)
+    if path:
+        return path
+    for argument in node.all_input_nodes:
+        if argument.op == "placeholder" and argument.name.startswith("p_model_"):
+            return argument.name[len("p_model_") :]
+    return operator_name(node)
+
+
+def _label(node: torch.fx.Node) -> str:
+    """What a reader would call an operator."""
+    name = origin_or_name(node).rpartition(".")[2]
+    return name if name and not name.isdigit() else operator_name(node)
+
+
+def region_name(nodes: list[torch.fx.Node]) -> str:
+    """ "gemm_scale_bn"."""
+    labels = [_label(node) for node in nodes]
+    short = [label for at, label in enumerate(labels) if at == 0 or label != labels[at - 1]]
+    return "_".join(short[:6]) or "region"
+
+
+def only(argument: Any, default: int | None = None) -> int | None:
+    """The number that operators over one dimension take plainly or in a list."""
+    if isinstance(argument, (list, tuple)):
+        argument = argument[0] if argument else None
+    return default if argument is None else argument

@@ -1,0 +1,143 @@
+"""Rows of the table: normalisations with their parameters and statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ingot.capture.layout import UnfitError, Value
+from ingot.capture.region import axis_names
+from ingot.capture.table import Call, row
+
+
+def _flat_parameter(call: Call, name: str, x: Value) -> int:
+    """A parameter, or -1; the operator fits it to the statistics' shape itself."""
+    operand = call.get(name)
+    if operand is None:
+        return -1
+    half = x.dtype in (torch.float16, torch.bfloat16) and operand.dtype == torch.float32
+    if operand.dtype not in (x.dtype, torch.int64) and not half and not call.autocast:
+        raise UnfitError("parameters of another dtype than its input's")
+    return call.region.materialise(operand).id
+
+
+def _channel_axis(value: Value) -> tuple[int, ...]:
+    if len(value.sizes) < 2:
+        raise UnfitError("a tensor without channels")
+    return value.dims[1]
+
+
+@row("ingot::batch_norm")
+def _batch_norm(call: Call) -> Value:
+    value = call.value("x")
+    if len(value.sizes) == 2 and value.extents[2] != 1 and value.dims[1] == (2, 3):
+        value = call.like(value, call.region.view(value, (value.extents[0], 1, 1, value.sizes[1])))
+        value = Value(
+            value.id,
+            (value.extents[0], 1, 1, value.sizes[1]),
+            (value.dims[0], (3,)),
+            value.sizes,
+            value.dtype,
+        )
+    channels = _channel_axis(value)
+    if len(channels) > 1:
+        raise UnfitError("channels on merged dimensions")
+    axes = [
+        axis
+        for axis in range(4)
+        if axis not in channels and (axis == 0 or value.extents[axis] != 1)
+    ]
+    names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    args = [value.id, *(_flat_parameter(call, name, value) for name in names)]
+    attributes = {
+        "training": bool(call["training"]),
+        "momentum": call["momentum"],
+        "eps": call["eps"],
+        "axes": axis_names(axes),
+    }
+    identity = call.region.emit("batch_norm", args, attributes)
+    return call.like(value, identity)
+
+
+@row("aten::batch_norm", "aten::_native_batch_norm_legit_no_training")
+def _aten_batch_norm(call: Call) -> Any:
+    training = bool(call.get("training", False))
+    call.arguments = {
+        "x": call["input"],
+        "weight": call.get("weight"),
+        "bias": call.get("bias"),
+        "running_mean": call.get("running_mean"),
+        "running_var": call.get("running_var"),
+        "num_batches_tracked": None,
+        "training": training,
+        "momentum": call["momentum"],
+        "eps": call["eps"],
+        "name": call["name"],
+    }
+    value = _batch_norm(call)
+    return (value, None, None) if call["name"].startswith("aten::_native") else value
+
+
+def _affine(call: Call, op: str, x: str, axes: Sequence[int], names, attributes) -> Value:
+    value = call.value(x)
+    args = [value.id, *(_flat_parameter(call, name, value) for name in names)]
+    if axes:
+        attributes = {"axes": axis_names(axes), **attributes}
+    return call.like(value, call.region.emit(op, args, attributes))
+
+
+@row("aten::layer_norm", "aten::native_layer_norm", "aten::rms_norm")
+def _layer_norm(call: Call) -> Any:
+    value = call.value("input")
+    count = len(call["normalized_shape"])
+    axes = call.axes(value, range(len(value.sizes) - count, len(value.sizes)))
+    flat = [axis for run in value.dims[len(value.sizes) - count :] for axis in run]
+    if flat != sorted(flat):
+        raise UnfitError("a norm over transposed dimensions")
+    name = call["name"].rpartition(":")[2]
+    if name == "rms_norm":
+        eps = {"eps": call["eps"]} if call.get("eps") is not None else {}
+        return _affine(call, "rms_norm", "input", axes, ("weight",), eps)
+    value = _affine(call, "layer_norm", "input", axes, ("weight", "bias"), {"eps": call["eps"]})
+    return (value, None, None) if name == "native_layer_norm" else value
+
+
+@row("aten::group_norm", "aten::native_group_norm")
+def _group_norm(call: Call) -> Any:
+    value = call.value("input")
+    channels = list(_channel_axis(value))
+    others = [axis for axis in (1, 2, 3) if axis not in channels and value.extents[axis] != 1]
+    groups = call.get("num_groups", call.get("group"))
+    if channels == [3] and not others:
+        place = "features"
+    elif channels == [1]:
+        place = "rows"
+    else:
+        raise UnfitError("channels on other axes than the rows or the features")
+    flat = [axis for run in value.dims for axis in run]
+    if flat != sorted(flat):
+        raise UnfitError("a norm over transposed dimensions")
+    args = [value.id, _flat_parameter(call, "weight", value), _flat_parameter(call, "bias", value)]
+    attributes = {"groups": groups, "channels": place, "eps": call["eps"]}
+    result = call.like(value, call.region.emit("group_norm", args, attributes))
+    return (result, None, None) if call["name"].endswith("native_group_norm") else result
+
+
+@row("aten::instance_norm")
+def _instance_norm(call: Call) -> Value:
+    value = call.value("input")
+    if len(value.sizes) < 3 or value.dims[1] not in ((1,), ()):
+        raise UnfitError("channels on other axes than the rows")
+    rest = [axis for run in value.dims[2:] for axis in run]
+    if rest not in ([3], []) or value.extents[2] != 1:
+        raise UnfitError("an instance norm over other than the features")
+    names = ("weight", "bias", "running_mean", "running_var")
+    attributes = {
+        "training": bool(call["use_input_stats"]),
+        "momentum": call["momentum"],
+        "eps": call["eps"],
+    }
+    args = [value.id, *(_flat_parameter(call, name, value) for name in names)]
+    return call.like(value, call.region.emit("instance_norm", args, attributes))

@@ -1,0 +1,256 @@
+"""Rows of the table: operators that act on each element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ingot.capture.layout import Leaf, UnfitError, Value, relabel_insert
+from ingot.capture.region import Operand
+from ingot.capture.table import FLOATING, TABLE, Call, Row, row
+
+
+def pointwise(call: Call, op: str, operands: Sequence[Any], attributes=None) -> Value:
+    """Tensors and numbers, broadcast as PyTorch does."""
+    tensors = [o for o in operands if isinstance(o, (Value, Leaf))]
+    if not tensors:
+        raise UnfitError("it has no tensor operand")
+    region = call.region
+    in_result = call.dtype in FLOATING and op != "select"
+    compute = call.dtype if in_result else _promoted(tensors)
+    ids, extents, dims, sizes = region.align(tensors)
+    prepared = []
+    feed = iter(zip(ids, tensors))
+    for index, operand in enumerate(operands):
+        if isinstance(operand, (Value, Leaf)):
+            identity, tensor = next(feed)
+            condition = op == "select" and index == 0
+            if not condition and tensor.dtype != compute:
+                aligned = Value(identity, extents, dims, sizes, tensor.dtype)
+                identity = region.cast(aligned, compute).id
+            prepared.append(identity)
+        elif isinstance(operand, (bool, int, float)):
+            prepared.append(region.constant(operand))
+        else:
+            raise UnfitError("an operand that depends on the batch size")
+    identity = region.emit(op, prepared, attributes)
+    return Value(identity, extents, dims, sizes, call.dtype or compute)
+
+
+def _promoted(tensors: Sequence[Operand]) -> torch.dtype:
+    dtype = tensors[0].dtype
+    for tensor in tensors[1:]:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    if dtype not in (*FLOATING, torch.bool):
+        raise UnfitError(f"{dtype} arithmetic")
+    return dtype
+
+
+def _unary(op: str, **attributes: tuple[str, Any]) -> Row:
+    """attributes: the graph's name for an attribute = (schema name, default)."""
+
+    def take(call: Call) -> Value:
+        given = {
+            name: call.number(schema, default) for name, (schema, default) in attributes.items()
+        }
+        if call.tensor("self").dtype not in FLOATING:
+            raise UnfitError(f"{call.tensor('self').dtype} arithmetic")
+        return pointwise(call, op, [call["self"]], given)
+
+    return take
+
+
+def _binary(op: str) -> Row:
+    return lambda call: pointwise(call, op, [call["self"], call["other"]])
+
+
+_UNARY = (
+    "neg abs square sqrt rsqrt reciprocal exp expm1 log log1p sin cos tanh erf sigmoid floor ceil "
+    "trunc round relu relu6 silu mish selu hardsigmoid hardswish exp2 log2 log10 tan"
+)
+for _name in _UNARY.split():
+    TABLE[f"aten::{_name}"] = _unary(_name)
+for _name, _op in (
+    ("sgn", "sign"),
+    ("sign", "sign"),
+    ("log_sigmoid", "logsigmoid"),
+    ("negative", "neg"),
+):
+    TABLE[f"aten::{_name}"] = _unary(_op)
+for _name, _op in (
+    ("mul", "mul"),
+    ("multiply", "mul"),
+    ("maximum", "maximum"),
+    ("minimum", "minimum"),
+    ("lt", "lt"),
+    ("le", "le"),
+    ("gt", "gt"),
+    ("ge", "ge"),
+    ("eq", "eq"),
+    ("ne", "ne"),
+    ("logical_and", "logical_and"),
+    ("logical_or", "logical_or"),
+):
+    TABLE[f"aten::{_name}"] = _binary(_op)
+TABLE["aten::logical_not"] = lambda call: pointwise(call, "logical_not", [call["self"]])
+TABLE["aten::isnan"] = lambda call: pointwise(call, "ne", [call["self"], call["self"]])
+
+
+def _bitwise(op: str) -> Row:
+    """On flags, the bitwise operators are the logical ones."""
+
+    def take(call: Call) -> Value:
+        if call.dtype != torch.bool:
+            raise UnfitError(f"{call.dtype} arithmetic")
+        operands = [call[name] for name in ("self", "other") if name in call.arguments]
+        return pointwise(call, op, operands)
+
+    return take
+
+
+for _name, _op in (("and", "logical_and"), ("or", "logical_or"), ("not", "logical_not")):
+    TABLE[f"aten::bitwise_{_name}"] = TABLE[f"aten::__{_name}__"] = _bitwise(_op)
+TABLE["aten::hardtanh"] = _unary("hardtanh", min=("min_val", -1), max=("max_val", 1))
+TABLE["aten::leaky_relu"] = _unary("leaky_relu", negative_slope=("negative_slope", 0.01))
+TABLE["aten::celu"] = _unary("celu", alpha=("alpha", 1))
+TABLE["aten::softplus"] = _unary("softplus", beta=("beta", 1), threshold=("threshold", 20))
+TABLE["aten::hardshrink"] = _unary("hardshrink", **{"lambda": ("lambd", 0.5)})
+TABLE["aten::softshrink"] = _unary("softshrink", **{"lambda": ("lambd", 0.5)})
+TABLE["aten::threshold"] = _unary("threshold", threshold=("threshold", None), value=("value", None))
+
+
+@row("aten::add", "aten::sub", "aten::subtract", "aten::rsub")
+def _add(call: Call) -> Value:
+    a, b = call["self"], call["other"]
+    if "alpha" in call.arguments and call.number("alpha", 1) != 1:
+        scale = call.number("alpha")
+        b = pointwise(call, "mul", [b, scale]) if isinstance(b, (Value, Leaf)) else b * scale
+    name = call["name"]
+    if name == "aten::add":
+        return pointwise(call, "add", [a, b])
+    return pointwise(call, "sub", [b, a] if name == "aten::rsub" else [a, b])
+
+
+@row("aten::div", "aten::divide", "aten::true_divide")
+def _div(call: Call) -> Value:
+    quotient = pointwise(call, "div", [call["self"], call["other"]])
+    mode = call.get("rounding_mode")
+    return quotient if mode is None else pointwise(call, mode, [quotient])
+
+
+@row("aten::pow")
+def _pow(call: Call) -> Value:
+    exponent = call["exponent"]
+    # The exponents for which PyTorch, too, uses another function than pow.
+    special = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+    if isinstance(exponent, (int, float)) and exponent in special:
+        return pointwise(call, special[exponent], [call["self"]])
+    return pointwise(call, "pow", [call["self"], exponent])
+
+
+@row("aten::gelu")
+def _gelu(call: Call) -> Value:
+    return pointwise(call, "gelu", [call["self"]], {"approximate": call.get("approximate", "none")})
+
+
+@row("aten::elu")
+def _elu(call: Call) -> Value:
+    if call.number("scale", 1) != 1 or call.number("input_scale", 1) != 1:
+        raise UnfitError("elu with other scales than 1")
+    return pointwise(call, "elu", [call["self"]], {"alpha": call.number("alpha", 1)})
+
+
+@row("aten::prelu", "aten::_prelu_kernel")
+def _prelu(call: Call) -> Value:
+    x, weight = call.region.materialise(call.tensor("self")), call.tensor("weight")
+    # One slope per channel, the second dimension.
+    if weight.sizes != (1,) and len(weight.sizes) == 1:
+        for _ in range(len(x.sizes) - 2):
+            weight = relabel_insert(weight, len(weight.sizes))
+    return pointwise(call, "prelu", [x, weight])
+
+
+@row("aten::clamp", "aten::clip", "aten::clamp_min", "aten::clamp_max")
+def _clamp(call: Call) -> Value:
+    x, low, high = call["self"], call.get("min"), call.get("max")
+    numbers = [b for b in (low, high) if b is not None]
+    if all(isinstance(b, (int, float)) for b in numbers):
+        attributes = {"min": low, "max": high}
+        return pointwise(call, "clamp", [x], {k: v for k, v in attributes.items() if v is not None})
+    if low is not None:
+        x = pointwise(call, "maximum", [x, low])
+    return x if high is None else pointwise(call, "minimum", [x, high])
+
+
+@row("aten::nan_to_num")
+def _nan_to_num(call: Call) -> Value:
+    x = call.tensor("self")
+    if x.dtype not in FLOATING:
+        raise UnfitError(f"{x.dtype} arithmetic")
+    limits = torch.finfo(x.dtype)
+    for infinity, number in (
+        (float("inf"), call.get("posinf", limits.max)),
+        (float("-inf"), call.get("neginf", limits.min)),
+    ):
+        x = _chosen(call, "eq", [x, infinity], number, x)
+    return _chosen(call, "ne", [x, x], call.get("nan", 0.0), x)
+
+
+def _chosen(call: Call, comparison: str, operands: list, yes: Any, no: Value) -> Value:
+    """`yes` where the comparison holds, else `no`."""
+    dtype, call.dtype = call.dtype, torch.bool
+    condition = pointwise(call, comparison, operands)
+    call.dtype = dtype
+    return pointwise(call, "select", [condition, yes, no])
+
+
+@row("aten::logaddexp")
+def _logaddexp(call: Call) -> Value:
+    """max + log(1 + exp(-|a - b|)); of equal numbers a + log 2, infinite ones included."""
+    a, b = call["self"], call["other"]
+    distance = pointwise(call, "abs", [pointwise(call, "sub", [a, b])])
+    spread = pointwise(call, "exp", [pointwise(call, "neg", [distance])])
+    largest = pointwise(call, "maximum", [a, b])
+    total = pointwise(call, "add", [largest, pointwise(call, "log1p", [spread])])
+    return _chosen(call, "eq", [a, b], pointwise(call, "add", [largest, math.log(2)]), total)
+
+
+@row("aten::where")
+def _where(call: Call) -> Value:
+    return pointwise(call, "select", [call["condition"], call["self"], call["other"]])
+
+
+@row("aten::masked_fill")
+def _masked_fill(call: Call) -> Value:
+    return pointwise(call, "select", [call["mask"], call["value"], call["self"]])
+
+
+@row("aten::addcmul", "aten::addcdiv")
+def _addc(call: Call) -> Value:
+    op = "mul" if call["name"] == "aten::addcmul" else "div"
+    term = pointwise(call, op, [call["tensor1"], call["tensor2"]])
+    if call.number("value", 1) != 1:
+        term = pointwise(call, "mul", [term, call.number("value")])
+    return pointwise(call, "add", [call["self"], term])
+
+
+@row("aten::lerp")
+def _lerp(call: Call) -> Value:
+    start, end = call.tensor("self"), call.tensor("end")
+    difference = pointwise(call, "sub", [end, start])
+    return pointwise(call, "add", [start, pointwise(call, "mul", [difference, call["weight"]])])
+
+
+@row("aten::full_like", "aten::zeros_like", "aten::ones_like")
+def _full_like(call: Call) -> Value:
+    value = {"aten::zeros_like": 0.0, "aten::ones_like": 1.0}.get(call["name"])
+    if value is None:
+        value = call.number("fill_value")
+    if call.dtype not in FLOATING:
+        raise UnfitError(f"{call.dtype} arithmetic")
+    sizes = call.tensor("self").sizes
+    identity = call.region.constant(value)
+    return Value(identity, (1, 1, 1, 1), ((),) * len(sizes), sizes, call.dtype)
