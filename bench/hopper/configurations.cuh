@@ -37,6 +37,10 @@ void add_configurations(const std::string& epilogue) {
   ADD(PackedConfig, 128, 1, 6, 0)
   ADD(PackedConfig, 128, 2, 6, 2)
   ADD(PackedConfig, 128, 2, 6, 0)
+  ADD(PackedConfig, 160, 1, 5, 2)
+  ADD(PackedConfig, 160, 1, 5, 0)
+  ADD(PackedConfig, 160, 2, 5, 2)
+  ADD(PackedConfig, 160, 2, 5, 0)
   ADD(PackedConfig, 192, 2, 5, 1)
   ADD(PackedConfig, 192, 2, 5, 0)
   // Slices of K meet through shared memory, and never store by TMA.

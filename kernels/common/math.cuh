@@ -50,4 +50,92 @@ INGOT_HD double pow(double a, double b) {
   return ::pow(a, b);
 }
 
+// The larger and the smaller; NaN if either is.
+template <class T>
+INGOT_HD T maximum(T a, T b) {
+  return (a != a || a > b) ? a : b;
+}
+template <class T>
+INGOT_HD T minimum(T a, T b) {
+  return (a != a || a < b) ? a : b;
+}
+template <class T>
+INGOT_HD T relu(T a) {
+  return a <= T(0) ? T(0) : a;
+}
+
+// a / b; the other two may assume something of their operands, NaN excepted:
+// divide_by_normal   |b| ≥ 2^-100; infinity is allowed
+// divide_moderate    2^-100 ≤ |b| ≤ 2^100 and |a| ≤ 2^100
+template <class T>
+INGOT_HD T divide(T a, T b) {
+  return a / b;
+}
+template <class T>
+INGOT_HD T divide_by_normal(T a, T b) {
+  return a / b;
+}
+template <class T>
+INGOT_HD T divide_moderate(T a, T b) {
+  return a / b;
+}
+
+#if defined(__CUDA_ARCH__) || defined(__CUDACC_RTC__)
+// One instruction where comparisons and a selection take three, and divisions without a branch: the
+// compiler's leaves its fast path by one, and what a branch separates cannot overlap, so that
+// an epilogue waits for one value after the other.
+
+INGOT_D float maximum(float a, float b) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+INGOT_D float minimum(float a, float b) {
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+}
+INGOT_D float relu(float a) {
+  return maximum(a, 0.f);
+}
+
+// Within one unit in the last place, for 2^-126 ≤ |b| ≤ 2^126.
+INGOT_D float reciprocal_estimate(float b) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(b));
+  return result;
+}
+
+// The quotient from an estimate of 1/b: one step by the exact remainder (Markstein 1990), after
+// which it is off by hardly more than half a unit in the last place.
+INGOT_D float divide_moderate(float a, float b) {
+  const float inverse = reciprocal_estimate(b), quotient = a * inverse;
+  return fmaf(fmaf(-quotient, b, a), inverse, quotient);
+}
+
+// Where infinities or zeros meet there is no remainder, and the estimate is the quotient already.
+INGOT_D float divide_by_estimate(float a, float b, float inverse) {
+  const float quotient = a * inverse;
+  const float corrected = fmaf(fmaf(-quotient, b, a), inverse, quotient);
+  return corrected == corrected ? corrected : quotient;
+}
+
+INGOT_D float divide_by_normal(float a, float b) {
+  return divide_by_estimate(a, b, 0.25f * reciprocal_estimate(0.25f * b));
+}
+
+// Scaling both by the same power of two keeps the estimate of 1/b a normal number.
+INGOT_D float divide(float a, float b) {
+  constexpr float kSmallest = 1.17549435e-38f, kLarge = 8.50705917e37f;  // 2^-126, 2^126
+  const float size = fabs(b);
+  const float scale = size > kLarge ? 0.25f : size < kSmallest ? 16777216.f : 1.f;
+  return divide_by_estimate(a * scale, b * scale, reciprocal_estimate(b * scale));
+}
+#endif
+
+template <class T>
+INGOT_HD T sigmoid(T a) {
+  return divide_by_normal(T(1), T(1) + exp(-a));
+}
+
 }  // namespace ingot::math

@@ -29,9 +29,7 @@ struct Max {
   };
   INGOT_HD static State identity() { return {-math::infinity<T>()}; }
   INGOT_HD static State lift(T x) { return {x}; }
-  INGOT_HD static State merge(State a, State b) {
-    return {(a.value != a.value || a.value > b.value) ? a.value : b.value};
-  }
+  INGOT_HD static State merge(State a, State b) { return {math::maximum(a.value, b.value)}; }
   INGOT_HD static T value(State s) { return s.value; }
 };
 
@@ -42,9 +40,7 @@ struct Min {
   };
   INGOT_HD static State identity() { return {math::infinity<T>()}; }
   INGOT_HD static State lift(T x) { return {x}; }
-  INGOT_HD static State merge(State a, State b) {
-    return {(a.value != a.value || a.value < b.value) ? a.value : b.value};
-  }
+  INGOT_HD static State merge(State a, State b) { return {math::minimum(a.value, b.value)}; }
   INGOT_HD static T value(State s) { return s.value; }
 };
 

@@ -15,13 +15,13 @@
   X(add, 2, a + b)                                       \
   X(sub, 2, a - b)                                       \
   X(mul, 2, a* b)                                        \
-  X(div, 2, a / b)                                       \
+  X(div, 2, math::divide(a, b))                          \
   X(neg, 1, -a)                                          \
   X(abs, 1, math::fabs(a))                               \
   X(square, 1, a* a)                                     \
   X(sqrt, 1, math::sqrt(a))                              \
-  X(rsqrt, 1, T(1) / math::sqrt(a))                      \
-  X(reciprocal, 1, T(1) / a)                             \
+  X(rsqrt, 1, math::divide(T(1), math::sqrt(a)))         \
+  X(reciprocal, 1, math::divide(T(1), a))                \
   X(exp, 1, math::exp(a))                                \
   X(expm1, 1, math::expm1(a))                            \
   X(log, 1, math::log(a))                                \
@@ -30,16 +30,16 @@
   X(cos, 1, math::cos(a))                                \
   X(tanh, 1, math::tanh(a))                              \
   X(erf, 1, math::erf(a))                                \
-  X(sigmoid, 1, T(1) / (T(1) + math::exp(-a)))           \
+  X(sigmoid, 1, math::sigmoid(a))                        \
   X(pow, 2, math::pow(a, b))                             \
   X(floor, 1, math::floor(a))                            \
   X(ceil, 1, math::ceil(a))                              \
   X(trunc, 1, math::trunc(a))                            \
   X(round, 1, math::rint(a))                             \
   X(sign, 1, a != a ? T(0) : T((a > T(0)) - (a < T(0)))) \
-  X(relu, 1, a <= T(0) ? T(0) : a)                       \
-  X(maximum, 2, (a != a || a > b) ? a : b)               \
-  X(minimum, 2, (a != a || a < b) ? a : b)               \
+  X(relu, 1, math::relu(a))                              \
+  X(maximum, 2, math::maximum(a, b))                     \
+  X(minimum, 2, math::minimum(a, b))                     \
   X(lt, 2, T(a < b))                                     \
   X(le, 2, T(a <= b))                                    \
   X(gt, 2, T(a > b))                                     \

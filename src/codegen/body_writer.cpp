@@ -151,8 +151,6 @@ std::string pointwise_expression(PointwiseOp op, const std::vector<std::string>&
       return fmt::format("{} - {}", args[0], args[1]);
     case PointwiseOp::mul_:
       return fmt::format("{} * {}", args[0], args[1]);
-    case PointwiseOp::div_:
-      return fmt::format("{} / {}", args[0], args[1]);
     default:
       return fmt::format("pointwise::{}({})", name_of(op), fmt::join(args, ", "));
   }
@@ -170,7 +168,7 @@ std::string cast_expression(const Reference& from, DType to) {
 }  // namespace
 
 SweepContext::SweepContext(const Plan& plan, int sweep)
-    : plan_(plan), sweep_(plan.sweeps[static_cast<size_t>(sweep)]) {
+    : plan_(plan), sweep_(plan.sweeps[static_cast<size_t>(sweep)]), ranges_(plan.graph) {
   for (const auto* part : {&sweep_.body, &sweep_.statistics, &sweep_.tail}) {
     computed_.insert(part->begin(), part->end());
   }
@@ -198,6 +196,23 @@ DType SweepContext::dtype_in_memory(ValueId value) const {
     return plan_.buffers[static_cast<size_t>(placement.index)].dtype;
   }
   return node(value).dtype;
+}
+
+std::string SweepContext::division(const Node& node, const std::string& a, const std::string& b) {
+  constexpr double kModerate = 0x1p100;
+  const ValueRange divisor = ranges_.of(node.args[1]);
+  if (divisor.low == divisor.high && divisor.within(1 / kModerate, kModerate)) {
+    // As PyTorch divides by a number.
+    return fmt::format("{} * {}", a, literal(1.0 / static_cast<float>(divisor.low), "float"));
+  }
+  const char* function = "divide";
+  if (divisor.low >= 1 / kModerate || divisor.high <= -1 / kModerate) {
+    function = divisor.within(-kModerate, kModerate) &&
+                       ranges_.of(node.args[0]).within(-kModerate, kModerate)
+                   ? "divide_moderate"
+                   : "divide_by_normal";
+  }
+  return fmt::format("math::{}({}, {})", function, a, b);
 }
 
 std::string SweepContext::name_of(ValueId value) const {
@@ -354,7 +369,9 @@ Reference FunctionWriter::compute(ValueId id) {
     if (own != "i64") type = promoted(type, own);
     std::vector<std::string> args;
     for (const ValueId arg : node.args) args.push_back(converted(arg, type).text);
-    expression = pointwise_expression(node.op, args);
+    expression = node.op == PointwiseOp::div_ && type == "float"
+                     ? context_.division(node, args[0], args[1])
+                     : pointwise_expression(node.op, args);
     if (type != own) expression = fmt::format("static_cast<{}>({})", own, expression);
   }
   const std::string name = context_.name_of(id);

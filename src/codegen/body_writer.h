@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "codegen/kernel_source.h"
+#include "graph/value_range.h"
 
 namespace ingot {
 
@@ -51,6 +52,8 @@ class SweepContext {
   ValueId resolve(ValueId value) const;
   DType dtype_in_memory(ValueId value) const;
   std::string type_of(ValueId value) const { return compute_type(node(value).dtype); }
+  // a / b of an f32 division, by the shortest way that its operands' ranges allow.
+  std::string division(const Node& node, const std::string& a, const std::string& b);
   // v7_sub, v3_gemm_weight
   std::string name_of(ValueId value) const;
 
@@ -65,6 +68,7 @@ class SweepContext {
  private:
   const Plan& plan_;
   const Sweep& sweep_;
+  ValueRanges ranges_;
   std::set<ValueId> computed_;
   std::vector<KernelOperand> operands_;
   std::map<std::pair<ValueId, bool>, size_t> index_;

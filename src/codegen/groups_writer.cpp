@@ -69,14 +69,14 @@ class GroupsWriter {
         context_.operands_struct() + "  struct Results {\n" + results + "  };\n" + traits +
         "\n  template <int R>\n"
         "  INGOT_D static auto value(const Operands& operands, const Results& results, i64 b,\n"
-        "                            i64 group, i64 j) {\n" +
+        "                            u32 group, u32 j) {\n" +
         values +
         "\n  }\n  template <int R, class State>\n"
-        "  INGOT_D static void resolve(const State& state, i64 group, Results& results) {\n" +
+        "  INGOT_D static void resolve(const State& state, u32 group, Results& results) {\n" +
         resolves +
         "\n  }\n  template <int S>\n"
         "  INGOT_D static void store(const Operands& operands, const Results& results, i64 b,\n"
-        "                            i64 e) {\n" +
+        "                            u32 e) {\n" +
         stores + "\n  }\n";
     KernelEntry entry;
     entry.name = source_.name;
@@ -132,7 +132,7 @@ class GroupsWriter {
     const Reference reference = writer.value(state.arg);
     writer.statement(fmt::format("return static_cast<{}>({});", type, reference.text));
     const char* branch = r == 0 ? "    if constexpr" : " else if constexpr";
-    *values += fmt::format("{} (R == {}) {{\n      const i64 e = {};\n{}    }}", branch, r,
+    *values += fmt::format("{} (R == {}) {{\n      const u32 e = {};\n{}    }}", branch, r,
                            flat.empty() ? "0" : flat, writer.text(6));
     std::string lines;
     for (const ValueId value : state.finishes) {

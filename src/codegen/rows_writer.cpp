@@ -10,6 +10,7 @@ namespace {
 
 constexpr int kLoopedThreads = 512;
 constexpr int64_t kWarp = 32;
+constexpr int64_t kLine = 128;       // bytes
 constexpr int kBlockThreads = 256;   // of a block of several teams
 constexpr int64_t kHeldTarget = 16;  // values held by a thread, as teams grow up to 512 threads
 constexpr int64_t kHeldLimit = 32;   // with 1024 threads, of 64 registers each
@@ -20,6 +21,19 @@ AxisMask static_axes(const Shape& space) {
     if (space.extent(axis, 1) > 1) mask = static_cast<AxisMask>(mask | axis_bit(axis));
   }
   return mask;
+}
+
+// The fewest lanes whose vectors, side by side, fill whole lines of memory: a warp that reads
+// pieces of many lines takes as many turns. Not where a row would leave over a quarter of them
+// idle.
+int64_t lanes_of_lines(int64_t vectors, int64_t vector_bytes) {
+  int64_t lanes = 1;
+  while (lanes * vector_bytes < kLine) {
+    const int64_t next = 2 * lanes, slots = (vectors + next - 1) / next * next;
+    if (4 * slots > 5 * vectors) break;
+    lanes = next;
+  }
+  return lanes;
 }
 
 std::vector<ValueId> reductions_of(const Graph& graph, const Sweep& sweep) {
@@ -265,7 +279,7 @@ class RowsWriter {
       const auto held = [&](int64_t team) {
         return (vectors + team - 1) / team * w * held_per_element();
       };
-      int64_t team = 1;
+      int64_t team = lanes_of_lines(vectors, std::min(4 * w, 16));
       while (team < 512 && held(team) > kHeldTarget) team *= 2;
       if (held(team) > kHeldLimit) team = 1024;
       std::string call;

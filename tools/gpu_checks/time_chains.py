@@ -6,8 +6,8 @@ python time_chains.py [--device cuda|cpu] [--seconds 110] [--shrink N] [--models
 Interleaved bursts with cold L2, the weights changed before every call; errors are relative
 Frobenius errors against fp64. The limit is what `ingot bench` computes: the products at the
 library's best fp16 rate, or the fewest bytes at the copy's rate. Ends after --seconds, with what
-was measured till then; the file is written after every chain. --kernels also prints the GPU time of
-each kernel of a call.
+was measured till then; the file is written after every chain. --kernels also prints what
+each kernel of a call adds to its time.
 """
 
 from __future__ import annotations
@@ -90,18 +90,22 @@ def limit_of(module, inputs: list, results, inner: int, outer: int, device) -> t
 
 
 def print_kernels(call) -> None:
-    """The kernels of one call, in order, with the median of their GPU times over seven calls."""
+    """The kernels of one call: when each ends after the one before, in the median of seven calls.
+    (They overlap: a kernel starts while the one before drains, and waits.)"""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         for _ in range(7):
             call()
-        torch.cuda.synchronize()
+            torch.cuda.synchronize()
     events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
     events.sort(key=lambda e: e.time_range.start)
     count = len(events) // 7
     for index in range(count):
-        alike = events[index::count]
-        took = statistics.median(e.device_time for e in alike)
-        print(f"    {took:9.1f} us  {alike[0].name[:110]}")
+        took = [
+            events[i].time_range.end
+            - (events[i - 1].time_range.end if index else events[i].time_range.start)
+            for i in range(index, len(events), count)
+        ]
+        print(f"    {statistics.median(took):9.1f} us  {events[index].name[:110]}")
 
 
 def measure(case: tuple, device: torch.device, shrink: int, kernels: bool) -> dict:

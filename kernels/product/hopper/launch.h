@@ -305,6 +305,7 @@ inline TileCycles tile_cycles(const TileChoice& c) {
     return {c.promotion == 2 ? 26.0 : 26.4, 4450};
   }
   if (c.samples == 64) return {18.9, 1950};
+  if (c.samples == 160) return {32.3, 4900};
   return c.samples == 192 ? TileCycles{38.9, 6000} : TileCycles{25.7, 3900};
 }
 
