@@ -46,10 +46,10 @@ struct ColumnChunk {
     Value x[Chunk][kCount][V];
     INGOT_UNROLL
     for (int k = 0; k < Chunk; ++k) {
-      const i64 s = first + k * step;
-      if (k < count) {
-        Body::template load<V>(operands, s / Body::kLeading, offset(s, column), element[k]);
-      }
+      // Past the end the first sample again: behind a branch a load that converts would be waited
+      // for before the next one starts.
+      const i64 s = first + (k < count ? k : 0) * step;
+      Body::template load<V>(operands, s / Body::kLeading, offset(s, column), element[k]);
     }
     INGOT_UNROLL
     for (int k = 0; k < Chunk; ++k) {

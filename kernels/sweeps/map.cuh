@@ -37,8 +37,10 @@ INGOT_D void map_sweep(const typename Body::Operands& operands, i64 samples) {
   Body::template feature<V>(operands, e, feature);
   INGOT_UNROLL
   for (int k = 0; k < Unroll; ++k) {
+    // Past the end the last sample again: behind a branch a load that converts would be waited for
+    // before the next one starts.
     const i64 b = first + k * Rows;
-    if (b < samples) Body::template load<V>(operands, b, e, element[k]);
+    Body::template load<V>(operands, b < samples ? b : samples - 1, e, element[k]);
   }
   INGOT_UNROLL
   for (int k = 0; k < Unroll; ++k) {

@@ -35,12 +35,29 @@ INGOT_D void load(const T* address, C (&values)[V]) {
   for (int i = 0; i < V; ++i) values[i] = widen(pack.lanes[i]);
 }
 
+template <class T>
+inline constexpr bool kIsHalf = false;
+template <>
+inline constexpr bool kIsHalf<f16> = true;
+template <>
+inline constexpr bool kIsHalf<bf16> = true;
+
 template <class T, int V, class C>
 INGOT_D void store(T* address, const C (&values)[V]) {
-  Pack<T, V> pack;
-  INGOT_UNROLL
-  for (int i = 0; i < V; ++i) pack.lanes[i] = narrow<T>(values[i]);
-  *reinterpret_cast<Pack<T, V>*>(address) = pack;
+  if constexpr (kIsHalf<T> && V % 2 == 0) {
+    Pack<u32, V / 2> pack;
+    INGOT_UNROLL
+    for (int i = 0; i < V; i += 2) {
+      pack.lanes[i / 2] =
+          narrow_pair(T(), static_cast<float>(values[i]), static_cast<float>(values[i + 1]));
+    }
+    *reinterpret_cast<Pack<u32, V / 2>*>(address) = pack;
+  } else {
+    Pack<T, V> pack;
+    INGOT_UNROLL
+    for (int i = 0; i < V; ++i) pack.lanes[i] = narrow<T>(values[i]);
+    *reinterpret_cast<Pack<T, V>*>(address) = pack;
+  }
 }
 
 }  // namespace ingot

@@ -405,9 +405,19 @@ void FunctionWriter::assign(const std::string& target, ValueId id) {
     statement(fmt::format("{} = {};", target, reference.text));
 }
 
+// What a store may narrow instead of a value that is rounded to the tensor's 16-bit type already.
+ValueId FunctionWriter::before_rounding(ValueId id) const {
+  const Node& node = context_.node(id);
+  const bool rounds = node.kind == NodeKind::pointwise && node.op == PointwiseOp::cast_ &&
+                      size_of(node.dtype) == 2 && node.dtype == context_.dtype_in_memory(id);
+  if (!rounds || !context_.computes(id) || known_.contains(id)) return id;
+  const ValueId wide = context_.resolve(node.args[0]);
+  return context_.type_of(wide) == "float" && has_lanes(wide) == has_lanes(id) ? wide : id;
+}
+
 void FunctionWriter::store(ValueId id) {
   const Shape& seen = context_.seen(id);
-  const Reference reference = value(id);
+  const Reference reference = value(before_rounding(id));
   const bool lanes = has_lanes(id);
   const std::string field = context_.operand(id, true, lanes);
   const std::string type = storage_type(context_.dtype_in_memory(id));

@@ -111,6 +111,7 @@ class FunctionWriter {
  private:
   std::string index_arguments(const Shape& seen);
   std::string coordinate(Axis axis);
+  ValueId before_rounding(ValueId value) const;
   Reference load(ValueId value);
   Reference compute(ValueId value);
   Reference converted(ValueId value, const std::string& type);

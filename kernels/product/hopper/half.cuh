@@ -11,6 +11,7 @@
 // Result     16-bit; stmatrix turns yᵀ into rows of y in shared memory, TMA stores them.
 #pragma once
 
+#include "common/scalar.cuh"
 #include "product/hopper/stages.cuh"
 #include "product/hopper/wgmma.cuh"
 
@@ -78,13 +79,6 @@ struct HalfConsumer {
   }
 };
 
-INGOT_D u32 pack_pair(f16, float first, float second) {
-  return ptx::pack_half2(first, second);
-}
-INGOT_D u32 pack_pair(bf16, float first, float second) {
-  return ptx::pack_bf16_pair(first, second);
-}
-
 // Applies the epilogue and stores, in pieces of 64 samples by the warpgroup's 64 features: rows of
 // 128 bytes under the swizzle. Returns with the stores committed but maybe not read yet.
 template <class Config, class Epilogue, int kValues>
@@ -108,7 +102,7 @@ INGOT_D void finish_half(float (&values)[kValues], const ThreadTile& tile, const
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float* pair = values + 4 * (kGroups * piece + group) + 2 * i;
-        matrices[i] = pack_pair(typename Config::Element(), pair[0], pair[1]);
+        matrices[i] = narrow_pair(typename Config::Element(), pair[0], pair[1]);
       }
       ptx::store_matrices_transposed(buffer + line + group * 8 * 128, matrices);
     }
