@@ -41,6 +41,8 @@ void add_configurations(const std::string& epilogue) {
   ADD(PackedConfig, 160, 1, 5, 0)
   ADD(PackedConfig, 160, 2, 5, 2)
   ADD(PackedConfig, 160, 2, 5, 0)
+  ADD(PackedConfig, 192, 1, 5, 1)
+  ADD(PackedConfig, 192, 1, 5, 0)
   ADD(PackedConfig, 192, 2, 5, 1)
   ADD(PackedConfig, 192, 2, 5, 0)
   // Slices of K meet through shared memory, and never store by TMA.

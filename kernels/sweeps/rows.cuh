@@ -49,32 +49,38 @@ struct RegisterRow {
     using Monoid = PhaseMonoid<Body, P>;
     using Value = typename Body::Value;
     constexpr int kCount = Monoid::kCount;
-    // ArgMax wants consecutive positions; everything else folds all values of the thread at once.
-    if constexpr (kFull && !Body::kNeedsIndex) {
-      Value x[kCount][kVectors * V];
-      INGOT_UNROLL
-      for (int k = 0; k < kVectors; ++k) {
-        Value part[kCount][V];
-        Body::template phase<P, V>(operands, row, b, e + offset(k, rank), element[k], part);
-        INGOT_UNROLL
-        for (int n = 0; n < kCount; ++n) {
-          INGOT_UNROLL
-          for (int i = 0; i < V; ++i) x[n][k * V + i] = part[n][i];
-        }
-      }
-      return Monoid::lift(x, 0, 1);
-    } else {
-      typename Monoid::State state = Monoid::identity();
-      INGOT_UNROLL
-      for (int k = 0; k < kVectors; ++k) {
-        if (inside(k, rank)) {
-          Value x[kCount][V];
-          Body::template phase<P, V>(operands, row, b, e + offset(k, rank), element[k], x);
-          state = Monoid::merge(state, Monoid::lift(x, offset(k, rank), 1));
-        }
-      }
-      return state;
+    // All values first: behind a branch each would be waited for before the next is loaded. A
+    // vector past the end is the row's last one again.
+    Value x[kVectors][kCount][V];
+    INGOT_UNROLL
+    for (int k = 0; k < kVectors; ++k) {
+      const i64 at = inside(k, rank) ? offset(k, rank) : Body::kRow - V;
+      Body::template phase<P, V>(operands, row, b, e + at, element[k], x[k]);
     }
+    // Only the last vector of a thread can lie past the end.
+    constexpr int kSure = kFull ? kVectors : kVectors - 1;
+    typename Monoid::State state = Monoid::identity();
+    if constexpr (Body::kNeedsIndex) {  // ArgMax wants consecutive positions
+      INGOT_UNROLL
+      for (int k = 0; k < kSure; ++k) {
+        state = Monoid::merge(state, Monoid::lift(x[k], offset(k, rank), 1));
+      }
+    } else if constexpr (kSure > 0) {
+      Value sure[kCount][kSure * V];
+      INGOT_UNROLL
+      for (int n = 0; n < kCount; ++n) {
+        INGOT_UNROLL
+        for (int i = 0; i < kSure * V; ++i) sure[n][i] = x[i / V][n][i % V];
+      }
+      state = Monoid::lift(sure, 0, 1);
+    }
+    if constexpr (!kFull) {
+      constexpr int kLast = kVectors - 1;
+      if (inside(kLast, rank)) {
+        state = Monoid::merge(state, Monoid::lift(x[kLast], offset(kLast, rank), 1));
+      }
+    }
+    return state;
   }
 };
 

@@ -18,10 +18,10 @@ inline std::vector<TileChoice> candidate_choices(const ProductShape& shape,
   std::vector<TileChoice> list = tile_choices(shape, device);
   if (shape.element != Element::f32) return list;
   list.push_back({packed, 64, 1, 8, 8, 1, 8});
-  list.push_back({packed, 128, 1, 6, 6, 2, 8});
   list.push_back({packed, 128, 2, 6, 6, 2, 8});
-  list.push_back({packed, 160, 1, 5, 5, 2, 8});
+  list.push_back({packed, 160, 1, 5, 5, 2, 16});
   list.push_back({packed, 160, 2, 5, 5, 2, 8});
+  list.push_back({packed, 192, 1, 5, 5, 1, 8});
   list.push_back({packed, 192, 2, 5, 5, 1, 4});
   list.push_back({packed, 192, 2, 5, 5, 1, 16});
   if (shape.w.vector_rows(shape.k) && !shape.weight_packed) {
