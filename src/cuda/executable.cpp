@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "backend/executable.h"
 #include "cuda/product_tuning.h"
@@ -103,8 +104,13 @@ class CudaExecutable : public Executable {
     const auto launch = [&](CUstream on) {
       RunState state = state_of(*context, l, batch, tensors, static_cast<std::byte*>(workspace),
                                 workspace_bytes, on);
-      visit_frozen(state, const_cast<void*>(frozen),
-                   [&](SweepRunner& runner) { runner.run(state); });
+      SplitOperand found, left;
+      state.found = &found;
+      state.left = &left;
+      visit_frozen(state, const_cast<void*>(frozen), [&](SweepRunner& runner) {
+        found = std::exchange(left, {});
+        runner.run(state);
+      });
     };
     const auto on = static_cast<CUstream>(stream);
     if (!replay_) return launch(on);

@@ -289,8 +289,9 @@ bool OwnProduct::run(const RunState& state) {
   if (p.product_unit < 0 || bytes_of(p) > state.scratch_bytes) return false;
   for (size_t i = 0; i < p.plan.splits.size(); ++i) {
     const SplitStep& step = p.plan.splits[i];
-    const MatrixOperand& from = step.operand == SplitStep::Operand::x ? *x : *w;
-    launch_split(state, p.split_units[i], step, from, state.scratch);
+    const bool is_x = step.operand == SplitStep::Operand::x;
+    if (is_x && leave_split(state, step)) continue;
+    launch_split(state, p.split_units[i], step, is_x ? *x : *w, state.scratch);
   }
   launch_product(state, p, *x, *w, y);
   if (merge_) {
@@ -299,6 +300,20 @@ bool OwnProduct::run(const RunState& state) {
     merge_->run(behind, {}, p.plan.moment_tiles);
   }
   return true;
+}
+
+// Notes that x is in the scratch memory once this product has run; true if it was there before.
+bool OwnProduct::leave_split(const RunState& state, const SplitStep& step) const {
+  if (state.left == nullptr) return false;
+  *state.left = {product_operand(plan_.graph, sweep_, 0),
+                 step.kernel,
+                 step.rows,
+                 step.k,
+                 step.row_stride,
+                 step.k_stride,
+                 step.packed_offset,
+                 step.exponent_offset};
+  return *state.found == *state.left;
 }
 
 void OwnProduct::launch_split(const RunState& state, int unit, const SplitStep& step,

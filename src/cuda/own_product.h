@@ -61,6 +61,7 @@ class OwnProduct {
                                 const MatrixOperand& y) const;
   const Prepared& prepared(const hopper::ProductShape& shape);
   size_t bytes_of(const Prepared& p) const;
+  bool leave_split(const RunState& state, const hopper::SplitStep& step) const;
   void launch_split(const RunState& state, int unit, const hopper::SplitStep& step,
                     const MatrixOperand& from, std::byte* memory) const;
   void launch_product(const RunState& state, const Prepared& p, const MatrixOperand& x,

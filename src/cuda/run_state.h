@@ -17,6 +17,17 @@ struct KernelTensor {
   int64_t strides[kAxes];
 };
 
+// An operand as fp16 halves, which a product leaves in the scratch memory: one that follows at once
+// and reads the same matrix need not split it again.
+struct SplitOperand {
+  ValueId value = kNoValue;
+  std::string kernel;  // of the split
+  int64_t rows = 0, k = 0, row_stride = 0, k_stride = 0;
+  size_t packed_offset = 0, exponent_offset = 0;
+
+  friend bool operator==(const SplitOperand&, const SplitOperand&) = default;
+};
+
 struct RunState {
   const Plan& plan;
   Context& context;
@@ -31,6 +42,8 @@ struct RunState {
   CUstream stream;
   bool dependent_launch;
   std::byte* frozen = nullptr;  // of the sweep that runs: weights kept for inference, or none
+  const SplitOperand* found = nullptr;  // what the sweep before left in the scratch memory
+  SplitOperand* left = nullptr;         // what the sweep that runs leaves there
 
   // The caller's tensor that holds a leaf, result or update; nullptr for workspace buffers.
   const ingot_tensor* tensor_of(ValueId value) const;
