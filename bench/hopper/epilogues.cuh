@@ -13,6 +13,7 @@ struct PlainEpilogue {
   struct Sample {};
   static constexpr int kMoments = 0;
   static constexpr bool kStore = true;
+  static constexpr bool kReadsElements = false;
   INGOT_D static Feature feature(const Params&, i64) { return {}; }
   INGOT_D static Sample sample(const Params&, i64) { return {}; }
   INGOT_D static float apply(const Params&, const Feature&, const Sample&, i64, i64, float product,
@@ -32,6 +33,7 @@ struct BiasScaleMomentsEpilogue {
   struct Sample {};
   static constexpr int kMoments = 1;
   static constexpr bool kStore = true;
+  static constexpr bool kReadsElements = false;
   INGOT_D static Feature feature(const Params& p, i64 n) { return {p.bias[n], p.scale[n]}; }
   INGOT_D static Sample sample(const Params&, i64) { return {}; }
   INGOT_D static float apply(const Params&, const Feature& f, const Sample&, i64, i64,
@@ -52,6 +54,7 @@ struct FullEpilogue {
   };
   static constexpr int kMoments = 2;
   static constexpr bool kStore = true;
+  static constexpr bool kReadsElements = false;
   INGOT_D static Feature feature(const Params&, i64) { return {}; }
   INGOT_D static Sample sample(const Params& p, i64 m) { return {p.row[m]}; }
   INGOT_D static float apply(const Params& p, const Feature&, const Sample& s, i64 m, i64 n,

@@ -65,8 +65,8 @@ INGOT_HD T relu(T a) {
 }
 
 // a / b; the other two may assume something of their operands, NaN excepted:
-// divide_by_normal   |b| ≥ 2^-100; infinity is allowed
-// divide_moderate    2^-100 ≤ |b| ≤ 2^100 and |a| ≤ 2^100
+// divide_by_normal   |b| ≥ 2^-60; infinity is allowed
+// divide_moderate    2^-60 ≤ |b| ≤ 2^60 and |a| ≤ 2^60
 template <class T>
 INGOT_HD T divide(T a, T b) {
   return a / b;
@@ -107,7 +107,8 @@ INGOT_D float reciprocal_estimate(float b) {
 }
 
 // The quotient from an estimate of 1/b: one step by the exact remainder (Markstein 1990), after
-// which it is off by hardly more than half a unit in the last place.
+// which it is off by hardly more than half a unit in the last place; by two units where a, and
+// with it the remainder, is so small (below 2^-100) that fp32 does not hold it.
 INGOT_D float divide_moderate(float a, float b) {
   const float inverse = reciprocal_estimate(b), quotient = a * inverse;
   return fmaf(fmaf(-quotient, b, a), inverse, quotient);

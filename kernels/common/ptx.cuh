@@ -195,6 +195,13 @@ INGOT_D void mbarrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
+// --- caches -------------------------------------------------------------------------------------
+
+// Brings the 128 bytes around an address into L2.
+INGOT_D void prefetch_line(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
 // --- TMA -----------------------------------------------------------------------------------------
 
 INGOT_D void tma_prefetch(const TensorMap* map) {

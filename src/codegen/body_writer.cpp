@@ -199,7 +199,7 @@ DType SweepContext::dtype_in_memory(ValueId value) const {
 }
 
 std::string SweepContext::division(const Node& node, const std::string& a, const std::string& b) {
-  constexpr double kModerate = 0x1p100;
+  constexpr double kModerate = 0x1p60;
   const ValueRange divisor = ranges_.of(node.args[1]);
   if (divisor.low == divisor.high && divisor.within(1 / kModerate, kModerate)) {
     // As PyTorch divides by a number.
@@ -286,6 +286,7 @@ bool FunctionWriter::has_lanes(ValueId value) const {
 // Each coordinate is declared before its first use; e runs over the axes of the mask, in order.
 std::string FunctionWriter::coordinate(Axis axis) {
   if (axis == kBatch) return "b";
+  if (const auto given = coordinates_.find(axis); given != coordinates_.end()) return given->second;
   const Shape& space = context_.space();
   int64_t inner = 1, outer = 1;
   for (const Axis other : {kRows, kGroups, kFeatures}) {
@@ -323,14 +324,17 @@ std::string FunctionWriter::flat_index(const Shape& extents) {
   return text.empty() ? "0" : text;
 }
 
+std::string FunctionWriter::address(ValueId value) {
+  const std::string field = context_.operand(value, false, has_lanes(value));
+  return fmt::format("operands.{}.at<{}>({})", field, storage_type(context_.dtype_in_memory(value)),
+                     index_arguments(context_.seen(value)));
+}
+
 Reference FunctionWriter::load(ValueId value) {
   const std::string name = context_.name_of(value);
   const std::string type = context_.type_of(value);
   const bool lanes = has_lanes(value);
-  const std::string field = context_.operand(value, false, lanes);
-  const std::string address =
-      fmt::format("operands.{}.at<{}>({})", field, storage_type(context_.dtype_in_memory(value)),
-                  index_arguments(context_.seen(value)));
+  const std::string address = this->address(value);
   if (lanes) {
     head_.push_back(fmt::format("{} {}[V];", type, name));
     head_.push_back(fmt::format("ingot::load({}, {});", address, name));

@@ -92,6 +92,9 @@ class FunctionWriter {
   FunctionWriter(SweepContext& context, Delegate delegate, Lanes lanes = Lanes::vector,
                  AxisMask mask = 0xf);
 
+  // An expression for the element's coordinate along an axis, where there is a shorter one than by
+  // dividing `e`.
+  void give_coordinate(Axis axis, std::string text) { coordinates_[axis] = std::move(text); }
   // The value at this element; in a lane loop if it has lanes.
   Reference value(ValueId value);
   // A statement inside the loop over lanes, or before it.
@@ -102,6 +105,8 @@ class FunctionWriter {
   // Writes the value to its tensor, once per element of its own.
   void store(ValueId value);
   bool has_lanes(ValueId value) const;
+  // Where the current element of an operand is.
+  std::string address(ValueId value);
   // The current element's position in a dense array of these static extents.
   std::string flat_index(const Shape& extents);
 
@@ -120,6 +125,7 @@ class FunctionWriter {
   Delegate delegate_;
   Lanes lanes_kind_;
   AxisMask mask_;
+  std::map<Axis, std::string> coordinates_;
   std::map<ValueId, Reference> known_;
   std::vector<std::string> head_, lanes_, end_;
 };

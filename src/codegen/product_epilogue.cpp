@@ -16,7 +16,8 @@ bool contains(const std::vector<ValueId>& list, ValueId value) {
 }
 
 // The product's rows are samples m = (batch, row), its columns features n. An element's index
-// within its batch entry is e = row · N + n, whatever factoring the sweep sees.
+// within its batch entry is e = row · N + n, whatever factoring the sweep sees. Divisions are of 32
+// bits: they happen once an element.
 class EpilogueWriter {
  public:
   EpilogueWriter(const Plan& plan, int sweep)
@@ -65,18 +66,20 @@ class EpilogueWriter {
     result_.functor_text = fmt::format(
         "struct {} {{\n{}  using Params = Operands;\n"
         "  struct Feature {{\n{}  }};\n  struct Sample {{\n{}  }};\n"
-        "  static constexpr int kMoments = {};\n  static constexpr bool kStore = {};\n\n"
+        "  static constexpr int kMoments = {};\n  static constexpr bool kStore = {};\n"
+        "  static constexpr bool kReadsElements = {};\n\n"
+        "  INGOT_D static void prefetch(const Params& operands, i64 m, i64 n) {{\n{}  }}\n"
         "  INGOT_D static Feature feature(const Params& operands, i64 n) {{\n"
-        "    [[maybe_unused]] const i64 b = 0, e = n;\n    Feature feature;\n{}"
-        "    return feature;\n  }}\n"
+        "{}    Feature feature;\n{}    return feature;\n  }}\n"
         "  INGOT_D static Sample sample(const Params& operands, i64 m) {{\n{}"
         "    Sample sample;\n{}    return sample;\n  }}\n"
         "  INGOT_D static float apply(const Params& operands, const Feature& feature,\n"
         "                             const Sample& sample, i64 m, i64 n, float product,\n"
         "                             float (&statistic)[{}]) {{\n{}{}  }}\n}};\n",
         result_.functor, context_.operands_struct(), feature_fields, sample_fields, result_.moments,
-        result_.stored != kNoValue, feature, position("0"), sample, std::max(result_.moments, 1),
-        position("n"), apply);
+        result_.stored != kNoValue, !elements_used_.empty(), prefetch_text(), position("0", "n"),
+        feature, position("m", "0"), sample, std::max(result_.moments, 1), position("m", "n"),
+        apply);
     result_.operands = context_.operands();
     if (!states_.empty()) result_.merge = write_merge(plan, sweep);
     return std::move(result_);
@@ -108,10 +111,25 @@ class EpilogueWriter {
     return contains(context_.sweep().tail, value) || contains(context_.sweep().statistics, value);
   }
 
-  std::string position(const char* n) const {
-    if (rows_ == 1) return fmt::format("    [[maybe_unused]] const i64 b = m, e = {};\n", n);
-    return fmt::format("    [[maybe_unused]] const i64 b = m / {0}, e = m % {0} * {1} + {2};\n",
-                       rows_, features_, n);
+  // Declares b, row and e of the sample `m` and the feature `n`, variables or "0".
+  std::string position(const std::string& m, const char* n) const {
+    const bool divides = rows_ > 1 && m != "0";
+    return fmt::format(
+        "    [[maybe_unused]] const i64 b = {};\n"
+        "    [[maybe_unused]] const u32 row = {}, e = row * {}u + u32({});\n",
+        divides ? fmt::format("u32({}) / {}u", m, rows_) : m,
+        divides ? fmt::format("u32({}) % {}u", m, rows_) : "0", features_, n);
+  }
+
+  FunctionWriter element_writer(FunctionWriter::Delegate delegate) {
+    FunctionWriter writer(context_, std::move(delegate), FunctionWriter::Lanes::scalar);
+    const Shape& space = context_.space();
+    if (space.features == features_) {
+      writer.give_coordinate(kFeatures, "n");
+      if (space.groups == 1) writer.give_coordinate(kRows, "row");
+      if (space.rows == 1) writer.give_coordinate(kGroups, "row");
+    }
+    return writer;
   }
 
   Reference field(std::vector<ValueId>& used, const char* level, ValueId value) {
@@ -120,17 +138,15 @@ class EpilogueWriter {
   }
 
   std::string apply_text() {
-    FunctionWriter writer(
-        context_,
-        [this](ValueId value) -> std::optional<Reference> {
-          if (value == context_.sweep().matmul) return Reference{"product", "float"};
-          if (context_.is_constant(value)) return std::nullopt;
-          const AxisMask varies = varying_axes(value);
-          if ((varies & sample_axes()) == 0) return field(features_used_, "feature", value);
-          if ((varies & ~sample_axes()) == 0) return field(samples_used_, "sample", value);
-          return std::nullopt;
-        },
-        FunctionWriter::Lanes::scalar);
+    FunctionWriter writer = element_writer([this](ValueId value) -> std::optional<Reference> {
+      if (value == context_.sweep().matmul) return Reference{"product", "float"};
+      if (context_.is_constant(value)) return std::nullopt;
+      const AxisMask varies = varying_axes(value);
+      if ((varies & sample_axes()) == 0) return field(features_used_, "feature", value);
+      if ((varies & ~sample_axes()) == 0) return field(samples_used_, "sample", value);
+      if (!context_.computes(value)) elements_used_.push_back(value);
+      return std::nullopt;
+    });
     for (size_t i = 0; i < states_.size(); ++i) {
       writer.assign(fmt::format("statistic[{}]", i), states_[i].arg);
     }
@@ -140,9 +156,18 @@ class EpilogueWriter {
     return writer.text(4);
   }
 
+  std::string prefetch_text() {
+    if (elements_used_.empty()) return "";
+    FunctionWriter writer = element_writer(nullptr);
+    for (const ValueId value : elements_used_) {
+      writer.statement(fmt::format("ptx::prefetch_line({});", writer.address(value)));
+    }
+    return position("m", "n") + writer.text(4);
+  }
+
   std::string level_text(const std::string& level, const std::vector<ValueId>& used,
                          std::string* fields) {
-    FunctionWriter writer(context_, nullptr, FunctionWriter::Lanes::scalar);
+    FunctionWriter writer = element_writer(nullptr);
     for (const ValueId value : used) {
       *fields += field_declaration(context_, value, false);
       writer.assign(fmt::format("{}.{}", level, context_.name_of(value)), value);
@@ -154,6 +179,7 @@ class EpilogueWriter {
   int64_t features_, rows_ = 1;
   std::vector<SharedState> states_;
   std::vector<ValueId> features_used_, samples_used_;
+  std::vector<ValueId> elements_used_;  // operands of one per element
   ProductEpilogue result_;
 };
 

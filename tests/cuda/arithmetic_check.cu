@@ -15,7 +15,7 @@
 namespace {
 
 constexpr int kRandomPairs = 1 << 24;
-constexpr float kModerate = 0x1p100f;
+constexpr float kModerate = 0x1p60f;
 
 struct Results {
   float divided, by_normal, moderate, maximum, minimum, relu;
@@ -34,9 +34,9 @@ std::vector<float2> make_pairs() {
   const float inf = std::numeric_limits<float>::infinity();
   std::vector<float> special = {0.f,       0x1p-149f,
                                 0x1p-127f, 0x1p-126f,
-                                0x1p-100f, 0x1p-24f,
+                                0x1p-60f,  0x1p-24f,
                                 1.f,       3.f,
-                                0x1p100f,  0x1p126f,
+                                0x1p60f,   0x1p126f,
                                 0x1p127f,  0x1.fffffep127f,
                                 inf,       std::numeric_limits<float>::quiet_NaN()};
   for (size_t i = 0, count = special.size(); i < count; ++i) {
@@ -91,7 +91,9 @@ struct Tally {
     const double off = units(found, expected);
     ++count;
     worst = std::fmax(worst, off);
-    if (off > most && wrong++ < 5)
+    // Of numerators this small the remainder is rounded.
+    const double allowed = most > 0 && std::abs(pair.x) < 0x1p-100f ? 2 : most;
+    if (off > allowed && wrong++ < 5)
       std::printf("%s(%a, %a) = %a, expected %a\n", name, pair.x, pair.y, found, expected);
   }
 };

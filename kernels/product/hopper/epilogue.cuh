@@ -14,6 +14,8 @@
 //     struct Sample { … };                  // operands of one sample
 //     static constexpr int kMoments;        // statistics emitted per feature: 0, 1 or 2
 //     static constexpr bool kStore;         // whether an m×n result is stored at all
+//     static constexpr bool kReadsElements; // whether apply() reads operands of one per element
+//     static void prefetch(const Params&, i64 m, i64 n);  // brings their lines at (m, n) into L2
 //     static Feature feature(const Params&, i64 n);
 //     static Sample sample(const Params&, i64 m);
 //     // The value to store; stat[i] is what is lifted into the i-th statistic.
@@ -275,6 +277,21 @@ INGOT_D void exchange_slices(const float (&sum)[kValues], i32 (&exponent)[2],
       share[4 * v + 1] += shift_down(part.y, shift[0]);
       share[4 * v + 2] += shift_down(part.z, shift[1]);
       share[4 * v + 3] += shift_down(part.w, shift[1]);
+    }
+  }
+}
+
+// Brings the operands that the epilogue of a warpgroup's tile will read into L2, while the product
+// has yet to run: what comes from memory only then is waited for with nothing else to do.
+template <class Epilogue, int kSamples>
+INGOT_D void prefetch_operands(const typename Epilogue::Params& params, const ProductArgs& args,
+                               i32 box_m, i32 box_n, i32 thread) {
+  if constexpr (Epilogue::kReadsElements) {
+    constexpr i32 kLineFeatures = 32, kLines = 64 / kLineFeatures;
+#pragma unroll
+    for (i32 i = thread; i < kSamples * kLines; i += 128) {
+      const i32 m = box_m + i / kLines, n = box_n + i % kLines * kLineFeatures;
+      if (m < args.m && n < args.n) Epilogue::prefetch(params, m, n);
     }
   }
 }

@@ -399,6 +399,9 @@ INGOT_D void product_fused_split(const TensorMap& w_map, const TensorMap& x_map,
     for (i32 t = share.first; t < args.raster.count(); t += share.step) {
       i32 feature_tile, sample_tile;
       args.raster.locate(t, feature_tile, sample_tile);
+      prefetch_operands<Epilogue, Config::kSamples>(params, args, sample_tile * Config::kSamples,
+                                                    feature_tile * Config::kFeatures + group * 64,
+                                                    threadIdx.x & 127);
       load_exponents<Config::kSamples, 0>(table, args, sample_tile * Config::kSamples, 0,
                                           threadIdx.x & 127, 1 + group);
       float acc[Consumer::kValues];

@@ -124,6 +124,8 @@ INGOT_D void product_half(const TensorMap& w_map, const TensorMap& x_map, const 
     const ThreadTile tile =
         thread_tile(feature_tile * Config::kFeatures + place.group * 64,
                     sample_tile * Config::kSamples, place.warp, place.lane, place.barrier);
+    prefetch_operands<Epilogue, Config::kSamples>(params, args, tile.box_m, tile.box_n,
+                                                  place.thread);
     float sum[kValues];
     consumer.accumulate(sum, place, args.chunks);
     TileEpilogue<Epilogue, kValues> epilogue(tile, args, params);

@@ -105,6 +105,7 @@ INGOT_D void product_packed(const TensorMap& w_map, const TensorMap& x_map, cons
   const auto consume = [&](const ConsumerPlace& place, i32 feature_tile, i32 sample_tile) {
     const i32 box_m = sample_tile * Config::kSamples;
     const i32 box_n = feature_tile * Config::kFeatures + place.group * 64;
+    prefetch_operands<Epilogue, Config::kSamples>(params, args, box_m, box_n, place.thread);
     load_exponents<Config::kSamples, 64>(place.table, args, box_m, box_n, place.thread,
                                          place.barrier);
     float acc[kValues];
