@@ -14,6 +14,7 @@ using nlohmann::json;
 
 constexpr DeviceLimits kH200 = {132, 66};
 constexpr double kMostOverBest = 1.05;
+constexpr double kJitter = 0.001;  // milliseconds by which launches of the same kernel differ
 
 json measured_table() {
   std::ifstream file(INGOT_SOURCE_DIR "/bench/results/config-sweep/nvidia-h200.json");
@@ -72,7 +73,7 @@ TEST(CostModel, LeavesAPlainProductToTheLibraryExactlyWhereThatIsFaster) {
     const bool faster = plan_product(shape, kH200).library_faster;
     left += faster;
     const double taken = faster ? library : own, other = faster ? own : library;
-    EXPECT_LE(taken, kMostOverBest * other)
+    EXPECT_LE(taken, kMostOverBest * other + kJitter)
         << row["m"] << "x" << row["k"] << "->" << row["n"] << (faster ? ": library" : ": own");
   }
   EXPECT_GT(left, 0) << "some small products of the table are the library's";
