@@ -110,7 +110,9 @@ class CpuExecutable final : public Executable {
     nlohmann::json sweeps = nlohmann::json::array();
     for (const SweepRunner& sweep : sweeps_) sweeps.push_back(sweep.describe(batch));
     for (const Step& step : steps_) {
-      if (step.next < 0 || !runner(step.sweep).runs_with(runner(step.next), batch)) continue;
+      if (step.next < 0 || !runner(step.sweep).runs_with(runner(step.next), step.kept, batch)) {
+        continue;
+      }
       sweeps[static_cast<size_t>(step.next)]["on_blocks_of"] =
           sweeps[static_cast<size_t>(step.sweep)]["name"];
     }

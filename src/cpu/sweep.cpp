@@ -213,6 +213,7 @@ SweepRunner::SweepRunner(const Plan& plan, const Sweep& sweep, const Isa& isa)
   for (const SharedState& state : statistics) reduced |= state.axes;
   kept_ = without(sweep.space, reduced);
   has_tail_ = !tail_stores.empty();
+  added_row_ = find_added_row();
   for (const ValueId value : sweep.statistics) statistic_.emplace(value, statistic_.size());
   if (!has_tail_) return;
   std::vector<ValueId> tail_reductions;
@@ -292,7 +293,7 @@ Bindings SweepRunner::bind(const Phase& phase, const Addresses& addresses, std::
 void SweepRunner::run(const Addresses& addresses, std::byte* workspace,
                       const std::byte* packed) const {
   const Layout l = layout(addresses.batch());
-  if (sweep_.matmul != kNoValue) run_product(addresses, workspace, packed);
+  if (sweep_.matmul != kNoValue) run_product(addresses, workspace, packed, {});
   if (has_body_) run_body(addresses, workspace, l);
   finish(addresses, workspace, l);
 }

@@ -69,7 +69,7 @@ class SweepRunner {
   bool run_with(const SweepRunner& next, bool kept, const Addresses& addresses,
                 std::byte* workspace, const std::byte* packed) const;
   // Whether run_with() would.
-  bool runs_with(const SweepRunner& next, int64_t batch) const;
+  bool runs_with(const SweepRunner& next, bool kept, int64_t batch) const;
   nlohmann::json describe(int64_t batch) const;
 
  private:
@@ -81,9 +81,23 @@ class SweepRunner {
   Layout layout(int64_t batch) const;
   int64_t kept_elements(int64_t batch) const;
   Tiling tiling(int64_t batch) const;
-  // With a consumer, false where no provider serves it; `kept` is then as in run_with().
+  // What is done to a product's elements while they are in registers or cache: they are handed to a
+  // consumer, and written too where `kept`; or another sweep's row is added and its sum written.
+  struct Behind {
+    const BlockConsumer* consumer = nullptr;
+    bool kept = true;
+    const SweepRunner* adds = nullptr;
+  };
+  // A body that adds one row to a product and does nothing else.
+  struct AddedRow {
+    ValueId product = kNoValue, row = kNoValue, sum = kNoValue;
+  };
+  AddedRow find_added_row() const;
+  // Whether `next` is such a body, and this product's provider would do its work.
+  bool adds_row_of(const SweepRunner& next, bool kept, int64_t batch) const;
+  // With something behind it, false where no provider serves that.
   bool run_product(const Addresses& addresses, std::byte* workspace, const std::byte* packed,
-                   const BlockConsumer* consumer = nullptr, bool kept = true) const;
+                   const Behind& behind) const;
   ProductCall typical_call(int64_t batch) const;
   Memory product_memory(const Addresses& addresses, std::byte* workspace) const;
   void run_body(const Addresses& addresses, std::byte* workspace, const Layout& layout) const;
@@ -102,6 +116,7 @@ class SweepRunner {
   bool has_body_ = false, has_tail_ = false;
   bool product_unplaced_ = false;
   Phase body_, tail_;
+  AddedRow added_row_;
   Shape kept_;                           // the space less the axes that statistics reduce
   std::map<ValueId, size_t> statistic_;  // value → which array of finished statistics
 };

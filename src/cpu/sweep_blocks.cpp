@@ -100,9 +100,38 @@ bool SweepRunner::can_follow(const Sweep& product) const {
          node.dtype == DType::f32;
 }
 
-bool SweepRunner::runs_with(const SweepRunner& next, int64_t batch) const {
+// As the provider would do it: one row of the product's type and width, and the sum alone is kept.
+SweepRunner::AddedRow SweepRunner::find_added_row() const {
+  const Graph& graph = plan_.graph;
+  if (sweep_.matmul != kNoValue || has_tail_ || !body_.statistics.empty() ||
+      sweep_.body.size() != 1 || sweep_.stores != sweep_.body) {
+    return {};
+  }
+  const Node& sum = graph[sweep_.body[0]];
+  if (sum.kind != NodeKind::pointwise || sum.op != PointwiseOp::add_) return {};
+  for (const size_t first : {0, 1}) {
+    const ValueId product = sum.args[first], row = sum.args[1 - first];
+    const Node& added = graph[row];
+    const bool one_row = !added.shape.batched && added.shape.rows == 1 && added.shape.groups == 1;
+    if (graph[product].kind == NodeKind::matmul && added.kind != NodeKind::constant && one_row &&
+        added.shape.features == graph[product].shape.features && added.dtype == sum.dtype &&
+        graph[product].dtype == sum.dtype) {
+      return {product, row, sweep_.body[0]};
+    }
+  }
+  return {};
+}
+
+bool SweepRunner::adds_row_of(const SweepRunner& next, bool kept, int64_t batch) const {
+  return !kept && next.added_row_.product != kNoValue && next.added_row_.product == sweep_.matmul &&
+         some_provider_adds_row(isa_, typical_call(batch));
+}
+
+bool SweepRunner::runs_with(const SweepRunner& next, bool kept, int64_t batch) const {
+  if (batch <= 0) return false;
+  if (adds_row_of(next, kept, batch)) return true;
   const BodyBlocks blocks(next, sweep_.matmul, batch);
-  if (batch <= 0 || blocks.columns() == 0) return false;
+  if (blocks.columns() == 0) return false;
   ProductCall call = typical_call(batch);
   call.consumer = &blocks;
   return some_provider_consumes(isa_, call);
@@ -111,10 +140,14 @@ bool SweepRunner::runs_with(const SweepRunner& next, int64_t batch) const {
 bool SweepRunner::run_with(const SweepRunner& next, bool kept, const Addresses& addresses,
                            std::byte* workspace, const std::byte* packed) const {
   // Before anything is copied for a call that no provider would serve.
-  if (!runs_with(next, addresses.batch())) return false;
+  if (!runs_with(next, kept, addresses.batch())) return false;
+  if (adds_row_of(next, kept, addresses.batch()) &&
+      run_product(addresses, workspace, packed, {.adds = &next})) {
+    return true;
+  }
   BodyBlocks blocks(next, sweep_.matmul, addresses.batch());
   blocks.bind(addresses, workspace);
-  if (!run_product(addresses, workspace, packed, &blocks, kept)) return false;
+  if (!run_product(addresses, workspace, packed, {.consumer = &blocks, .kept = kept})) return false;
   next.finish(addresses, workspace, next.layout(addresses.batch()));
   return true;
 }

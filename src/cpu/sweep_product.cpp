@@ -171,8 +171,7 @@ void SweepRunner::freeze(const Addresses& addresses, std::byte* packed, size_t b
 }
 
 bool SweepRunner::run_product(const Addresses& addresses, std::byte* workspace,
-                              const std::byte* packed, const BlockConsumer* consumer,
-                              bool kept) const {
+                              const std::byte* packed, const Behind& behind) const {
   const Graph& graph = plan_.graph;
   const Node& node = graph[sweep_.matmul];
   const auto operand = [&](int i) {
@@ -184,11 +183,15 @@ bool SweepRunner::run_product(const Addresses& addresses, std::byte* workspace,
   const int64_t a_batch = a_shape.batched ? entries : 1, b_batch = b_shape.batched ? entries : 1;
   const int64_t c_batch = node.shape.batched ? entries : 1;
   const int64_t rows = node.shape.rows, n = node.shape.features, k = a_shape.features;
-  if (c_batch * rows * n == 0) return consumer == nullptr;
+  const bool alone = behind.consumer == nullptr && behind.adds == nullptr;
+  if (c_batch * rows * n == 0) return alone;
   const bool transpose = node.transpose_b;
   const int64_t b_rows = transpose ? n : k, b_columns = transpose ? k : n;
 
-  Matrix a = operand(0), b = operand(1), c = matrix_of(product_memory(addresses, workspace));
+  Matrix a = operand(0), b = operand(1);
+  const Matrix c =
+      matrix_of(behind.adds != nullptr ? addresses.locate(behind.adds->added_row_.sum, node.shape)
+                                       : product_memory(addresses, workspace));
   const bool apart =
       rows_apart(rows, a.row_stride, k) && (rows > 1 || rows_apart(a_batch, a.batch_stride, k));
   if (a.dtype != node.dtype || (a.column_stride != 1 && k > 1) || !aligned(a) || !apart) {
@@ -202,6 +205,7 @@ bool SweepRunner::run_product(const Addresses& addresses, std::byte* workspace,
   }
   Matrix target{c.data, c.batch_stride, c.row_stride, c.column_stride, c.dtype, nullptr};
   const bool direct = c.dtype == node.dtype && (c.column_stride == 1 || n == 1) && aligned(c);
+  if (!direct && !alone) return false;
   if (!direct) {
     target = {nullptr, rows * n, n, 1, node.dtype, allocate(c_batch * rows * n, node.dtype)};
     target.data = target.owned.get();
@@ -234,13 +238,20 @@ bool SweepRunner::run_product(const Addresses& addresses, std::byte* workspace,
   call.lda = std::max(call.lda, k);
   call.ldc = std::max(call.ldc, n);
   const int64_t width = width_of(node.dtype);
-  if (consumer != nullptr) {
-    if (calls != 1 || !direct) return false;
+  if (!alone) {
+    if (calls != 1) return false;
     call.a = a.data;
     call.b = b.data;
-    call.c = kept ? target.data : nullptr;
-    call.consumer = consumer;
-    return cpu::run_with_consumer(isa_, call);
+    call.c = behind.kept ? target.data : nullptr;
+    if (behind.consumer != nullptr) {
+      call.consumer = behind.consumer;
+      return cpu::run_with_consumer(isa_, call);
+    }
+    const ValueId added = behind.adds->added_row_.row;
+    const Matrix row = matrix_of(addresses.locate(added, graph[added].shape));
+    if (row.dtype != node.dtype || (row.column_stride != 1 && n > 1) || !aligned(row)) return false;
+    call.row = row.data;
+    return cpu::run_with_row(isa_, call);
   }
   for (int64_t i = 0; i < calls; ++i) {
     call.a = a.data + (a_shape.batched ? i * a.batch_stride * width : 0);

@@ -112,6 +112,15 @@ TEST(CpuBlocks, PointwiseChain) {
   check(behind_linear(70, 40, gelu), 1200, 1, "narrow");
 }
 
+// Added in the product itself, where nothing else reads that.
+TEST(CpuBlocks, ABiasAlone) {
+  const auto alone = [](GraphBuilder& b, ValueId y) { b.result(y, "y"); };
+  check(behind_linear(300, 1024, alone), 400, 1, "even");
+  check(behind_linear(16, 16, alone), 1000, 1, "tall");
+  check(behind_linear(200, 3, alone), 1000, 1, "few columns");
+  check(behind_linear(20, 500, alone), 3, 1, "few rows");
+}
+
 TEST(CpuBlocks, BatchNormKeepsTheProductForItsSecondSweep) {
   const auto batch_norm = [](GraphBuilder& b, ValueId y) {
     b.result(normalised(b, y, axis_bit(kBatch)), "z");

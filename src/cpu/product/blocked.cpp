@@ -28,8 +28,15 @@ constexpr int64_t kRowPadding = 16;
 constexpr int64_t kLineBytes = 64;
 // Larger working memory is given back after a call.
 constexpr size_t kKeptBytes = size_t{16} << 20;
-// Below this a second thread costs more than it brings.
-constexpr double kFlopsPerThread = 1e6;
+// Below this a second thread costs more than it brings. Moving an element takes as long as so many
+// operations.
+constexpr double kFlopsPerThread = 1e6, kFlopsPerElement = 32;
+// Where no more panels of b than this read a's rows, those are read as they lie rather than packed,
+// if they are at most so long (bytes from one to the next): longer ones share few sets of a cache.
+constexpr int64_t kPlainPanels = 2, kPlainStride = 1024;
+constexpr int64_t kFetchedBytes = 256;
+// With so little to sum c is what costs: it is written along its rows.
+constexpr int64_t kShortK = 16;
 
 Buffer& thread_memory() {
   static thread_local Buffer memory;
@@ -73,6 +80,8 @@ class Rectangle {
     const Block block = block_of(rows.size(), columns.size(), unit);
     high_ = block.rows;
     wide_ = block.columns;
+    plain_ = !o_.transpose_a && columns.size() <= kPlainPanels * kernels.tile_columns &&
+             o_.lda * static_cast<int64_t>(sizeof(T)) <= kPlainStride;
     place_buffers();
   }
   ~Rectangle() { thread_memory().release_above(kKeptBytes); }
@@ -91,7 +100,7 @@ class Rectangle {
   void place_buffers() {
     const int64_t depth = std::min(o_.k, kBlockK);
     const int64_t slack = kLineBytes / static_cast<int64_t>(sizeof(T));
-    const int64_t a = round_up(std::min(high_, kPackedRows) * depth + slack, slack);
+    const int64_t a = plain_ ? 0 : round_up(std::min(high_, kPackedRows) * depth + slack, slack);
     const int64_t b = o_.packed_b != nullptr ? 0 : round_up(wide_, kernels_.tile_columns) * depth;
     sums_ld_ = round_up(wide_, slack) + kRowPadding;
     const int64_t sums = o_.k > kBlockK || o_.c == nullptr ? high_ * sums_ld_ : 0;
@@ -104,7 +113,8 @@ class Rectangle {
   void run_block(Range rows, Range columns) {
     for (int64_t p = 0; p < o_.k; p += kBlockK) {
       const Range depth{p, std::min(o_.k, p + kBlockK)};
-      const int64_t bands = ceil_div(rows.size(), kPackedRows);
+      const bool along_rows = o_.k <= kShortK && columns.size() > kernels_.tile_columns;
+      const int64_t bands = ceil_div(rows.size(), along_rows ? kernels_.tile_rows : kPackedRows);
       for (int64_t band = 0; band < bands; ++band) {
         multiply(part_of(rows, bands, band), rows, columns, depth, band == 0);
       }
@@ -120,36 +130,50 @@ class Rectangle {
   // Some rows of a block through some of k: each panel of b against all panels of a.
   void multiply(Range band, Range rows, Range columns, Range depth, bool first_band) {
     const int64_t panels = ceil_div(band.size(), kernels_.tile_rows);
-    for (int64_t i = 0; i < panels; ++i) {
-      const Range some = part_of(band, panels, i);
+    const int64_t height = ceil_div(band.size(), panels);
+    for (int64_t i = 0; i < panels && !plain_; ++i) {
+      const Range some = panel_of(band, height, i);
       pack_a(some, depth, packed_a_ + (some.begin - band.begin) * depth.size());
     }
     const bool first = depth.begin == 0, last = depth.end == o_.k && o_.c != nullptr;
     const int64_t width = kernels_.tile_columns;
     TileTask<T> task{};
     task.k = depth.size();
+    task.lda = o_.lda;
+    const auto& tile = plain_ ? kernels_.plain_tile : kernels_.tile;
     for (int64_t j = columns.begin; j < columns.end; j += width) {
       T* const own = packed_b_ + (j - columns.begin) * depth.size();
       if (o_.packed_b == nullptr && first_band) pack_b(j, depth, own);
       task.b = o_.packed_b != nullptr ? whole_b(j, depth) : own;
       task.columns = std::min(width, columns.end - j);
+      task.row = last && o_.row != nullptr ? o_.row + j : nullptr;
       Ahead next;
       if (o_.packed_b == nullptr && first_band) next = source_of_b(j + width, columns, depth);
       const int64_t share = ceil_div(next.rows, panels);
       for (int64_t i = 0; i < panels; ++i) {
-        const Range some = part_of(band, panels, i);
+        const Range some = panel_of(band, height, i);
         T* const sums = sums_ + (some.begin - rows.begin) * sums_ld_ + j - columns.begin;
-        task.a = packed_a_ + (some.begin - band.begin) * depth.size();
+        task.a = plain_ ? o_.a + some.begin * o_.lda + depth.begin
+                        : packed_a_ + (some.begin - band.begin) * depth.size();
         task.add = first ? nullptr : sums;
         task.add_ld = sums_ld_;
         task.c = last ? o_.c + some.begin * o_.ldc + j : sums;
         task.ldc = last ? o_.ldc : sums_ld_;
-        task.ahead = next;
-        task.ahead.data += i * share * next.stride;
-        task.ahead.rows = std::clamp<int64_t>(next.rows - i * share, 0, share);
-        kernels_.tile[some.size() - 1](task);
+        if (plain_ && j == columns.begin) {
+          task.ahead = source_of_a(some.end, depth);
+        } else {
+          task.ahead = next;
+          task.ahead.data += i * share * next.stride;
+          task.ahead.rows = std::clamp<int64_t>(next.rows - i * share, 0, share);
+        }
+        tile[some.size() - 1](task);
       }
     }
+  }
+
+  static Range panel_of(Range band, int64_t height, int64_t index) {
+    const int64_t begin = std::min(band.end, band.begin + index * height);
+    return {begin, std::min(band.end, begin + height)};
   }
 
   void pack_a(Range some, Range depth, T* packed) const {
@@ -186,6 +210,17 @@ class Rectangle {
            column * depth.size();
   }
 
+  // Of a tile that begins at some row. Short rows follow each other closely enough for the
+  // processor to see them coming.
+  Ahead source_of_a(int64_t row, Range depth) const {
+    constexpr auto kElements = static_cast<int64_t>(sizeof(T));
+    if (depth.size() * kElements < kFetchedBytes) return {};
+    const T* source = o_.a + row * o_.lda + depth.begin;
+    return {reinterpret_cast<const char*>(source), o_.lda * kElements,
+            std::min<int64_t>(kernels_.tile_rows, rows_.end - row),
+            ceil_div(depth.size() * kElements, kLineBytes)};
+  }
+
   Ahead source_of_b(int64_t column, Range columns, Range depth) const {
     if (column >= columns.end) return {};
     constexpr auto kElements = static_cast<int64_t>(sizeof(T));
@@ -201,6 +236,7 @@ class Rectangle {
   const Operands<T>& o_;
   Range rows_, columns_;
   int64_t high_ = 0, wide_ = 0;  // of a block of c
+  bool plain_ = false;           // a is read as it lies
   T *packed_a_ = nullptr, *packed_b_ = nullptr, *sums_ = nullptr;
   int64_t sums_ld_ = 0;
 };
@@ -234,21 +270,23 @@ Grid grid_of(int64_t m, int64_t n, Unit unit, int64_t threads) {
   return best;
 }
 
-double flops_of(int64_t m, int64_t n, int64_t k) {
-  return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+int64_t threads_of(int64_t m, int64_t n, int64_t k) {
+  const auto rows = static_cast<double>(m), columns = static_cast<double>(n),
+             depth = static_cast<double>(k);
+  return threads_for(2 * rows * columns * depth, rows * columns + rows * depth + columns * depth);
 }
 
 }  // namespace
 
-int64_t threads_for(double flops) {
-  const double useful = std::max(1.0, flops / kFlopsPerThread);
+int64_t threads_for(double flops, double elements) {
+  const double useful = std::max(1.0, (flops + kFlopsPerElement * elements) / kFlopsPerThread);
   return static_cast<int64_t>(std::min(static_cast<double>(thread_count()), useful));
 }
 
 bool blocks_suit(const BlockConsumer& consumer, int64_t tile_columns, int64_t m, int64_t n,
                  int64_t k) {
   if (k <= 0) return false;
-  const int64_t threads = threads_for(flops_of(m, n, k));
+  const int64_t threads = threads_of(m, n, k);
   const double as_asked = grid_of(m, n, unit_of(&consumer, tile_columns), threads).cost;
   const double free = grid_of(m, n, unit_of(nullptr, tile_columns), threads).cost;
   const double saved = kPassCost * static_cast<double>(m) * static_cast<double>(n) /
@@ -259,7 +297,7 @@ bool blocks_suit(const BlockConsumer& consumer, int64_t tile_columns, int64_t m,
 template <class T>
 void multiply_blocked(const ProductKernels<T>& kernels, const Operands<T>& o) {
   const Unit unit = unit_of(o.consumer, kernels.tile_columns);
-  const Grid grid = grid_of(o.m, o.n, unit, threads_for(flops_of(o.m, o.n, o.k)));
+  const Grid grid = grid_of(o.m, o.n, unit, threads_of(o.m, o.n, o.k));
   parallel_for(grid.over_m * grid.over_n, [&](int64_t task, int) {
     const Range rows = part_of({0, o.m}, grid.over_m, task % grid.over_m, unit.rows);
     const Range columns = part_of({0, o.n}, grid.over_n, task / grid.over_m, unit.columns);

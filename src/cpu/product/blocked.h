@@ -23,6 +23,7 @@ struct Operands {
   bool transpose_a = false;
   const T* packed_b = nullptr;  // as pack_whole_b() leaves it
   const BlockConsumer* consumer = nullptr;
+  const T* row = nullptr;  // as in ProductCall
 };
 
 // m, n > 0. Without c (nullptr) the consumer sees blocks that are kept nowhere else.
@@ -39,7 +40,7 @@ int64_t packed_elements(const ProductKernels<T>& kernels, int64_t n, int64_t k);
 template <class T>
 void pack_whole_b(const ProductKernels<T>& kernels, const Operands<T>& operands, T* packed);
 
-// Threads that are worth their start.
-int64_t threads_for(double flops);
+// Threads that are worth their start for so many operations, and elements read or written once.
+int64_t threads_for(double flops, double elements);
 
 }  // namespace ingot::cpu

@@ -18,46 +18,55 @@ namespace ingot::cpu {
 namespace {
 
 // With so few rows of a or of b, packing the other would cost more than the products that it
-// serves; vectors along k want some of it.
-constexpr int64_t kFewRows = 8;
-constexpr int64_t kLeastDotK = 256, kLeastVectorK = 16;
+// serves; vectors along k want some of it, fewer the fewer rows there are.
+constexpr int64_t kFewRows = 8, kVeryFewRows = 4;
+constexpr int64_t kLeastDotK = 128, kLeastVectorK = 64;
+// Turning an element costs as much as so many operations.
+constexpr double kTurningFlops = 32;
 // Rows of the longer matrix that a thread takes at least.
-constexpr int64_t kDotUnit = 4;
+constexpr int64_t kDotUnit = 16;
 
-// Where it was measured slower than MKL on a processor that is not Intel's (bench/cpp/cpu_sweeps):
-// vectors and matrices that fit in level 1, and two matrices of few long rows, which want k
-// divided.
-constexpr double kPreferredProducts = 2.5e4, kPreferredVectorProducts = 5e4;
-constexpr int64_t kPreferredRowsAcross = 32;  // b along its columns
+// Below these it was measured slower than MKL on a processor that is not Intel's where b lies along
+// its columns.
+constexpr int64_t kPreferredRowsAcross = 32;
 constexpr double kPreferredProductsAcross = 4e6;
 
-template <class T>
-void multiply_few_rows(const ProductKernels<T>& kernels, const Operands<T>& o) {
-  const bool few_of_a = o.m <= o.n;
-  const int64_t many = few_of_a ? o.n : o.m;
-  const double products =
-      static_cast<double>(o.m) * static_cast<double>(o.n) * static_cast<double>(o.k);
-  // Memory bounds it: a row takes as long for one product as for some.
-  const int64_t threads =
-      threads_for(2 * std::max(products, 2.0 * static_cast<double>(many * o.k)));
-  parallel_for(threads, [&](int64_t task, int) {
-    const Range some = part_of({0, many}, threads, task, kDotUnit);
-    if (some.size() <= 0) return;
-    if (few_of_a) {
-      kernels.dot_rows({o.k, o.a, o.lda, o.m, o.b + some.begin * o.ldb, o.ldb, some.size(),
-                        o.c + some.begin, o.ldc, 1});
-    } else {
-      kernels.dot_rows({o.k, o.b, o.ldb, o.n, o.a + some.begin * o.lda, o.lda, some.size(),
-                        o.c + some.begin * o.ldc, 1, o.ldc});
-    }
-  });
+// Whether few rows are multiplied with vectors along the other matrix's rows: those are short, and
+// results lie beside each other.
+template <class Call>
+bool turns(const Call& o) {
+  if (o.m > kMostTurned) return o.n == 1 && o.k < kLeastVectorK;
+  return o.k < (o.m == 1 || o.n == 1 ? kLeastVectorK : kLeastDotK);
 }
 
 template <class Call>
 bool has_few_rows(const Call& o) {
-  const int64_t few = std::min(o.m, o.n);
-  return o.transpose_b && !o.transpose_a && few <= kFewRows &&
-         o.k >= (few == 1 ? kLeastVectorK : kLeastDotK);
+  if (!o.transpose_b || o.transpose_a || std::min(o.m, o.n) > kFewRows) return false;
+  return turns(o) || o.k >= (std::min(o.m, o.n) <= kVeryFewRows ? kLeastVectorK : kLeastDotK);
+}
+
+template <class T>
+void multiply_few_rows(const ProductKernels<T>& kernels, const Operands<T>& o) {
+  const bool few_of_a = o.m <= o.n, turned = turns(o);
+  const int64_t many = few_of_a ? o.n : o.m;
+  const double products =
+      static_cast<double>(o.m) * static_cast<double>(o.n) * static_cast<double>(o.k);
+  // Memory bounds it, or turning rows: a row takes as long for one product as for some.
+  const double once = (turned ? kTurningFlops : 4.0) * static_cast<double>(many * o.k);
+  const int64_t threads = threads_for(std::max(2 * products, once), 0);
+  const auto dot = turned ? kernels.dot_turned : kernels.dot_rows;
+  parallel_for(threads, [&](int64_t task, int) {
+    const Range some = part_of({0, many}, threads, task, kDotUnit);
+    if (some.size() <= 0) return;
+    const T* const row = few_of_a && o.row != nullptr ? o.row + some.begin : o.row;
+    if (few_of_a) {
+      dot({o.k, o.a, o.lda, o.m, o.b + some.begin * o.ldb, o.ldb, some.size(), o.c + some.begin,
+           o.ldc, 1, row, 0, 1});
+    } else {
+      dot({o.k, o.b, o.ldb, o.n, o.a + some.begin * o.lda, o.lda, some.size(),
+           o.c + some.begin * o.ldc, 1, o.ldc, row, 1, 0});
+    }
+  });
 }
 
 template <class T>
@@ -121,7 +130,8 @@ Operands<T> operands(const ProductCall& call) {
           call.ldc,
           call.transpose_a,
           nullptr,
-          call.consumer};
+          call.consumer,
+          static_cast<const T*>(call.row)};
 }
 
 template <class T>
@@ -143,11 +153,8 @@ class OwnProduct final : public ProductProvider {
     if (call.dtype != INGOT_F32) return false;
     const double products =
         static_cast<double>(call.m) * static_cast<double>(call.n) * static_cast<double>(call.k);
-    if (!call.transpose_b || call.transpose_a) {
-      return call.m >= kPreferredRowsAcross && products >= kPreferredProductsAcross;
-    }
-    const bool vector = std::min(call.m, call.n) == 1;
-    return products >= (vector ? kPreferredVectorProducts : kPreferredProducts);
+    if (call.transpose_b && !call.transpose_a) return true;
+    return call.m >= kPreferredRowsAcross && products >= kPreferredProductsAcross;
   }
 
   bool run(const ProductCall& call) const override {
@@ -172,6 +179,10 @@ class OwnProduct final : public ProductProvider {
            !has_few_rows(call) &&
            blocks_suit(*call.consumer, kernels_for<float>(level_, call.n).tile_columns, call.m,
                        call.n, call.k);
+  }
+
+  bool adds_row(const ProductCall& call) const override {
+    return call.dtype == INGOT_F32 && call.k > 0;
   }
 
   size_t packed_bytes(const ProductCall& call) const override {

@@ -45,6 +45,16 @@ bool run_with_consumer(const Isa& isa, const ProductCall& call) {
   return provider != nullptr && provider->consumes(call) && provider->run(call);
 }
 
+bool some_provider_adds_row(const Isa& isa, const ProductCall& call) {
+  const auto provider = provider_of(isa, call);
+  return provider != nullptr && provider->adds_row(call);
+}
+
+bool run_with_row(const Isa& isa, const ProductCall& call) {
+  const auto provider = provider_of(isa, call);
+  return provider != nullptr && provider->adds_row(call) && provider->run(call);
+}
+
 std::string run_product(const Isa& isa, const ProductCall& call) {
   for (const auto& provider : product_providers(isa)) {
     if (provider->takes(call) && provider->run(call)) return provider->name();

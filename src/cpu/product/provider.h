@@ -47,6 +47,9 @@ struct ProductCall {
   const std::byte* packed_b = nullptr;  // made by pack() (packed.h), or nullptr
   // Only for a provider that consumes() the call. With one, c may be nullptr: nothing is kept then.
   const BlockConsumer* consumer = nullptr;
+  // n elements added to each row of c, rounded as they would be afterwards. Only for a provider
+  // that adds_row().
+  const void* row = nullptr;
 };
 
 class ProductProvider {
@@ -59,6 +62,8 @@ class ProductProvider {
   virtual bool run(const ProductCall& call) const = 0;
   // Whether run() would hand c's blocks to the call's consumer while they are in cache.
   virtual bool consumes(const ProductCall&) const { return false; }
+  // Whether run() would add a row to the call's product.
+  virtual bool adds_row(const ProductCall&) const { return false; }
   // b of this call packed once for many, in memory aligned to 64 bytes: how much of it, 0 where
   // that gains nothing. Results are the same bit by bit.
   virtual size_t packed_bytes(const ProductCall&) const { return 0; }
@@ -76,6 +81,10 @@ std::string run_product(const Isa& isa, const ProductCall& call);
 bool run_with_consumer(const Isa& isa, const ProductCall& call);
 // Whether it would.
 bool some_provider_consumes(const Isa& isa, const ProductCall& call);
+
+// The same for a call with a row to add.
+bool run_with_row(const Isa& isa, const ProductCall& call);
+bool some_provider_adds_row(const Isa& isa, const ProductCall& call);
 
 // The provider that would take the call; nullptr where none does.
 std::shared_ptr<const ProductProvider> provider_of(const Isa& isa, const ProductCall& call);
