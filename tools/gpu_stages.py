@@ -23,7 +23,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 CHECKS = ROOT / "tools" / "gpu_checks"
-SWEEP_PROGRAM = ROOT / "build" / "bench" / "sweep"
+PROGRAMS = ROOT / "build" / "bench"
+SWEEP_PROGRAM = PROGRAMS / "sweep"
 
 SANITIZER_TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 # Odd sizes, none a multiple of anything; and one that fills tiles.
@@ -297,6 +298,34 @@ def standalone(options: list, settings: Settings) -> Outcome:
     return outcome(code, lines, about=5)
 
 
+# arithmetic --------------------------------------------------------------------------------------
+
+
+def nvcc_missing(settings: Settings) -> str:
+    if settings.device != "cuda":
+        return "it is for GPUs"
+    return "" if shutil.which("nvcc") else "nvcc is not here"
+
+
+def build(source: Path, program: Path, settings: Settings) -> Outcome:
+    """A CUDA program for the GPU that is here."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability()
+    target = f"{major}{minor}" + ("a" if major == 9 else "")
+    program.parent.mkdir(parents=True, exist_ok=True)
+    command = ["nvcc", f"-gencode=arch=compute_{target},code=sm_{target}", "-O3", "-std=c++20"]
+    command += [f"-I{ROOT / 'kernels'}", source, "-ldl", "-o", program]
+    code, lines = run_script(command, settings)
+    return code == 0, "built" if code == 0 else "\n".join(lines[-25:])
+
+
+def arithmetic(_: Any, settings: Settings) -> Outcome:
+    program = PROGRAMS / "arithmetic_check"
+    built, message = build(ROOT / "tests" / "cuda" / "arithmetic_check.cu", program, settings)
+    return outcome(*run_script([program], settings)) if built else (built, message)
+
+
 # sweep -------------------------------------------------------------------------------------------
 
 
@@ -307,17 +336,12 @@ def sweep_missing(settings: Settings) -> str:
 
     if torch.cuda.get_device_capability() != (9, 0):
         return "it is for Hopper"
-    return "" if shutil.which("nvcc") else "nvcc is not here"
+    return nvcc_missing(settings)
 
 
 def sweep(part: str, settings: Settings) -> Outcome:
     if part == "build":
-        SWEEP_PROGRAM.parent.mkdir(parents=True, exist_ok=True)
-        source = ROOT / "bench" / "hopper" / "sweep.cu"
-        command = ["nvcc", "-gencode=arch=compute_90a,code=sm_90a", "-O3", "-std=c++20"]
-        command += [f"-I{ROOT / 'kernels'}", source, "-ldl", "-o", SWEEP_PROGRAM]
-        code, lines = run_script(command, settings)
-        return code == 0, "built" if code == 0 else "\n".join(lines[-25:])
+        return build(ROOT / "bench" / "hopper" / "sweep.cu", SWEEP_PROGRAM, settings)
     import torch
     from ingot.bench.records import write_whole
 
@@ -397,6 +421,13 @@ STAGES = {
         seconds=30.0,
         missing=sanitizer_missing,
     ),
+    "arithmetic": Stage(
+        lambda settings: [Step("against IEEE 754")],
+        arithmetic,
+        "the kernels' own division, maximum and minimum against IEEE 754",
+        seconds=15.0,
+        missing=nvcc_missing,
+    ),
     "errors": Stage(
         lambda settings: [Step("curves")],
         error_curves,
@@ -452,9 +483,9 @@ STAGES = {
         missing=products_missing,
     ),
     "sweep": Stage(
-        lambda settings: [Step("build", "build"), Step("30 shapes", "run", alone=True)],
+        lambda settings: [Step("build", "build"), Step("36 shapes", "run", alone=True)],
         sweep,
-        "every configuration of the Hopper product on 30 shapes",
+        "every configuration of the Hopper product on 36 shapes",
         seconds=60.0,
         missing=sweep_missing,
     ),

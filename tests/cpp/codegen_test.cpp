@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "codegen/product_epilogue.h"
 #include "cuda/compiler.h"
@@ -114,6 +115,56 @@ TEST(Codegen, AProductTakesBodyAndStatisticsIntoItsEpilogue) {
   ASSERT_TRUE(epilogue->merge);
   EXPECT_THAT(epilogue->merge->text, HasSubstr("merge_sweep<"));
   EXPECT_THAT(epilogue->merge->text, Not(HasSubstr("columns_sweep<")));
+}
+
+// One operator behind a product, and the text of its epilogue.
+std::string epilogue_of(const std::function<ValueId(GraphBuilder&, ValueId)>& define) {
+  GraphBuilder builder;
+  const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 7, 1, 64});
+  const ValueId w = builder.leaf(LeafRole::parameter, "w", DType::f32, {false, 256, 1, 64});
+  builder.result(define(builder, builder.matmul(x, w, true)), "y");
+  const Plan plan = make_plan(builder.take(), cuda(true), Precision::fp32);
+  std::string why;
+  const std::optional<ProductEpilogue> epilogue = write_epilogue(plan, 0, &why);
+  EXPECT_TRUE(epilogue) << why;
+  return epilogue ? epilogue->functor_text : "";
+}
+
+std::string activation(const char* name) {
+  return epilogue_of([name](GraphBuilder& builder, ValueId y) {
+    OperatorCall call;
+    call.args = {y};
+    return find_operator(name)->define(builder, call);
+  });
+}
+
+TEST(Codegen, DivisionsTakeTheShortestWayThatTheirOperandsAllow) {
+  EXPECT_THAT(activation("mish"), HasSubstr("math::divide_moderate("));
+  EXPECT_THAT(activation("silu"), HasSubstr("math::divide_by_normal("));
+  const auto divided_by = [](double number) {
+    return epilogue_of([number](GraphBuilder& builder, ValueId y) {
+      return builder.pointwise(PointwiseOp::div_, {y, builder.constant(number)});
+    });
+  };
+  EXPECT_THAT(divided_by(4), HasSubstr(" * 0.25f"));
+  EXPECT_THAT(divided_by(0), HasSubstr("math::divide("));
+  EXPECT_THAT(divided_by(1e-30), HasSubstr("math::divide("));
+  const std::string by_operand = epilogue_of([](GraphBuilder& builder, ValueId y) {
+    const ValueId z = builder.leaf(LeafRole::input, "z", DType::f32, {true, 7, 1, 256});
+    return builder.pointwise(PointwiseOp::div_, {y, z});
+  });
+  EXPECT_THAT(by_operand, HasSubstr("math::divide("));
+}
+
+TEST(Codegen, AnEpilogueFindsItsOperandsWithoutDividingTheElement) {
+  const std::string text = epilogue_of([](GraphBuilder& builder, ValueId y) {
+    const ValueId z = builder.leaf(LeafRole::input, "z", DType::f32, {true, 7, 1, 256});
+    return builder.pointwise(PointwiseOp::add_, {y, z});
+  });
+  EXPECT_THAT(text, HasSubstr("kReadsElements = true"));
+  EXPECT_THAT(text, HasSubstr("ptx::prefetch_line(operands.v3_z.at<f32>(b, row, 0, n))"));
+  EXPECT_THAT(text, HasSubstr("widen(*operands.v3_z.at<f32>(b, row, 0, n))"));
+  EXPECT_THAT(activation("silu"), HasSubstr("kReadsElements = false"));
 }
 
 TEST(Codegen, SplitsOfSamplesCoverThemOnce) {
