@@ -1,9 +1,8 @@
 // Times the Hopper product: tile choices × shapes, beside cuBLAS fp16 and fp32, in interleaved
 // rounds.
 //
-//   build: nvcc -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++20 -Ikernels
-//   bench/hopper/bench.cu -ldl run:   ./bench [rounds] [seed | search | thin | small | all |
-//   profile]
+//   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++20 -Ikernels bench/hopper/bench.cu -ldl
+//   ./a.out [rounds] [seed | one | search | thin | small | all | profile | errors]
 //
 // A burst is 5 warm-up calls and the median of 20; a table's figure is the median over rounds.
 // "full" includes the split passes. "limit" is three times the fp16 product of the same run.
@@ -73,6 +72,82 @@ std::vector<TileChoice> choices(const ProductShape& shape, bool wide_search) {
   return wide_search ? candidate_choices(shape, {}) : tile_choices(shape, {});
 }
 
+template <class Params>
+Candidate candidate_of(const std::string& name, Bound<Params> bound) {
+  Candidate candidate;
+  candidate.name = name;
+  candidate.product = [bound]() mutable { bound.product(); };
+  candidate.full = [bound]() mutable { bound.run(); };
+  return candidate;
+}
+
+// Fast and wrong is no candidate's merit.
+template <class Params>
+void report_wrong(const std::string& name, Bound<Params>& bound, Problem& problem) {
+  problem.poison();
+  bound.run();
+  const Errors e = problem.errors([](double t, int64_t, int64_t) { return t; });
+  if (e.worst_row < 2e-6) return;
+  std::printf("WRONG %s row error %.2e frob %.2e mismatches %lld\n", name.c_str(), e.worst_row,
+              e.frobenius, e.class_mismatches);
+}
+
+// vectors: the bias, then the scale.
+std::vector<Candidate> own_candidates(const ProductShape& shape, Problem& problem,
+                                      const float* vectors, bool wide_search) {
+  std::vector<Candidate> list;
+  for (const TileChoice& c : choices(shape, wide_search)) {
+    const ProductPlan plan = plan_with(shape, c, {});
+    const std::string name = plan.config + " g" + std::to_string(c.raster_group);
+    auto plain = bind(plan, shape, problem.buffers(), "plain", PlainEpilogue::Params{});
+    report_wrong(name, plain, problem);
+    list.push_back(candidate_of(name, plain));
+    if (wide_search && c.raster_group != 8) continue;
+    list.push_back(candidate_of(
+        name + " moments", bind(plan, shape, problem.buffers(), "moments",
+                                BiasScaleMomentsEpilogue::Params{vectors, vectors + shape.n})));
+  }
+  const ProductPlan plan = portable::plan_product(shape, 232448);
+  list.push_back(candidate_of("portable::" + plan.config, bind(plan, shape, problem.buffers(),
+                                                               "plain", PlainEpilogue::Params{})));
+  return list;
+}
+
+void time_in_turns(std::vector<Candidate>& list, int rounds) {
+  const auto measured = [](const std::function<void()>& run) {
+    const double ms = burst(run);
+    CHECK(cudaDeviceSynchronize());
+    usleep(60000);
+    return ms;
+  };
+  for (int r = 0; r < rounds; ++r) {
+    for (Candidate& c : list) {
+      if (c.full) c.full();  // its own packed operands
+      c.product_ms.push_back(measured(c.product));
+      if (c.full) c.full_ms.push_back(measured(c.full));
+    }
+  }
+  for (Candidate& c : list) {
+    if (c.full) c.full();
+    c.sustained_ms = sustained(c.full ? c.full : c.product, median(c.product_ms));
+  }
+}
+
+// fp16_ms and fp32_ms: cuBLAS's, 0 where there is none.
+void print_times(const ProductShape& s, const std::vector<Candidate>& list, double fp16_ms,
+                 double fp32_ms) {
+  const double flops = 2. * double(s.m) * double(s.n) * double(s.k), limit = 3 * fp16_ms;
+  std::printf("--- %lldx%lldx%lld (m×n×k)  fp16 %.1f TF/s, limit %.4f ms, cublas fp32 %.4f ms\n",
+              (long long)s.m, (long long)s.n, (long long)s.k,
+              fp16_ms > 0 ? flops / fp16_ms * 1e-9 : 0., limit, fp32_ms);
+  for (const Candidate& c : list) {
+    const double product = median(c.product_ms), full = c.full ? median(c.full_ms) : product;
+    std::printf("%-52s product %.4f full %.4f (limit/full %.3f, fp32/full %.2f) sustained %.4f\n",
+                c.name.c_str(), product, full, limit / full, fp32_ms / full, c.sustained_ms);
+  }
+  std::fflush(stdout);
+}
+
 void time_shape(const Blas& blas, int64_t m, int64_t n, int64_t k, int rounds, bool wide_search) {
   const ProductShape shape = row_major(m, n, k);
   size_t workspace = portable::plan_product(shape, 232448).workspace_bytes;
@@ -89,86 +164,21 @@ void time_shape(const Blas& blas, int64_t m, int64_t n, int64_t k, int rounds, b
   to_half<<<1024, 256>>>(problem.x, hx, size_t(m * k));
   to_half<<<1024, 256>>>(problem.w, hw, size_t(n * k));
 
-  std::vector<Candidate> list;
+  std::vector<Candidate> list = own_candidates(shape, problem, vectors, wide_search);
   if (blas.ready()) {
-    list.push_back({"cublas fp16",
-                    [&] { blas.run(hx, hw, problem.y, int(m), int(n), int(k), true); },
-                    {},
-                    {},
-                    {},
-                    0});
+    const auto fp16 = [&] { blas.run(hx, hw, problem.y, int(m), int(n), int(k), true); };
+    list.insert(list.begin(), Candidate{"cublas fp16", fp16, {}, {}, {}, 0});
   }
-  for (const TileChoice& c : choices(shape, wide_search)) {
-    const ProductPlan plan = plan_with(shape, c, {});
-    for (const bool moments : {false, true}) {
-      if (moments && wide_search && c.raster_group != 8) continue;
-      Candidate candidate;
-      candidate.name =
-          plan.config + " g" + std::to_string(c.raster_group) + (moments ? " moments" : "");
-      if (moments) {
-        auto bound = bind(plan, shape, problem.buffers(), "moments",
-                          BiasScaleMomentsEpilogue::Params{vectors, vectors + n});
-        candidate.product = [bound]() mutable { bound.product(); };
-        candidate.full = [bound]() mutable { bound.run(); };
-      } else {
-        auto bound = bind(plan, shape, problem.buffers(), "plain", PlainEpilogue::Params{});
-        problem.poison();
-        bound.run();
-        const Errors e = problem.errors([](double t, int64_t, int64_t) { return t; });
-        if (!(e.worst_row < 2e-6)) {
-          std::printf("WRONG %s row error %.2e frob %.2e mismatches %lld\n", candidate.name.c_str(),
-                      e.worst_row, e.frobenius, e.class_mismatches);
-        }
-        candidate.product = [bound]() mutable { bound.product(); };
-        candidate.full = [bound]() mutable { bound.run(); };
-      }
-      list.push_back(candidate);
-    }
-  }
-  {
-    const ProductPlan plan = portable::plan_product(shape, 232448);
-    auto bound = bind(plan, shape, problem.buffers(), "plain", PlainEpilogue::Params{});
-    Candidate candidate;
-    candidate.name = "portable::" + plan.config;
-    candidate.product = [bound]() mutable { bound.product(); };
-    candidate.full = [bound]() mutable { bound.run(); };
-    list.push_back(candidate);
-  }
-  for (int r = 0; r < rounds; ++r) {
-    for (Candidate& c : list) {
-      if (c.full) c.full();  // its own packed operands
-      c.product_ms.push_back(burst(c.product));
-      CHECK(cudaDeviceSynchronize());
-      usleep(60000);
-      if (c.full) {
-        c.full_ms.push_back(burst(c.full));
-        CHECK(cudaDeviceSynchronize());
-        usleep(60000);
-      }
-    }
-  }
-  for (Candidate& c : list) {
-    if (c.full) c.full();
-    c.sustained_ms = sustained(c.full ? c.full : c.product, median(c.product_ms));
-  }
-  const double flops = 2. * double(m) * double(n) * double(k);
-  const double limit = blas.ready() ? 3 * median(list[0].product_ms) : 0;
-  double blas_fp32 = 0;
+  time_in_turns(list, rounds);
+  double fp16_ms = 0, fp32_ms = 0;
   if (blas.ready()) {
-    const auto run = [&] {
+    fp16_ms = median(list[0].product_ms);
+    const auto fp32 = [&] {
       blas.run(problem.x, problem.w, problem.y, int(m), int(n), int(k), false);
     };
-    blas_fp32 = burst(run, 2, flops > 1e11 ? 5 : 20);
+    fp32_ms = burst(fp32, 2, double(m) * double(n) * double(k) > 5e10 ? 5 : 20);
   }
-  std::printf("--- %lldx%lldx%lld (m×n×k)  fp16 %.1f TF/s, limit %.4f ms, cublas fp32 %.4f ms\n",
-              (long long)m, (long long)n, (long long)k,
-              blas.ready() ? flops / median(list[0].product_ms) * 1e-9 : 0., limit, blas_fp32);
-  for (const Candidate& c : list) {
-    const double product = median(c.product_ms), full = c.full ? median(c.full_ms) : product;
-    std::printf("%-52s product %.4f full %.4f (limit/full %.3f, fp32/full %.2f) sustained %.4f\n",
-                c.name.c_str(), product, full, limit / full, blas_fp32 / full, c.sustained_ms);
-  }
-  std::fflush(stdout);
+  print_times(shape, list, fp16_ms, fp32_ms);
   cudaFree(vectors);
   cudaFree(hx);
   cudaFree(hw);

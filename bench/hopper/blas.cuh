@@ -11,14 +11,12 @@
 
 namespace bench {
 
-// cuBLAS by dlopen: y[m][n] = x[m][k] · w[n][k]ᵀ.
+// cuBLAS by dlopen (PyTorch's wheels hold one: LD_LIBRARY_PATH): y[m][n] = x[m][k] · w[n][k]ᵀ.
 class Blas {
  public:
   Blas() {
-    for (const char* name :
-         {"libcublas.so.13", "libcublas.so.12", "libcublas.so",
-          "/opt/torch/.venv/lib/python3.12/site-packages/nvidia/cu13/lib/libcublas.so.13",
-          "/usr/local/cuda/lib64/libcublas.so.13"}) {
+    for (const char* name : {"libcublas.so.13", "libcublas.so.12", "libcublas.so",
+                             "/usr/local/cuda/lib64/libcublas.so.13"}) {
       if ((library_ = dlopen(name, RTLD_NOW | RTLD_GLOBAL))) break;
     }
     if (!library_) {

@@ -1,9 +1,9 @@
 // Checks the Hopper product against fp64: shapes, operand layouts, hostile data, statistics, the
 // redo, bitwise repeats. Prints one line a case; the exit status is the number of failures.
 //
-//   build: nvcc -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++20 -Ikernels
-//   bench/hopper/check.cu run:   ./check            all cases
-//          ./check small      small cases only (for compute-sanitizer)
+//   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++20 -Ikernels bench/hopper/check.cu
+//   ./a.out            all cases
+//   ./a.out small      small cases only (for compute-sanitizer)
 #include "configurations.cuh"
 #include "epilogues.cuh"
 #include "problem.cuh"
@@ -169,17 +169,9 @@ ProductShape transposed(int64_t m, int64_t n, int64_t k, bool x_too) {
   return s;
 }
 
-}  // namespace
+constexpr Data u = Data::uniform01, w = Data::weight;
 
-int main(int argc, char** argv) {
-  const bool small = argc > 1 && !std::strcmp(argv[1], "small");
-  add_split_kernels();
-  add_configurations<PlainEpilogue>("plain");
-  add_configurations<BiasScaleMomentsEpilogue>("moments");
-  add_configurations<FullEpilogue>("full");
-  require_candidates("full");
-
-  const Data u = Data::uniform01, w = Data::weight;
+std::vector<Case> row_major_cases(bool small) {
   std::vector<Case> cases = {
       {"128x128x128", row_major(128, 128, 128), u, w, 1e-6, 6},
       {"ragged 100x200x132", row_major(100, 200, 132), u, w, 1e-6, 6},
@@ -187,49 +179,53 @@ int main(int argc, char** argv) {
       {"1x4x4", row_major(1, 4, 4), u, w, 1e-6, 6},
       {"ragged 65x130x1100", row_major(65, 130, 1100), u, w, 1e-6, 6},
   };
-  if (!small) {
-    const auto shape = row_major(260, 516, 1028);
-    cases.insert(
-        cases.end(),
-        {
-            {"normal", row_major(512, 512, 2048), Data::normal, Data::normal, 1e-6, 6},
-            {"large mean", shape, Data::large_mean, w, 1e-6, 6},
-            {"rows 2^+-60", shape, Data::wide_rows, Data::wide_rows, 2e-6, 6},
-            {"chunks 2^+-30", shape, Data::wide_chunks, Data::wide_chunks, 2e-5, 6},
-            {"w chunks 2^+-30", shape, u, Data::wide_chunks, 2e-6, 6},
-            {"elements 2^+-20", shape, Data::wide_elements, Data::wide_elements, 2e-5, 6},
-            {"w elements 2^+-20", shape, u, Data::wide_elements, 2e-5, 6},
-            {"growing", row_major(256, 256, 8192), Data::normal, Data::growing, 2e-6, 6},
-            {"growing both", row_major(256, 256, 8192), Data::growing, Data::growing, 2e-6, 6},
-            {"zero start", shape, Data::normal, Data::zero_start, 1e-6, 6},
-            {"zero start x", shape, Data::zero_start, Data::normal, 1e-6, 6},
-            {"denormal w", shape, Data::normal, Data::denormal, 1e-4, 6},
-            {"denormal x", shape, Data::denormal, Data::normal, 1e-4, 6},
-            {"huge x tiny w", shape, Data::huge, Data::tiny, 1e-6, 6},
-            {"tiny x huge w", shape, Data::tiny, Data::huge, 1e-6, 6},
-            {"huge x denormal w", shape, Data::huge, Data::denormal, 1e-6, 6},
-            {"overflow", shape, Data::huge, Data::huge, 1e-6, 6},
-            {"special x", shape, Data::special, Data::normal, 2e-6, 6},
-            {"special w", shape, Data::normal, Data::special, 2e-6, 6},
-            {"special both", shape, Data::special, Data::special, 2e-6, 6},
-            {"1024x8192x8192", row_major(1024, 8192, 8192), u, w, 1e-6, 6, 0, 8},
-            {"16384x4096x4096", row_major(16384, 4096, 4096), u, w, 1e-6, 6, 0, 6},
-            {"33x1024x40000", row_major(33, 1024, 40000), u, w, 1e-6, 6, 0, 4},
-        });
+  if (small) return cases;
+  const auto shape = row_major(260, 516, 1028);
+  cases.insert(
+      cases.end(),
+      {
+          {"normal", row_major(512, 512, 2048), Data::normal, Data::normal, 1e-6, 6},
+          {"large mean", shape, Data::large_mean, w, 1e-6, 6},
+          {"rows 2^+-60", shape, Data::wide_rows, Data::wide_rows, 2e-6, 6},
+          {"chunks 2^+-30", shape, Data::wide_chunks, Data::wide_chunks, 2e-5, 6},
+          {"w chunks 2^+-30", shape, u, Data::wide_chunks, 2e-6, 6},
+          {"elements 2^+-20", shape, Data::wide_elements, Data::wide_elements, 2e-5, 6},
+          {"w elements 2^+-20", shape, u, Data::wide_elements, 2e-5, 6},
+          {"growing", row_major(256, 256, 8192), Data::normal, Data::growing, 2e-6, 6},
+          {"growing both", row_major(256, 256, 8192), Data::growing, Data::growing, 2e-6, 6},
+          {"zero start", shape, Data::normal, Data::zero_start, 1e-6, 6},
+          {"zero start x", shape, Data::zero_start, Data::normal, 1e-6, 6},
+          {"denormal w", shape, Data::normal, Data::denormal, 1e-4, 6},
+          {"denormal x", shape, Data::denormal, Data::normal, 1e-4, 6},
+          {"huge x tiny w", shape, Data::huge, Data::tiny, 1e-6, 6},
+          {"tiny x huge w", shape, Data::tiny, Data::huge, 1e-6, 6},
+          {"huge x denormal w", shape, Data::huge, Data::denormal, 1e-6, 6},
+          {"overflow", shape, Data::huge, Data::huge, 1e-6, 6},
+          {"special x", shape, Data::special, Data::normal, 2e-6, 6},
+          {"special w", shape, Data::normal, Data::special, 2e-6, 6},
+          {"special both", shape, Data::special, Data::special, 2e-6, 6},
+          {"1024x8192x8192", row_major(1024, 8192, 8192), u, w, 1e-6, 6, 0, 8},
+          {"16384x4096x4096", row_major(16384, 4096, 4096), u, w, 1e-6, 6, 0, 6},
+          {"33x1024x40000", row_major(33, 1024, 40000), u, w, 1e-6, 6, 0, 4},
+      });
+  return cases;
+}
+
+void check_every_kernel(const Case& c) {
+  const bool epilogues = c.x == u && c.w == w && c.shape.m <= 1024;
+  for (const TileChoice& choice : {kFused, kFusedRare, kFusedThin, kPacked, kPackedWide})
+    check(c, choice, epilogues);
+  for (const TileChoice& choice : {kFusedHalves, kFusedEighths, kFusedThinQuarters}) {
+    if (divide_up(c.shape.k, 128) >= choice.slices) check(c, choice, epilogues);
   }
-  for (const Case& c : cases) {
-    const bool epilogues = c.x == u && c.w == w && c.shape.m <= 1024;
-    for (const TileChoice& choice : {kFused, kFusedRare, kFusedThin, kPacked, kPackedWide})
-      check(c, choice, epilogues);
-    for (const TileChoice& choice : {kFusedHalves, kFusedEighths, kFusedThinQuarters}) {
-      if (divide_up(c.shape.k, 128) >= choice.slices) check(c, choice, epilogues);
-    }
-    if (c.shape.y_aligned && c.shape.y_stride % 4 == 0) {
-      for (const TileChoice& choice : {kPackedThin, kPackedSingle}) check(c, choice, epilogues);
-    }
-    check_portable(c, epilogues);
+  if (c.shape.y_aligned && c.shape.y_stride % 4 == 0) {
+    for (const TileChoice& choice : {kPackedThin, kPackedSingle}) check(c, choice, epilogues);
   }
-  // Layouts and alignments that only the packed variant takes, and plain stores.
+  check_portable(c, epilogues);
+}
+
+// Layouts and alignments that only the packed variant takes, and plain stores.
+void check_layouts() {
   std::vector<Case> odd = {
       {"odd 77x131x333", row_major(77, 131, 333), u, w, 1e-6, 6},
       {"1x1x1", row_major(1, 1, 1), u, w, 1e-6, 6},
@@ -250,6 +246,20 @@ int main(int argc, char** argv) {
   strided.shape.y_aligned = false;
   for (const TileChoice& choice : {kFused, kFusedRare, kFusedThin, kPacked, kPackedWide})
     check(strided, choice, false);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const bool small = argc > 1 && !std::strcmp(argv[1], "small");
+  add_split_kernels();
+  add_configurations<PlainEpilogue>("plain");
+  add_configurations<BiasScaleMomentsEpilogue>("moments");
+  add_configurations<FullEpilogue>("full");
+  require_candidates("full");
+
+  for (const Case& c : row_major_cases(small)) check_every_kernel(c);
+  check_layouts();
   std::printf("%d failures\n", failures);
   return failures != 0;
 }

@@ -87,22 +87,19 @@ def command(
             if report_file is not None:
                 reports.of_unverified(report_file, model, report, target.name, text)
             _end_unverified(console, report, target, as_json)
+        options = VerifyOptions(
+            device=chosen,
+            precision=precision,
+            overrides=dict(settings),
+            timing=not no_timing,
+            compile_baseline=not no_compile,
+            timing_budget_s=budget,
+            progress=say,
+        )
         with tempfile.TemporaryDirectory(prefix="ingot-optimize-") as folder:
             written = Path(folder) / target.name
             written.write_text(text, encoding="utf-8")
-            result = verify_pair(
-                str(model),
-                str(written),
-                VerifyOptions(
-                    device=chosen,
-                    precision=precision,
-                    overrides=dict(settings),
-                    timing=not no_timing,
-                    compile_baseline=not no_compile,
-                    timing_budget_s=budget,
-                    progress=say,
-                ),
-            ).to_dict()
+            result = verify_pair(str(model), str(written), options).to_dict()
         if result["verified"]:
             text = render(result)
             write_whole(target, text)
@@ -113,19 +110,20 @@ def command(
         print_json(
             "optimize", {"report": report, "verification": result, "written": result["verified"]}
         )
+    _show(console, report, result)
+    console.print(f"Wrote {target}." if result["verified"] else f"{target} was not written.")
+    if report_file is not None:
+        console.print(f"Report: {report_file}")
+    sys.exit(0 if result["verified"] else NOT_VERIFIED)
+
+
+def _show(console: Any, report: dict, result: dict) -> None:
     measured = _measured_ms(result)
     for program in report["programs"]:
         show_plan(console, program, measured if program["mode"] == "training" else None)
     show_accuracy(console, result)
     show_timing(console, result["timing"])
     show_checks(console, result)
-    if result["verified"]:
-        console.print(f"Wrote {target}.")
-    else:
-        console.print(f"{target} was not written.")
-    if report_file is not None:
-        console.print(f"Report: {report_file}")
-    sys.exit(0 if result["verified"] else NOT_VERIFIED)
 
 
 def _rendering(loaded: Any, precision: str, chosen: str, standalone: bool) -> tuple:

@@ -278,11 +278,6 @@ class Program:
         self._keeps_weights, self._frozen = False, None
 
     @property
-    def keeps_weights(self) -> bool:
-        """Whether weights are kept from run to run."""
-        return self._keeps_weights
-
-    @property
     def frozen_bytes(self) -> int:
         """Memory of the program's device that packed weights take now."""
         frozen = self._frozen

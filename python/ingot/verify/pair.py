@@ -366,13 +366,9 @@ class _Verification:
         tensors.update(trial.new_state or {})
         sizes = [o.numel() * o.element_size() for o in eager.outputs] or self.output_bytes
         header = {
-            "op": "call",
-            "args": args,
-            "training": trial.training,
-            "layout": trial.layout,
+            **_call_header(trial, args, seed),
             "reuse": trial.reuse,
             "through_data": trial.through_data,
-            "seed": seed,
             "poison": sizes,
             "return_parameters": trial.return_parameters,
         }
@@ -406,17 +402,7 @@ class _Verification:
     ) -> float:
         """The relative error of this trial's output from a candidate that has made no call yet."""
         args, tensors = encode_args(trial.values)
-        header = {
-            "op": "call",
-            "args": args,
-            "training": trial.training,
-            "layout": trial.layout,
-            "reuse": False,
-            "through_data": False,
-            "seed": seed,
-            "poison": [],
-            "return_parameters": False,
-        }
+        header = _call_header(trial, args, seed)
         limit = self.options.time_limit_s
         try:
             with CandidateProcess(self._memory_limit(), self._message_bytes()) as process:
@@ -492,6 +478,21 @@ class _Verification:
 
     def _fail(self, name: str, mode: str, message: str, trick: str = "") -> None:
         self.result.checks.append(Check(name, mode, "failed", message, trick))
+
+
+def _call_header(trial: Trial, args: list, seed: int) -> dict:
+    """A plain call, with nothing kept from others."""
+    return {
+        "op": "call",
+        "args": args,
+        "training": trial.training,
+        "layout": trial.layout,
+        "reuse": False,
+        "through_data": False,
+        "seed": seed,
+        "poison": [],
+        "return_parameters": False,
+    }
 
 
 def _available_memory() -> int:
