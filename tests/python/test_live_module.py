@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from ingot.dispatch import IngotWarning
 from ingot.module import OptimizedModule
 from ingot.recent import intercepted
+from live import agree, no_gradients, x  # noqa: F401
 from torch import nn
 
 
@@ -35,13 +36,6 @@ class Model(nn.Module):
         return self.bn(self.gemm(x) * self.scale) * self.gain
 
 
-@pytest.fixture(autouse=True)
-def no_gradients():
-    torch.manual_seed(0)
-    with torch.no_grad():
-        yield
-
-
 @pytest.fixture
 def pair():
     model = Model()
@@ -49,24 +43,9 @@ def pair():
     return ingot.optimize(model, (torch.randn(4, 8),)), twin
 
 
-def agree(optimised, twin, *inputs, tolerance=1e-5):
-    """Calls both; compares results and the whole state."""
-    found, expected = optimised(*inputs), twin(*inputs)
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-    for name, tensor in twin.state_dict().items():
-        torch.testing.assert_close(
-            optimised.state_dict()[name], tensor, rtol=tolerance, atol=tolerance, msg=name
-        )
-    return found
-
-
 def uses_ingot(module: OptimizedModule) -> bool:
     """Whether the last call ran a compiled program."""
     return module._ingot.last is not None
-
-
-def x(batch=4):
-    return torch.randn(batch, 8)
 
 
 def test_is_a_model_and_shares_everything(pair):
@@ -374,137 +353,6 @@ def test_negated_views(pair):
         agree(optimised, twin, fed)
     agree(optimised, twin, x())
     agree(optimised, twin, fed)
-
-
-class Pair(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(8, 6)
-
-    def forward(self, x, residual=None, *, factor=2.0):
-        y = torch.relu(self.linear(x)) * factor
-        if residual is not None:
-            y = y + residual
-        return {"y": y, "pair": (y.sum(dim=1), factor), "none": None}
-
-
-def test_structured_arguments_and_results():
-    model = Pair()
-    optimised = ingot.optimize(model)
-    for args, kwargs in (
-        ((x(),), {}),
-        ((x(), torch.randn(4, 6)), {}),
-        ((x(),), {"residual": torch.randn(4, 6), "factor": 3.0}),
-        ((x(3),), {"factor": -1.0}),
-    ):
-        found, expected = optimised(*args, **kwargs), model(*args, **kwargs)
-        assert found.keys() == expected.keys() and found["pair"][1] == expected["pair"][1]
-        assert found["none"] is None
-        torch.testing.assert_close(found["y"], expected["y"])
-        torch.testing.assert_close(found["pair"][0], expected["pair"][0])
-
-
-class Counting(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(8, 6)
-        self.calls = 0
-
-    def forward(self, x):
-        self.calls += 1
-        return torch.relu(self.linear(x)) * self.calls
-
-
-def test_state_in_python_is_left_to_pytorch():
-    model = Counting()
-    twin = copy.deepcopy(model)
-    with pytest.warns(IngotWarning, match="changes attributes"):
-        optimised = ingot.optimize(model, (x(),))
-    for _ in range(3):
-        fed = x()
-        torch.testing.assert_close(optimised(fed), twin(fed))
-    assert optimised.calls == twin.calls == 3
-
-
-class Branching(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(8, 6)
-
-    def forward(self, x):
-        y = self.linear(x)
-        return y * 2 if y.sum() > 0 else y - 1
-
-
-@pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
-def test_control_flow_on_values_is_left_to_pytorch():
-    optimised = ingot.optimize(Branching())
-    for sign in (1, -1):
-        fed = x() * sign
-        torch.testing.assert_close(
-            optimised(fed), optimised._ingot.original_forward(optimised, fed)
-        )
-
-
-class BySize(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(8, 6)
-
-    def forward(self, x):
-        y = self.linear(x).relu()
-        return y * 2 if x.shape[0] > 4 else y - 1
-
-
-def test_control_flow_on_the_batch_size():
-    model = BySize()
-    optimised = ingot.optimize(model)
-    for batch in (3, 5, 4, 8, 3):
-        fed = x(batch)
-        torch.testing.assert_close(
-            optimised(fed), optimised._ingot.original_forward(optimised, fed)
-        )
-
-
-class InPlace(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(8, 6)
-        self.register_buffer("seen", torch.zeros(6))
-
-    def forward(self, x):
-        y = self.linear(x)
-        alias = y
-        y += 1
-        y.relu_()
-        self.seen += alias.sum(0)
-        return alias * 2
-
-
-@pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
-def test_writes_into_buffers_are_kept():
-    model = InPlace()
-    twin = copy.deepcopy(model)
-    agree(ingot.optimize(model), twin, x())
-
-
-class WritesInput(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(8, 6)
-
-    def forward(self, x):
-        x += 1
-        return self.linear(x).relu()
-
-
-@pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
-def test_writes_into_the_input_are_kept():
-    optimised, model = ingot.optimize(WritesInput()), WritesInput()
-    model.load_state_dict(optimised.state_dict())
-    a, b = torch.ones(4, 8), torch.ones(4, 8)
-    torch.testing.assert_close(optimised(a), model(b))
-    torch.testing.assert_close(a, b)
 
 
 def test_results_are_fresh(pair):
