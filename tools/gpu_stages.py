@@ -26,6 +26,7 @@ CHECKS = ROOT / "tools" / "gpu_checks"
 PROGRAMS = ROOT / "build" / "bench"
 SWEEP_PROGRAM = PROGRAMS / "sweep"
 
+MODEL_PARTS = 8
 SANITIZER_TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 # Odd sizes, none a multiple of anything; and one that fills tiles.
 CHECK_SIZES = (
@@ -193,6 +194,15 @@ def adversaries(which: str, settings: Settings) -> Outcome:
     script = CHECKS / "check_verify.py"
     options = [f"--which={which}", f"--device={settings.device}", f"--seconds={settings.seconds}"]
     return outcome(*run_script([sys.executable, script, *options], settings))
+
+
+# models ------------------------------------------------------------------------------------------
+
+
+def models(part: str, settings: Settings) -> Outcome:
+    command = [sys.executable, CHECKS / "check_models.py", "--part", part]
+    command += ["--device", settings.device, "--seconds", max(20.0, settings.seconds - 10)]
+    return outcome(*run_script(command, settings))
 
 
 # sanitizer ---------------------------------------------------------------------------------------
@@ -407,6 +417,14 @@ STAGES = {
         verify_example,
         "each example verified against fp64, in both modes, on hostile inputs too",
         seconds=30.0,
+    ),
+    "models": Stage(
+        lambda settings: [
+            Step(f"{i}/{MODEL_PARTS}", f"{i}/{MODEL_PARTS}") for i in range(MODEL_PARTS)
+        ],
+        models,
+        "every model of tests/models against fp64, in fp32 and bf16, replayed calls too",
+        seconds=120.0,
     ),
     "adversaries": Stage(
         lambda settings: [Step("checked", "checked"), Step("timed", "timed", alone=True)],
