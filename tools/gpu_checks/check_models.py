@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree  # noqa: E402
 
 FOLDER = ROOT / "tests" / "models"
 OWN: dict = {}
-TILES = {"batch_size": 200, "in_features": 512, "out_features": 768}
+TILES = {"batch_size": 200, "in_features": 512, "out_features": 768, "num_groups": 12}
 VARIANTS = (
     ("own size", OWN, torch.float32),
     ("200×512→768", TILES, torch.float32),
