@@ -28,6 +28,16 @@ struct BoundStep {
 };
 
 template <class T>
+typename Primitives<T>::Map map_of(const Step& step, unsigned variant,
+                                   const Primitives<T>& primitives) {
+  if (step.composite != Composite::none) {
+    return primitives.composite[static_cast<int>(step.composite)];
+  }
+  if (step.op == PointwiseOp::cast_) return primitives.round[static_cast<int>(step.dtype)];
+  return primitives.map[static_cast<int>(step.op)][variant];
+}
+
+template <class T>
 BoundStep<T> bind_step(const Step& step, const Operand<T>* operands, int64_t columns,
                        const Primitives<T>& primitives) {
   unsigned variant = 0;
@@ -37,10 +47,7 @@ BoundStep<T> bind_step(const Step& step, const Operand<T>* operands, int64_t col
     flat = flat && operand.row_stride == columns * operand.column_stride;
     if (i > 0 && columns > 1 && operand.column_stride == 0) variant |= 1u << (i - 1);
   }
-  const auto map = step.composite == Composite::none
-                       ? primitives.map[static_cast<int>(step.op)][variant]
-                       : primitives.composite[static_cast<int>(step.composite)];
-  return {map, &step, variant, flat};
+  return {map_of(step, variant, primitives), &step, variant, flat};
 }
 
 template <class T>

@@ -75,6 +75,10 @@ class Lowering {
     const Class result = class_of(node.dtype);
     if (node.op == PointwiseOp::cast_) {
       const int from = slot_for(node.args[0]);
+      if (holds_all(from, node)) {
+        slot_of_[value] = from;
+        return;
+      }
       const int out = add(computed(result, varying_axes(shapes_.at(value))));
       convert(from, out, node.dtype);
       slot_of_[value] = out;
@@ -185,9 +189,24 @@ class Lowering {
 
   void append(Step step) { phase_.steps.push_back(step); }
 
+  // Whether a cast changes nothing: a slot holds numbers of its class whatever their type was.
+  bool holds_all(int from, const Node& cast) const {
+    const Slot& slot = phase_.slots[static_cast<size_t>(from)];
+    const DType whole = slot.cls == Class::wide ? DType::f64 : DType::f32;
+    return slot.kind != Slot::Kind::constant && cast.dtype == whole;
+  }
+
+  // Rounding in a class goes with the other pointwise steps.
   void convert(int from, int out, DType dtype) {
     Step step;
-    step.kind = Step::Kind::convert;
+    const auto slot = [&](int index) -> const Slot& {
+      return phase_.slots[static_cast<size_t>(index)];
+    };
+    const bool rounds = slot(from).cls == slot(out).cls;
+    const bool half = dtype == DType::f16 || dtype == DType::bf16;
+    step.kind = rounds && half ? Step::Kind::pointwise : Step::Kind::convert;
+    step.op = PointwiseOp::cast_;
+    step.cls = slot(out).cls;
     step.dtype = dtype;
     step.in[0] = from;
     step.arity = 1;

@@ -52,7 +52,7 @@ struct Step {
   PointwiseOp op = PointwiseOp::add_;  // pointwise, unless it is a composition
   Composite composite = Composite::none;
   Class cls = Class::single;  // pointwise: what it computes in
-  DType dtype = DType::f32;   // convert: rounds to this dtype
+  DType dtype = DType::f32;   // convert, and pointwise cast_: rounds to this dtype
   int out = -1;
   std::array<int, kMaxInputs> in{-1, -1, -1, -1, -1};
   int arity = 0;

@@ -28,7 +28,7 @@ struct MapBlock {
   const T* in[kMaxInputs];
   int64_t in_stride[kMaxInputs];
   int64_t rows, columns;
-  unsigned constants = 0;  // compositions only
+  unsigned constants = 0;  // compositions and round only
 };
 
 // What is still to be merged into the states (first, second: as the monoid has them; see
@@ -95,6 +95,8 @@ struct Primitives {
   using Store = void (*)(void* out, int64_t stride, const T* in, int64_t n);
   Load load[6];
   Store store[6];
+  // What would be loaded after a store, without either; nullptr but for fp16 and bf16.
+  Map round[6];
 };
 
 template <class T>

@@ -13,7 +13,7 @@
 namespace ingot {
 namespace {
 
-const nlohmann::json kCapabilities{{"avx512", false}};  // where no provider goes before the host's
+const nlohmann::json kCapabilities{{"avx2", false}};  // where no provider goes before the host's
 
 // Our own product in the place of the host process's, which hands out no blocks.
 int plain_product(int64_t m, int64_t n, int64_t k, const void* a, int64_t lda, const void* b,

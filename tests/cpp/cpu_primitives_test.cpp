@@ -6,6 +6,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -200,6 +201,16 @@ TEST(CpuPrimitives, MemoryFormatsRoundAsTheScalarOnes) {
         }
         std::vector<float> back(in.size());
         primitives<float>(level).load[dtype](back.data(), misaligned, stride, n);
+        if (const auto round = primitives<float>(level).round[dtype]; round != nullptr) {
+          std::vector<float> rounded = in;
+          MapBlock<float> block{};
+          block.out = rounded.data();
+          block.in[0] = rounded.data();
+          block.rows = 1;
+          block.columns = n;
+          round(block);
+          ASSERT_EQ(std::memcmp(rounded.data(), back.data(), in.size() * sizeof(float)), 0);
+        }
         for (int64_t i = 0; i < n; ++i) {
           const auto truth = static_cast<float>(load_element(expected.data(), dtype, i * stride));
           const float value = back[static_cast<size_t>(i)];

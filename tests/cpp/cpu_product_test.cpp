@@ -311,7 +311,7 @@ int refuse(int64_t, int64_t, int64_t, const void*, int64_t, const void*, int64_t
 }
 
 TEST(CpuProduct, AHostProductThatRefusesIsReplaced) {
-  const Isa isa = detect_isa({{"avx512", false}});  // where no provider goes before the host's
+  const Isa isa = detect_isa({{"avx2", false}});  // where no provider goes before the host's
   counted_calls = 0;
   set_host_product("refuses", refuse, nullptr);
   Problem p = make_problem({8, 8, 8, true}, INGOT_F32, 4);

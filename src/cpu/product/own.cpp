@@ -31,6 +31,15 @@ constexpr int64_t kDotUnit = 16;
 constexpr int64_t kPreferredRowsAcross = 32;
 constexpr double kPreferredProductsAcross = 4e6;
 
+// Two matrices of a few long rows want k divided between the threads, which MKL does: with vectors
+// of less than 64 bytes it then passes ours by.
+constexpr int64_t kDividedRows = 16, kMostDividedRows = 24, kLeastDividedK = 512;
+
+bool wants_k_divided(const ProductCall& call) {
+  const int64_t rows = std::max(call.m, call.n);
+  return rows >= kDividedRows && rows <= kMostDividedRows && call.k >= kLeastDividedK;
+}
+
 // Whether few rows are multiplied with vectors along the other matrix's rows: those are short, and
 // results lie beside each other.
 template <class Call>
@@ -153,7 +162,9 @@ class OwnProduct final : public ProductProvider {
     if (call.dtype != INGOT_F32) return false;
     const double products =
         static_cast<double>(call.m) * static_cast<double>(call.n) * static_cast<double>(call.k);
-    if (call.transpose_b && !call.transpose_a) return true;
+    if (call.transpose_b && !call.transpose_a) {
+      return level_ == Level::avx512 || !wants_k_divided(call);
+    }
     return call.m >= kPreferredRowsAcross && products >= kPreferredProductsAcross;
   }
 

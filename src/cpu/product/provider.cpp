@@ -15,8 +15,9 @@ std::vector<std::shared_ptr<const ProductProvider>> product_providers(const Isa&
     if (provider != nullptr) found.push_back(std::move(provider));
   };
   add(amx::amx_product(isa, amx::choice_of_environment()));
-  // MKL runs at half of the AVX-512 peak on processors that are not Intel's (docs/cpu-backend.md).
-  if (!isa.intel && isa.level == Level::avx512) add(own_product(isa, false));
+  // On processors that are not Intel's MKL runs its AVX2 code, and that not at its best
+  // (docs/cpu-backend.md).
+  if (!isa.intel && isa.level != Level::baseline) add(own_product(isa, false));
   const std::shared_ptr<const ProductProvider> host = host_product();
   add(host);
   // A library of the system would bring a second pool of threads beside the host process's.
