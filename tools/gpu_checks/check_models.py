@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import logging
 import sys
 import time
 import traceback
@@ -92,6 +93,7 @@ def main() -> int:
     arguments = parser.parse_args()
     index, parts = map(int, arguments.part.split("/"))
     warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)  # PyTorch logs what a model refuses
     started, compared, left, failed = time.monotonic(), 0, [], 0
     names = [p for p in sorted(FOLDER.glob("*.py")) if arguments.only in p.stem]
     for path in names[index::parts]:
