@@ -10,6 +10,7 @@ PyTorch without CUDA, nothing can be compiled, which is said.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import shutil
@@ -107,10 +108,17 @@ def check(path: Path, cuobjdump: str) -> tuple[str, list[str]]:
     return f"{architectures}, {compiled:.0f} s of a core, {seconds:.0f} s in all", problems
 
 
+def find_cuobjdump() -> str | None:
+    """The toolkit's, or the one that comes with PyTorch's Triton."""
+    triton = importlib.util.find_spec("triton")
+    folder = Path(triton.origin).parent / "backends" / "nvidia" / "bin" if triton else None
+    return shutil.which("cuobjdump") or (folder and shutil.which("cuobjdump", path=str(folder)))
+
+
 def missing() -> str | None:
     if not shutil.which("nvcc"):
         return "no nvcc"
-    if not shutil.which("cuobjdump"):
+    if not find_cuobjdump():
         return "no cuobjdump"
     import torch
 
@@ -137,8 +145,8 @@ def main() -> int:
             return 1
         # The longest first.
         files = sorted(Path(folder).glob("*.py"), key=lambda path: path.stem not in SEEDS)
-        failures = 0
-        results = pool.map(lambda path: check(path, shutil.which("cuobjdump")), files)
+        failures, cuobjdump = 0, find_cuobjdump()
+        results = pool.map(lambda path: check(path, cuobjdump), files)
         for path, (done, problems) in zip(files, results, strict=True):
             print(f"{path.stem}: {done}: {'FAILED' if problems else 'ok'}", flush=True)
             for line in problems:
