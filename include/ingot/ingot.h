@@ -87,6 +87,11 @@ INGOT_API ingot_status ingot_program_run(ingot_program* program, int64_t batch,
                                          const ingot_tensor* tensors, int count, void* workspace,
                                          size_t workspace_bytes, void* stream);
 
+/* What a call of the program binds and what it does to it, for every batch size, as JSON
+ * (docs/signature-format.md): leaves and results in order with dtypes, shapes and layouts, which
+ * buffers are written, workspace, what can be frozen, the precision of its products, a hash. */
+INGOT_API ingot_status ingot_program_signature(ingot_program* program, char** json);
+
 /* Frozen weights, for inference: parameters in the form that the product kernels read, made once
  * and kept by the caller, so that a run need not make it anew. Nothing notices a change of a
  * parameter afterwards: the caller freezes again. `frozen` is memory of the program's device,
@@ -128,10 +133,11 @@ INGOT_API ingot_status ingot_program_call(const ingot_call* call);
 INGOT_API ingot_status ingot_program_explain(ingot_program* program, int64_t batch, char** json);
 
 /* CUDA source that runs programs made for "cuda" without this library: kernels, headers and host
- * functions in one text (src/standalone/standalone.h says what it exports). options: JSON object
+ * functions (src/standalone/standalone.h says what it exports). options: JSON object
  * {"names": [one a program, distinct identifiers], "leaf_strides": [per program a list of four
  * strides for each leaf, over the graph's axes; a program's list may be null: dense]}. Gives
- * {"cuda_source", "programs": [{"name", "kernels"}]}. */
+ * {"common", "programs": [{"name", "kernels", "source"}]}: what all have in common, and behind it
+ * the source of each. */
 INGOT_API ingot_status ingot_standalone_source(const ingot_program* const* programs, int count,
                                                const char* options_json, char** json);
 

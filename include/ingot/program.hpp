@@ -205,6 +205,13 @@ class Program {
                                    frozen, frozen_bytes, stream));
   }
 
+  // docs/signature-format.md
+  std::string signature() const {
+    char* text = nullptr;
+    check(ingot_program_signature(program_.get(), &text));
+    return detail::take(text);
+  }
+
   // docs/explain-format.md
   std::string explain(int64_t batch) const {
     char* text = nullptr;

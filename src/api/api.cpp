@@ -7,6 +7,7 @@
 #include "api/explain.h"
 #include "api/guard.h"
 #include "api/program.h"
+#include "api/signature.h"
 #include "api/standalone.h"
 #include "cpu/product/blas.h"
 #include "graph/evaluate.h"
@@ -15,13 +16,13 @@
 #include "support/threads.h"
 #include "verify/measures.h"
 
-namespace api = ingot::api;
+namespace api = ingot::abi;
 
 struct ingot_program {
   std::unique_ptr<api::Program> state;
 };
 
-namespace ingot::api {
+namespace ingot::abi {
 
 std::string& last_error() {
   static thread_local std::string message;
@@ -51,10 +52,6 @@ nlohmann::json describe_machine() {
 Program& program_of(ingot_program* handle) {
   require(handle != nullptr, "the program is NULL");
   return *handle->state;
-}
-
-void check_batch(int64_t batch) {
-  if (batch < 0) fail(INGOT_INVALID_ARGUMENT, "the batch size is {}", batch);
 }
 
 void check_workspace(size_t needed, const void* workspace, size_t bytes) {
@@ -98,7 +95,7 @@ void run(const ingot_call& call) {
 }
 
 }  // namespace
-}  // namespace ingot::api
+}  // namespace ingot::abi
 
 extern "C" {
 
@@ -135,7 +132,7 @@ void ingot_program_destroy(ingot_program* program) {
 ingot_status ingot_program_prepare(ingot_program* program, int64_t batch, int device) {
   return api::guarded([&] {
     api::Program& state = api::program_of(program);
-    api::check_batch(batch);
+    api::check_batch(state, batch);
     const bool cuda = state.options.device == ingot::Target::Device::cuda;
     if (cuda != (device >= 0)) {
       ingot::fail(INGOT_INVALID_ARGUMENT, "this program was made for \"{}\", not for device {}",
@@ -148,7 +145,7 @@ ingot_status ingot_program_prepare(ingot_program* program, int64_t batch, int de
 ingot_status ingot_program_workspace_size(ingot_program* program, int64_t batch, size_t* bytes) {
   return api::guarded([&] {
     api::Program& state = api::program_of(program);
-    api::check_batch(batch);
+    api::check_batch(state, batch);
     api::require(bytes != nullptr, "the place for the size is NULL");
     *bytes = state.executable->workspace_size(batch);
   });
@@ -202,10 +199,18 @@ ingot_status ingot_program_call(const ingot_call* call) {
   });
 }
 
+ingot_status ingot_program_signature(ingot_program* program, char** json) {
+  return api::guarded([&] {
+    api::Program& state = api::program_of(program);
+    api::require(json != nullptr, "the place for the text is NULL");
+    *json = api::new_text(api::dump(api::signature(state)));
+  });
+}
+
 ingot_status ingot_program_explain(ingot_program* program, int64_t batch, char** json) {
   return api::guarded([&] {
     api::Program& state = api::program_of(program);
-    api::check_batch(batch);
+    api::check_batch(state, batch);
     api::require(json != nullptr, "the place for the text is NULL");
     *json = api::new_text(api::dump(api::explain(state, batch)));
   });

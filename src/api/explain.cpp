@@ -9,7 +9,7 @@
 #include "plan/cost.h"
 #include "support/error.h"
 
-namespace ingot::api {
+namespace ingot::abi {
 namespace {
 
 using nlohmann::json;
@@ -179,4 +179,4 @@ json explain(Program& program, int64_t batch) {
           {"optimisations", optimisations(program, batch)}};
 }
 
-}  // namespace ingot::api
+}  // namespace ingot::abi

@@ -5,8 +5,8 @@
 
 #include "api/program.h"
 
-namespace ingot::api {
+namespace ingot::abi {
 
 nlohmann::json explain(Program& program, int64_t batch);
 
-}  // namespace ingot::api
+}  // namespace ingot::abi

@@ -8,7 +8,7 @@
 #include "ingot/ingot.h"
 #include "support/error.h"
 
-namespace ingot::api {
+namespace ingot::abi {
 
 // The calling thread's message; empty before its first error.
 std::string& last_error();
@@ -46,4 +46,4 @@ inline void require(bool holds, std::string_view what) {
   if (!holds) fail(INGOT_INVALID_ARGUMENT, "{}", what);
 }
 
-}  // namespace ingot::api
+}  // namespace ingot::abi

@@ -6,7 +6,7 @@
 #include "plan/cost.h"
 #include "support/error.h"
 
-namespace ingot::api {
+namespace ingot::abi {
 namespace {
 
 using nlohmann::json;
@@ -150,4 +150,4 @@ json optimisations(const Program& program, int64_t batch) {
   return sentences.take();
 }
 
-}  // namespace ingot::api
+}  // namespace ingot::abi

@@ -5,9 +5,9 @@
 
 #include "api/program.h"
 
-namespace ingot::api {
+namespace ingot::abi {
 
 // List of {what, identity_or_reason, where}.
 nlohmann::json optimisations(const Program& program, int64_t batch);
 
-}  // namespace ingot::api
+}  // namespace ingot::abi

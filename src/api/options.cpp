@@ -1,15 +1,16 @@
 #include "api/options.h"
 
 #include "support/error.h"
+#include "support/json.h"
 
-namespace ingot::api {
+namespace ingot::abi {
 namespace {
 
 using nlohmann::json;
 
 const std::string& text_of(const std::string& key, const json& value) {
   if (!value.is_string()) {
-    fail(INGOT_INVALID_ARGUMENT, "option '{}' must be a string, got {}", key, value.dump());
+    fail(INGOT_INVALID_ARGUMENT, "option '{}' must be a string, got {}", key, shown(value));
   }
   return value.get_ref<const std::string&>();
 }
@@ -43,7 +44,7 @@ void set_sm(ProgramOptions& options, const std::string& key, const json& value) 
   if (!value.is_number_integer() || value.get<int64_t>() < 50 || value.get<int64_t>() > 999) {
     fail(INGOT_INVALID_ARGUMENT,
          "option '{}' must be a compute capability without its dot (90 for 9.0), got {}", key,
-         value.dump());
+         shown(value));
   }
   options.sm = value.get<int>();
 }
@@ -54,7 +55,7 @@ void set_cache_dir(ProgramOptions& options, const std::string& key, const json& 
 
 void set_capabilities(ProgramOptions& options, const std::string& key, const json& value) {
   if (!value.is_object()) {
-    fail(INGOT_INVALID_ARGUMENT, "option '{}' must be an object, got {}", key, value.dump());
+    fail(INGOT_INVALID_ARGUMENT, "option '{}' must be an object, got {}", key, shown(value));
   }
   options.capabilities = value;
 }
@@ -64,7 +65,7 @@ void set_product_choices(ProgramOptions& options, const std::string& key, const 
   for (const json& name : value) texts = texts && name.is_string();
   if (!texts) {
     fail(INGOT_INVALID_ARGUMENT, "option '{}' must be an object of strings, got {}", key,
-         value.dump());
+         shown(value));
   }
   options.product_choices = value;
 }
@@ -88,9 +89,9 @@ constexpr Option kOptions[] = {
 ProgramOptions parse_options(std::string_view text) {
   ProgramOptions options;
   if (text.empty()) return options;
-  const json object = json::parse(text, nullptr, false);
+  const json object = parse_json(text, "the text of the options");
   if (!object.is_object()) {
-    fail(INGOT_INVALID_ARGUMENT, "the options must be a JSON object, got: {}", text.substr(0, 80));
+    fail(INGOT_INVALID_ARGUMENT, "the options must be a JSON object, got {}", shown(object));
   }
   for (const auto& [key, value] : object.items()) {
     const Option* found = nullptr;
@@ -117,4 +118,4 @@ json to_json(const ProgramOptions& options) {
           {"product_choices", options.product_choices}};
 }
 
-}  // namespace ingot::api
+}  // namespace ingot::abi

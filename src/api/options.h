@@ -6,10 +6,10 @@
 
 #include "backend/executable.h"
 
-namespace ingot::api {
+namespace ingot::abi {
 
 // Empty text stands for {}. Throws Error (INGOT_INVALID_ARGUMENT) naming the key.
 ProgramOptions parse_options(std::string_view json);
 nlohmann::json to_json(const ProgramOptions& options);
 
-}  // namespace ingot::api
+}  // namespace ingot::abi

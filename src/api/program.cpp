@@ -5,14 +5,15 @@
 
 #include "api/options.h"
 #include "graph/importer.h"
+#include "graph/limits.h"
 #include "support/error.h"
+#include "support/json.h"
 
-namespace ingot::api {
+namespace ingot::abi {
 namespace {
 
-std::vector<SourceOperator> source_operators(std::string_view graph_json) {
+std::vector<SourceOperator> source_operators(const nlohmann::json& graph) {
   std::vector<SourceOperator> operators;
-  const auto graph = nlohmann::json::parse(graph_json, nullptr, false);
   for (const auto& value : graph.value("values", nlohmann::json::array())) {
     operators.push_back(
         {value.value("op", ""), value.value("origin", ""), value.value("source", "")});
@@ -80,24 +81,33 @@ std::unique_ptr<Program> make_program(std::string_view graph_json, std::string_v
   auto program = std::make_unique<Program>();
   program->options = parse_options(options_json);
   const ProgramOptions& options = program->options;
-  program->original = import_graph(graph_json);
+  const nlohmann::json json = parse_json(graph_json, "the text of the graph");
+  program->original = graph_from(json);
   program->leaves = program->original.leaves();
-  program->operators = source_operators(graph_json);
+  program->operators = source_operators(json);
   const RewriteLevel level = options.real_rewrites ? RewriteLevel::real : RewriteLevel::ieee;
   Graph graph = rewrite(program->original, level, &program->rewrites);
   const bool cuda = options.device == Target::Device::cuda;
   const Target target = cuda ? cuda_target(options) : cpu_target(options);
   program->plan = make_plan(std::move(graph), target, options.precision);
+  program->largest_batch =
+      std::min(largest_batch(program->original), largest_batch(program->plan.graph));
   program->executable = cuda ? make_cuda_executable(program->plan, options)
                              : make_cpu_executable(program->plan, options);
   return program;
+}
+
+void check_batch(const Program& program, int64_t batch) {
+  if (batch >= 0 && batch <= program.largest_batch) return;
+  ingot::check_batch(program.original, batch);
+  ingot::check_batch(program.plan.graph, batch);
 }
 
 void check_tensors(const Program& program, int64_t batch, std::span<const ingot_tensor> tensors) {
   const Graph& graph = program.original;
   const size_t results = graph.results.size();
   const std::vector<ValueId>& leaves = program.leaves;
-  if (batch < 0) fail(INGOT_INVALID_ARGUMENT, "the batch size is {}", batch);
+  check_batch(program, batch);
   if (tensors.size() != leaves.size() + results) {
     fail(INGOT_INVALID_ARGUMENT, "graph '{}' takes {} leaves and {} results, got {} tensors",
          graph.name, leaves.size(), results, tensors.size());
@@ -126,4 +136,4 @@ void check_tensors(const Program& program, int64_t batch, std::span<const ingot_
   }
 }
 
-}  // namespace ingot::api
+}  // namespace ingot::abi

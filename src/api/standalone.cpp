@@ -6,8 +6,9 @@
 
 #include "standalone/standalone.h"
 #include "support/error.h"
+#include "support/json.h"
 
-namespace ingot::api {
+namespace ingot::abi {
 namespace {
 
 using nlohmann::json;
@@ -36,7 +37,7 @@ std::vector<std::array<int64_t, kAxes>> strides_of(const json& given, size_t lea
 }  // namespace
 
 json standalone_source(std::span<const Program* const> programs, std::string_view options_json) {
-  const json options = json::parse(options_json, nullptr, false);
+  const json options = parse_json(options_json, "the text of the options");
   const auto listed = [&](const char* key) {
     const json list = options.is_object() ? options.value(key, json()) : json();
     if (!list.is_array() || list.size() != programs.size()) {
@@ -56,11 +57,11 @@ json standalone_source(std::span<const Program* const> programs, std::string_vie
     const std::string name = names[i].is_string() ? names[i].get<std::string>() : "";
     if (!is_identifier(name) || !known.insert(name).second) {
       fail(INGOT_INVALID_ARGUMENT, "option 'names': {} is no identifier, or there twice",
-           names[i].dump());
+           shown(names[i]));
     }
     requests.push_back({&program.plan, name, strides_of(strides[i], program.leaves.size())});
   }
   return standalone::write_source(requests);
 }
 
-}  // namespace ingot::api
+}  // namespace ingot::abi

@@ -6,9 +6,9 @@
 
 #include "api/program.h"
 
-namespace ingot::api {
+namespace ingot::abi {
 
 nlohmann::json standalone_source(std::span<const Program* const> programs,
                                  std::string_view options_json);
 
-}  // namespace ingot::api
+}  // namespace ingot::abi

@@ -33,16 +33,29 @@ class Executable {
   // tensors: leaves in order, then results in order. The buffers of updates are written in place.
   virtual void run(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
                    size_t workspace_bytes, void* stream) = 0;
-  // Weights kept for inference; see ingot.h.
-  virtual size_t frozen_size() { return 0; }
-  virtual void freeze(int64_t, std::span<const ingot_tensor>, void* /*frozen*/, void* /*stream*/) {}
+  // Weights kept for inference (see ingot.h): by sweep, the bytes that its product's weight takes,
+  // multiples of 256; 0 where it is not kept.
+  virtual const std::vector<size_t>& frozen_bytes() = 0;
+  size_t frozen_size();
+  virtual void freeze(int64_t batch, std::span<const ingot_tensor> tensors, void* frozen,
+                      void* stream) = 0;
   virtual void run_frozen(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
-                          size_t workspace_bytes, const void* /*frozen*/, void* stream) {
-    run(batch, tensors, workspace, workspace_bytes, stream);
-  }
+                          size_t workspace_bytes, const void* frozen, void* stream) = 0;
+  // What products of f32 operands are computed in, which may be more accurate than was asked for:
+  // that of the least accurate; ieee where there are none.
+  virtual Precision precision() = 0;
+  // Whether a product's weight and stored result must be matrices in the caller's memory; else any
+  // strides will do.
+  virtual bool wants_matrices() const = 0;
   // Backend's part of explain(): per sweep what runs it (provider, kernels, tiles, source text).
   virtual nlohmann::json describe(int64_t batch) = 0;
 };
+
+inline size_t Executable::frozen_size() {
+  size_t total = 0;
+  for (const size_t bytes : frozen_bytes()) total += bytes;
+  return total;
+}
 
 // The target that a backend plans for, given the options and what this machine offers.
 Target cpu_target(const ProgramOptions& options);

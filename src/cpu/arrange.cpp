@@ -1,6 +1,7 @@
 #include "cpu/arrange.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 namespace ingot::cpu {
@@ -38,34 +39,82 @@ int urgency(const Phase& phase, const Step& step) {
   return 2;
 }
 
-std::vector<Step> ordered(const Phase& phase) {
-  std::vector<Step> left = phase.steps, done;
-  std::set<int> pending;
-  for (const Step& step : left) {
-    for (const int out : outputs_of(phase, step)) pending.insert(out);
+// The steps whose inputs are there, and which of them is next: one that goes together with the last
+// before all others, then by rank, then as they came.
+class ReadySteps {
+ public:
+  explicit ReadySteps(const Phase& phase) : phase_(phase) {}
+
+  bool empty() const { return by_rank_.empty(); }
+
+  void add(int index) {
+    const Step& step = step_at(index);
+    by_rank_.emplace(rank(step), index);
+    if (step.kind == Step::Kind::pointwise) kind_of(step).insert(index);
   }
-  const auto ready = [&](const Step& step) {
-    const std::vector<int> in = inputs_of(step);
-    return std::none_of(in.begin(), in.end(), [&](int slot) { return pending.contains(slot); });
-  };
-  while (!left.empty()) {
-    auto next = left.end();
-    const auto rank = [&](const Step& step) {
-      if (!done.empty() && together(phase, done.back(), step)) return -1;
-      return urgency(phase, step) + (step.hoisted ? 0 : 3);
-    };
-    for (auto it = left.begin(); it != left.end(); ++it) {
-      if (ready(*it) && (next == left.end() || rank(*it) < rank(*next))) next = it;
+
+  int take(int last) {
+    int next = by_rank_.begin()->second;
+    if (last >= 0 && step_at(last).kind == Step::Kind::pointwise) {
+      const std::set<int>& alike = kind_of(step_at(last));
+      if (!alike.empty()) next = *alike.begin();
     }
-    for (const int out : outputs_of(phase, *next)) pending.erase(out);
-    done.push_back(*next);
-    left.erase(next);
+    const Step& step = step_at(next);
+    by_rank_.erase({rank(step), next});
+    if (step.kind == Step::Kind::pointwise) kind_of(step).erase(next);
+    return next;
+  }
+
+ private:
+  const Step& step_at(int index) const { return phase_.steps[static_cast<size_t>(index)]; }
+  int rank(const Step& step) const { return urgency(phase_, step) + (step.hoisted ? 0 : 3); }
+
+  // Of those that go together with the step.
+  std::set<int>& kind_of(const Step& step) {
+    for (auto& [first, steps] : kinds_) {
+      if (together(phase_, step_at(first), step)) return steps;
+    }
+    const int index = static_cast<int>(&step - phase_.steps.data());
+    return kinds_.emplace_back(index, std::set<int>()).second;
+  }
+
+  const Phase& phase_;
+  std::set<std::pair<int, int>> by_rank_;
+  std::vector<std::pair<int, std::set<int>>> kinds_;  // a few: by a step of theirs
+};
+
+std::vector<Step> ordered(const Phase& phase) {
+  const size_t count = phase.steps.size();
+  std::map<int, size_t> maker;  // of a slot
+  for (size_t i = 0; i < count; ++i) {
+    for (const int out : outputs_of(phase, phase.steps[i])) maker[out] = i;
+  }
+  std::vector<int> missing(count, 0);
+  std::vector<std::vector<int>> readers(count);
+  ReadySteps ready(phase);
+  for (size_t i = 0; i < count; ++i) {
+    for (const int in : inputs_of(phase.steps[i])) {
+      const auto made = maker.find(in);
+      if (made == maker.end()) continue;
+      readers[made->second].push_back(static_cast<int>(i));
+      ++missing[i];
+    }
+    if (missing[i] == 0) ready.add(static_cast<int>(i));
+  }
+  std::vector<Step> done;
+  for (int last = -1; !ready.empty();) {
+    last = ready.take(last);
+    done.push_back(phase.steps[static_cast<size_t>(last)]);
+    for (const int reader : readers[static_cast<size_t>(last)]) {
+      if (--missing[static_cast<size_t>(reader)] == 0) ready.add(reader);
+    }
   }
   return done;
 }
 
-// The operands of the steps [begin, end) as one run; `outside`: slots that others read.
-Run run_of(const Phase& phase, int begin, int end, const std::set<int>& outside) {
+// The operands of the steps [begin, end) as one run; last_reader: of each slot, the last step that
+// reads it, beyond them all for what others read.
+Run run_of(const Phase& phase, int begin, int end, const std::vector<int>& last_reader) {
   Run run{begin, end, {}, {}};
   std::set<int> made, seen;
   for (int i = begin; i < end; ++i) {
@@ -75,26 +124,22 @@ Run run_of(const Phase& phase, int begin, int end, const std::set<int>& outside)
     }
     made.insert(step.out);
   }
-  const auto read_later = [&](int slot) {
-    for (size_t i = static_cast<size_t>(end); i < phase.steps.size(); ++i) {
-      const std::vector<int> in = inputs_of(phase.steps[i]);
-      if (std::find(in.begin(), in.end(), slot) != in.end()) return true;
-    }
-    return false;
-  };
   for (const int slot : made) {
-    const bool shared = outside.contains(slot) || read_later(slot);
+    const bool shared = last_reader[static_cast<size_t>(slot)] >= end;
     (shared ? run.outer : run.inner).push_back(slot);
   }
   return run;
 }
 
 void cut_into_runs(Phase* phase) {
-  std::set<int> outside;
-  for (const auto& store : phase->stores) outside.insert(store.slot);
-  for (const auto& state : phase->statistics) outside.insert(state.arg);
   const int count = static_cast<int>(phase->steps.size());
   const auto step = [&](int i) -> Step& { return phase->steps[static_cast<size_t>(i)]; };
+  std::vector<int> last_reader(phase->slots.size(), -1);
+  for (int i = 0; i < count; ++i) {
+    for (const int in : inputs_of(step(i))) last_reader[static_cast<size_t>(in)] = i;
+  }
+  for (const auto& store : phase->stores) last_reader[static_cast<size_t>(store.slot)] = count;
+  for (const auto& state : phase->statistics) last_reader[static_cast<size_t>(state.arg)] = count;
   for (int begin = 0; begin < count;) {
     int end = begin + 1;
     while (end < std::min(count, begin + kMaxRunSteps) &&
@@ -103,8 +148,8 @@ void cut_into_runs(Phase* phase) {
     }
     Run run{begin, end, {}, {}};
     if (step(begin).kind == Step::Kind::pointwise) {
-      run = run_of(*phase, begin, end, outside);
-      while (run.outer.size() > kMaxOperands) run = run_of(*phase, begin, --end, outside);
+      run = run_of(*phase, begin, end, last_reader);
+      while (run.outer.size() > kMaxOperands) run = run_of(*phase, begin, --end, last_reader);
     }
     for (const int slot : run.inner) phase->slots[static_cast<size_t>(slot)].inner = true;
     std::vector<int> operands = run.outer;

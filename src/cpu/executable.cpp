@@ -6,11 +6,13 @@
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <thread>
 
 #include "cpu/loops.h"
 #include "cpu/product/provider.h"
 #include "cpu/sweep.h"
+#include "support/checked.h"
 #include "support/error.h"
 #include "support/threads.h"
 
@@ -73,20 +75,35 @@ class CpuExecutable final : public Executable {
     run_frozen(batch, tensors, workspace, workspace_bytes, nullptr, stream);
   }
 
-  size_t frozen_size() override {
-    size_t total = 0;
-    for (const size_t bytes : frozen_bytes()) total += align(bytes);
-    return total;
+  // What they were when first asked for, whatever products are registered later.
+  const std::vector<size_t>& frozen_bytes() override {
+    std::call_once(frozen_once_, [&] {
+      for (const SweepRunner& sweep : sweeps_) frozen_bytes_.push_back(align(sweep.frozen_bytes()));
+    });
+    return frozen_bytes_;
   }
+
+  Precision precision() override {
+    const auto in_f32 = [&](const Sweep& sweep) {
+      return sweep.matmul != kNoValue && plan_.graph[sweep.matmul].dtype == DType::f32;
+    };
+    const auto providers = product_providers(isa_);
+    const bool split =
+        std::any_of(plan_.sweeps.begin(), plan_.sweeps.end(), in_f32) &&
+        std::any_of(providers.begin(), providers.end(), [](const auto& p) { return p->splits(); });
+    return split ? Precision::fp32 : Precision::ieee;
+  }
+
+  bool wants_matrices() const override { return false; }
 
   void freeze(int64_t batch, std::span<const ingot_tensor> tensors, void* frozen, void*) override {
     const Layout l = layout(batch);
     const Addresses addresses(plan_, batch, tensors, nullptr, l.buffers, l.updates);
     auto* at = static_cast<std::byte*>(frozen);
+    const std::vector<size_t>& kept = frozen_bytes();
     for (size_t i = 0; i < sweeps_.size(); ++i) {
-      const size_t bytes = frozen_bytes()[i];
-      if (bytes != 0) sweeps_[i].freeze(addresses, at, bytes);
-      at += align(bytes);
+      if (kept[i] != 0) sweeps_[i].freeze(addresses, at, kept[i]);
+      at += kept[i];
     }
   }
 
@@ -135,20 +152,13 @@ class CpuExecutable final : public Executable {
     bool kept = true;  // something else reads the product too
   };
 
-  // By sweep; what they were when first asked for, whatever products are registered later.
-  const std::vector<size_t>& frozen_bytes() {
-    std::call_once(frozen_once_, [&] {
-      for (const SweepRunner& sweep : sweeps_) frozen_bytes_.push_back(sweep.frozen_bytes());
-    });
-    return frozen_bytes_;
-  }
-
   const std::byte* packed_of(int sweep, const void* frozen) {
     const auto* at = static_cast<const std::byte*>(frozen);
+    const std::vector<size_t>& kept = frozen_bytes();
     const auto index = static_cast<size_t>(sweep);
-    if (frozen_bytes()[index] == 0) return nullptr;
-    for (size_t i = 0; i < index; ++i) at += align(frozen_bytes()[i]);
-    return at;
+    if (kept[index] == 0) return nullptr;
+    return std::accumulate(kept.begin(), kept.begin() + sweep, at,
+                           [](const std::byte* p, size_t bytes) { return p + bytes; });
   }
 
   const SweepRunner& runner(int sweep) const { return sweeps_[static_cast<size_t>(sweep)]; }
@@ -222,14 +232,15 @@ class CpuExecutable final : public Executable {
     for (const Update& update : plan_.graph.updates) {
       l.updates.push_back(l.total);
       const auto elements = plan_.graph[update.value].shape.elements(batch);
-      l.total += align(static_cast<size_t>(elements) * sizeof(double));
+      const size_t bytes = checked_product(static_cast<size_t>(elements), sizeof(double));
+      l.total = checked_sum(l.total, align(bytes));
     }
     l.sweeps = l.total;
     size_t largest = 0;
     for (const SweepRunner& sweep : sweeps_) {
       largest = std::max(largest, sweep.workspace_size(batch));
     }
-    l.total += largest;
+    l.total = checked_sum(l.total, largest);
     return l;
   }
 

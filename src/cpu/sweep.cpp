@@ -5,6 +5,7 @@
 
 #include "common/monoid.cuh"
 #include "cpu/loops.h"
+#include "support/checked.h"
 #include "support/error.h"
 #include "support/threads.h"
 
@@ -239,20 +240,21 @@ SweepRunner::Layout SweepRunner::layout(int64_t batch) const {
   Layout l;
   const auto take = [&](size_t bytes) {
     const size_t at = l.total;
-    l.total += align(bytes);
+    l.total = checked_sum(l.total, align(bytes));
     return at;
   };
   if (product_unplaced_) {
     // Eight bytes an element serve every dtype.
     const Shape& shape = plan_.graph[sweep_.matmul].shape;
-    l.product = take(static_cast<size_t>(shape.elements(batch)) * sizeof(double));
+    l.product = take(checked_product(static_cast<size_t>(shape.elements(batch)), sizeof(double)));
   }
   const auto kept = static_cast<size_t>(kept_elements(batch));
-  const size_t states = kept * 2 * sizeof(double) * body_.statistics.size();
-  l.statistics = take(kept * sizeof(double) * statistic_.size());
+  const size_t states = checked_product(kept, 2 * sizeof(double) * body_.statistics.size());
+  l.statistics = take(checked_product(kept, sizeof(double) * statistic_.size()));
   l.states = take(states);
   if (!body_.statistics.empty()) {
-    l.partials = take(states * static_cast<size_t>(std::max<int64_t>(1, tiling(batch).chunks)));
+    const int64_t chunks = std::max<int64_t>(1, tiling(batch).chunks);
+    l.partials = take(checked_product(states, static_cast<size_t>(chunks)));
   }
   return l;
 }

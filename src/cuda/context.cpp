@@ -61,7 +61,11 @@ Context::Context(CUcontext handle, int device)
 }
 
 CublasLt& Context::cublas() {
-  std::call_once(cublas_once_, [this] { cublas_ = std::make_unique<CublasLt>(); });
+  if (CublasLt* ready = cublas_ready_.load(std::memory_order_acquire)) return *ready;
+  // Not std::call_once: an exception that leaves it ends the process where libgcc is linked in.
+  const std::lock_guard lock(cublas_mutex_);
+  if (!cublas_) cublas_ = std::make_unique<CublasLt>();
+  cublas_ready_.store(cublas_.get(), std::memory_order_release);
   return *cublas_;
 }
 

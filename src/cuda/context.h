@@ -1,6 +1,7 @@
 // The CUDA context that a call runs in, and what is kept once per context.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 
@@ -24,8 +25,9 @@ class Context {
  private:
   CUcontext handle_;
   int device_, sm_, multiprocessors_;
-  std::once_flag cublas_once_;
+  std::mutex cublas_mutex_;
   std::unique_ptr<CublasLt> cublas_;
+  std::atomic<CublasLt*> cublas_ready_{nullptr};
 };
 
 // Makes a context of `device` current while it lives. A current context of that device is kept

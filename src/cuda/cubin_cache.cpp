@@ -1,5 +1,6 @@
 #include "cuda/cubin_cache.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -8,18 +9,21 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
+#include <ctime>
+#include <memory>
+#include <tuple>
 #include <vector>
+
+#include "support/log.h"
 
 namespace ingot::cuda {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr char kMagic[8] = {'I', 'N', 'G', 'O', 'T', 'C', '0', '1'};
-constexpr auto kSuffix = ".cubin";
+constexpr auto kSuffix = ".cubin", kTemporary = ".tmp";
 
 struct Header {
   char magic[8];
@@ -29,29 +33,6 @@ struct Header {
 
 uint64_t content_hash(const std::string& key, const std::string& payload) {
   return XXH3_64bits_withSeed(payload.data(), payload.size(), XXH3_64bits(key.data(), key.size()));
-}
-
-// The whole file, or nullopt.
-std::optional<std::string> read_file(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return std::nullopt;
-  struct stat info {};
-  std::string text;
-  bool ok = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
-  if (ok) {
-    text.resize(static_cast<size_t>(info.st_size));
-    size_t done = 0;
-    while (done < text.size()) {
-      const ssize_t count = ::read(fd, text.data() + done, text.size() - done);
-      if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) break;
-      done += static_cast<size_t>(count);
-    }
-    ok = done == text.size();
-  }
-  ::close(fd);
-  if (!ok) return std::nullopt;
-  return text;
 }
 
 bool write_all(int fd, const void* data, size_t size) {
@@ -66,13 +47,63 @@ bool write_all(int fd, const void* data, size_t size) {
   return true;
 }
 
+// A new file, of no other name's memory; `name` is what it was given.
+Descriptor create_temporary(const Descriptor& folder, std::string* name) {
+  constexpr int kTries = 64;  // other machines may share the folder, and the numbers of processes
+  static std::atomic<unsigned> counter{0};
+  for (int i = 0; i < kTries; ++i) {
+    *name = fmt::format(".{}-{}{}", ::getpid(), counter.fetch_add(1), kTemporary);
+    const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    Descriptor file(::openat(folder.get(), name->c_str(), flags, S_IRUSR | S_IWUSR));
+    if (file || errno != EEXIST) return file;
+  }
+  return Descriptor();
+}
+
+struct Entry {
+  std::string name;
+  time_t used;
+  long used_ns;
+  uint64_t size;
+};
+
+// The entries in the folder. Temporary files that a process left behind when it died go on the way.
+std::vector<Entry> entries_of(const Descriptor& folder) {
+  constexpr time_t kLeftBehind = 3600;  // seconds
+  std::vector<Entry> entries;
+  const int own = ::openat(folder.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  const std::unique_ptr<DIR, int (*)(DIR*)> listing(own < 0 ? nullptr : ::fdopendir(own),
+                                                    &::closedir);
+  if (!listing) return entries;
+  const time_t now = ::time(nullptr);
+  while (const dirent* found = ::readdir(listing.get())) {
+    const std::string name = found->d_name;
+    struct stat info {};
+    if (::fstatat(folder.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    if (name.ends_with(kTemporary) && now - info.st_mtime > kLeftBehind) {
+      ::unlinkat(folder.get(), name.c_str(), 0);
+    }
+    if (!name.ends_with(kSuffix) || !S_ISREG(info.st_mode)) continue;
+    entries.push_back(
+        {name, info.st_mtim.tv_sec, info.st_mtim.tv_nsec, static_cast<uint64_t>(info.st_size)});
+  }
+  return entries;
+}
+
 }  // namespace
 
 CubinCache::CubinCache(std::string folder, uint64_t bytes)
     : folder_(std::move(folder)), bytes_(bytes) {
   if (folder_.empty()) return;
-  std::error_code failed;
-  fs::create_directories(folder_, failed);
+  make_private_folder(folder_);
+  open_folder();  // says now why nothing will be kept
+}
+
+Descriptor CubinCache::open_folder() const {
+  std::string why;
+  Descriptor folder = open_private_folder(folder_, &why);
+  if (!why.empty()) warn_once(fmt::format("the kernel cache {} is not used: {}", folder_, why));
+  return folder;
 }
 
 std::string CubinCache::default_folder() {
@@ -88,13 +119,16 @@ std::string CubinCache::default_folder() {
 
 std::string CubinCache::file_of(const std::string& key) const {
   const XXH128_hash_t hash = XXH3_128bits(key.data(), key.size());
-  return fmt::format("{}/{:016x}{:016x}{}", folder_, hash.high64, hash.low64, kSuffix);
+  return fmt::format("{:016x}{:016x}{}", hash.high64, hash.low64, kSuffix);
 }
 
 std::optional<std::string> CubinCache::find(const std::string& key) const {
   if (folder_.empty()) return std::nullopt;
-  const std::string path = file_of(key);
-  const std::optional<std::string> file = read_file(path);
+  const Descriptor folder = open_folder();
+  if (!folder) return std::nullopt;
+  const std::string name = file_of(key);
+  std::string why;
+  const std::optional<std::string> file = read_private_file(folder, name, bytes_, &why);
   Header header{};
   if (!file || file->size() < sizeof(header)) return std::nullopt;
   std::memcpy(&header, file->data(), sizeof(header));
@@ -106,65 +140,48 @@ std::optional<std::string> CubinCache::find(const std::string& key) const {
   std::string payload = file->substr(sizeof(header) + key.size());
   if (content_hash(key, payload) != header.hash) return std::nullopt;
   // Marks it as used now; on a read-only disk the order of eviction does not matter.
-  ::utimensat(AT_FDCWD, path.c_str(), nullptr, 0);
+  ::utimensat(folder.get(), name.c_str(), nullptr, AT_SYMLINK_NOFOLLOW);
   return payload;
 }
 
 bool CubinCache::store(const std::string& key, const std::string& payload) const {
   if (folder_.empty()) return false;
-  static std::atomic<unsigned> counter{0};
-  const std::string temporary =
-      fmt::format("{}/.{}-{}.tmp", folder_, ::getpid(), counter.fetch_add(1));
-  const int fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd < 0) return false;
+  const Descriptor folder = open_folder();
+  if (!folder) return false;
+  std::string temporary;
+  Descriptor file = create_temporary(folder, &temporary);
+  if (!file) return false;
   Header header{};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
   header.key_bytes = key.size();
   header.payload_bytes = payload.size();
   header.hash = content_hash(key, payload);
-  bool ok = write_all(fd, &header, sizeof(header)) && write_all(fd, key.data(), key.size()) &&
-            write_all(fd, payload.data(), payload.size());
-  ok = ::close(fd) == 0 && ok;
-  ok = ok && ::rename(temporary.c_str(), file_of(key).c_str()) == 0;
+  bool ok = write_all(file.get(), &header, sizeof(header)) &&
+            write_all(file.get(), key.data(), key.size()) &&
+            write_all(file.get(), payload.data(), payload.size());
+  ok = file.close() && ok;
+  const std::string name = file_of(key);
+  ok = ok && ::renameat(folder.get(), temporary.c_str(), folder.get(), name.c_str()) == 0;
   if (!ok) {
-    ::unlink(temporary.c_str());
+    ::unlinkat(folder.get(), temporary.c_str(), 0);
     return false;
   }
-  evict();
+  evict(folder);
   return true;
 }
 
 // Other processes may delete and add files meanwhile: an error means that one is gone already.
-void CubinCache::evict() const {
-  struct Entry {
-    fs::path path;
-    fs::file_time_type used;
-    uint64_t size;
-  };
-  std::vector<Entry> entries;
+void CubinCache::evict(const Descriptor& folder) const {
+  std::vector<Entry> entries = entries_of(folder);
   uint64_t total = 0;
-  std::error_code failed;
-  const auto now = fs::file_time_type::clock::now();
-  for (fs::directory_iterator it(folder_, failed), end; !failed && it != end;
-       it.increment(failed)) {
-    std::error_code gone;
-    const fs::path& path = it->path();
-    const auto used = fs::last_write_time(path, gone);
-    const uint64_t size = gone ? 0 : fs::file_size(path, gone);
-    if (gone) continue;
-    // Temporary files that old were left behind by a process that died.
-    if (path.extension() == ".tmp" && now - used > std::chrono::hours(1)) fs::remove(path, gone);
-    if (path.extension() != kSuffix) continue;
-    entries.push_back({path, used, size});
-    total += size;
-  }
+  for (const Entry& entry : entries) total += entry.size;
   if (total <= bytes_) return;
-  std::sort(entries.begin(), entries.end(),
-            [](const Entry& a, const Entry& b) { return a.used < b.used; });
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return std::tie(a.used, a.used_ns) < std::tie(b.used, b.used_ns);
+  });
   for (const Entry& entry : entries) {
     if (total <= bytes_ / 4 * 3) return;
-    std::error_code gone;
-    fs::remove(entry.path, gone);
+    ::unlinkat(folder.get(), entry.name.c_str(), 0);
     total -= entry.size;
   }
 }

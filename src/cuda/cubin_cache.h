@@ -3,12 +3,15 @@
 // An entry is one file that holds its whole key and payload with their hash; a hit compares the
 // whole key. Files appear by rename, whole or not at all; a file that is damaged counts as absent
 // and is replaced. When the folder outgrows its bound, the files used longest ago go. A folder that
-// cannot be written, or a full disk, costs the caching and nothing else.
+// cannot be written, or a full disk, costs the caching and nothing else; so do folders and files of
+// other users, or that others may write to (support/private_files.h).
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
+
+#include "support/private_files.h"
 
 namespace ingot::cuda {
 
@@ -29,8 +32,9 @@ class CubinCache {
   const std::string& folder() const { return folder_; }
 
  private:
+  Descriptor open_folder() const;
   std::string file_of(const std::string& key) const;
-  void evict() const;
+  void evict(const Descriptor& folder) const;
 
   std::string folder_;
   uint64_t bytes_;

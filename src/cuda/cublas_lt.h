@@ -9,7 +9,7 @@
 #include <string>
 
 #include "cuda/driver.h"
-#include "plan/plan.h"
+#include "program/launch_program.h"
 
 namespace ingot::cuda {
 
@@ -19,22 +19,6 @@ struct CublasInfo {
   std::string path, why;
 };
 const CublasInfo& cublas_info();
-
-// Row-major y[m, n] = Σ_k x[m, k] · w[n, k], `batches` times. An operand has stride 1 along k or
-// along its rows (m, n); the other stride is its leading dimension. Strides are in elements.
-struct LibraryProduct {
-  int64_t batches = 1, m = 0, n = 0, k = 0;
-  struct Operand {
-    int64_t row_stride = 0, k_stride = 1, batch_stride = 0;
-    int alignment = 16;  // of its address, in bytes
-    auto operator<=>(const Operand&) const = default;
-  } x, w;
-  int64_t y_stride = 0, y_batch_stride = 0;
-  int y_alignment = 16;
-  DType operands = DType::f32, result = DType::f32;
-  bool tf32 = false;
-  auto operator<=>(const LibraryProduct&) const = default;
-};
 
 // What a library product may use of the caller's workspace.
 inline constexpr size_t kLibraryWorkspace = size_t{32} << 20;

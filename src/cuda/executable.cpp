@@ -1,15 +1,21 @@
-// A program on CUDA: its sweeps in order, on the caller's stream, in the caller's memory.
+// A program on CUDA: lowered to what a call launches, then launched on the caller's stream, in the
+// caller's memory.
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <shared_mutex>
 #include <utility>
 
 #include "backend/executable.h"
+#include "cuda/launcher.h"
 #include "cuda/product_tuning.h"
+#include "cuda/program_cache.h"
 #include "cuda/replay.h"
 #include "cuda/sweep_runner.h"
+#include "support/checked.h"
 #include "support/error.h"
 
 namespace ingot {
@@ -45,6 +51,7 @@ class CudaExecutable : public Executable {
       runners_.push_back(plan_.sweeps[i].kind == SweepKind::product
                              ? make_product_runner(plan_, sweep, modules_, options_, tuning_)
                              : make_kernels_runner(plan_, sweep, modules_));
+      frozen_bytes_.push_back(align_to_256(runners_.back()->frozen_bytes()));
     }
   }
 
@@ -62,7 +69,7 @@ class CudaExecutable : public Executable {
 
   size_t workspace_size(int64_t batch) override {
     const BatchLayout& l = layout(batch);
-    return l.buffers + l.scratch;
+    return checked_sum(l.buffers, l.scratch);
   }
 
   void run(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
@@ -70,11 +77,15 @@ class CudaExecutable : public Executable {
     run_frozen(batch, tensors, workspace, workspace_bytes, nullptr, stream);
   }
 
-  size_t frozen_size() override {
-    size_t bytes = 0;
-    for (const auto& runner : runners_) bytes += align_to_256(runner->frozen_bytes());
-    return bytes;
+  const std::vector<size_t>& frozen_bytes() override { return frozen_bytes_; }
+
+  Precision precision() override {
+    Precision found = Precision::ieee;
+    for (const auto& runner : runners_) found = least_accurate(found, runner->precision());
+    return found;
   }
+
+  bool wants_matrices() const override { return true; }
 
   void freeze(int64_t batch, std::span<const ingot_tensor> tensors, void* frozen,
               void* stream) override {
@@ -85,11 +96,15 @@ class CudaExecutable : public Executable {
       units.insert(units.end(), own.begin(), own.end());
     }
     modules_.load(*context, units);
-    const BatchLayout& l = layout(batch);
-    RunState state = state_of(*context, l, batch, tensors, nullptr, 0, stream);
-    visit_frozen(state, frozen, [&](SweepRunner& runner) {
-      if (state.frozen != nullptr) runner.freeze(state);
-    });
+    const LaunchProgram prologue =
+        lower({context->sm(), batch, true, tensors}, [](SweepRunner& runner, const Lowering& to) {
+          if (to.frozen.base != Address::Base::none) runner.lower_frozen(to);
+        });
+    cuda::launch(prologue, *context, modules_, {tensors, nullptr, static_cast<std::byte*>(frozen)},
+                 static_cast<CUstream>(stream), dependent_launch(*context));
+    const std::unique_lock lock(packed_mutex_);
+    packed_from_[frozen] = weights_of(tensors);
+    replays_.forget();  // of this memory, what was packed before
   }
 
   void run_frozen(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
@@ -101,60 +116,111 @@ class CudaExecutable : public Executable {
            batch, l.buffers + l.scratch);
     }
     const CurrentContext context(tensors[0].device);
-    const auto launch = [&](CUstream on) {
-      RunState state = state_of(*context, l, batch, tensors, static_cast<std::byte*>(workspace),
-                                workspace_bytes, on);
-      SplitOperand found, left;
-      state.found = &found;
-      state.left = &left;
-      visit_frozen(state, const_cast<void*>(frozen), [&](SweepRunner& runner) {
-        found = std::exchange(left, {});
-        runner.run(state);
-      });
+    const auto launch_on = [&](CUstream on) {
+      const CallLayout call = {context->sm(), batch, is_packed(frozen, tensors), tensors};
+      const auto program = programs_.get(call, [&] { return lower(call); });
+      const CallMemory memory = {tensors, static_cast<std::byte*>(workspace),
+                                 static_cast<std::byte*>(const_cast<void*>(frozen))};
+      cuda::launch(*program, *context, modules_, memory, on, dependent_launch(*context));
     };
     const auto on = static_cast<CUstream>(stream);
-    if (!replay_) return launch(on);
+    if (!replay_) return launch_on(on);
     replays_.run({&*context, batch, workspace, frozen, workspace_bytes, tensors}, on,
-                 std::cref(launch));
+                 std::cref(launch_on));
   }
 
   nlohmann::json describe(int64_t batch) override {
     nlohmann::json sweeps = nlohmann::json::array();
     for (const auto& runner : runners_) sweeps.push_back(runner->describe(batch));
-    return {{"backend", "cuda"}, {"sweeps", sweeps}, {"workspace_bytes", workspace_size(batch)}};
+    return {{"backend", "cuda"},
+            {"sweeps", sweeps},
+            {"workspace_bytes", workspace_size(batch)},
+            {"program", describe_program(batch)}};
   }
 
  private:
-  RunState state_of(Context& context, const BatchLayout& l, int64_t batch,
-                    std::span<const ingot_tensor> tensors, std::byte* memory, size_t bytes,
-                    void* stream) {
-    const bool dependent =
-        dependent_launch_ && context.sm() >= 90 && driver().version >= kDependentLaunchDriver;
-    return {plan_,
-            context,
-            modules_,
-            batch,
-            tensors,
-            leaf_count_,
-            memory,
-            l.offsets,
-            memory == nullptr ? nullptr : memory + l.buffers,
-            memory == nullptr ? 0 : bytes - l.buffers,
-            static_cast<CUstream>(stream),
-            dependent,
-            nullptr};
+  bool dependent_launch(const Context& context) const {
+    return dependent_launch_ && context.sm() >= 90 && driver().version >= kDependentLaunchDriver;
   }
 
-  // Calls `act` for every sweep, with its part of the frozen weights (if there are any) in `state`.
-  template <class Act>
-  void visit_frozen(RunState& state, void* frozen, Act act) {
-    auto* next = static_cast<std::byte*>(frozen);
-    for (const auto& runner : runners_) {
-      const size_t bytes = next == nullptr ? 0 : align_to_256(runner->frozen_bytes());
-      state.frozen = bytes == 0 ? nullptr : next;
-      next += bytes;
-      act(*runner);
+  // The tensors of the leaves that are kept in another form.
+  std::vector<ingot_tensor> weights_of(std::span<const ingot_tensor> tensors) const {
+    std::vector<ingot_tensor> weights;
+    for (size_t i = 0; i < frozen_bytes_.size(); ++i) {
+      if (frozen_bytes_[i] == 0) continue;
+      const ValueId leaf = product_operand(plan_.graph, plan_.sweeps[i], 1);
+      const int index = plan_.placements[static_cast<size_t>(leaf)].index;
+      weights.push_back(tensors[static_cast<size_t>(index)]);
     }
+    return weights;
+  }
+
+  // Whether all of them are what the memory was filled from. A parameter that is elsewhere, or laid
+  // out otherwise, is another one, whatever its values.
+  bool is_packed(const void* frozen, std::span<const ingot_tensor> tensors) const {
+    if (frozen == nullptr) return false;
+    const std::shared_lock lock(packed_mutex_);
+    const auto found = packed_from_.find(frozen);
+    if (found == packed_from_.end()) return false;
+    const std::vector<ingot_tensor> now = weights_of(tensors);
+    return std::memcmp(now.data(), found->second.data(), now.size() * sizeof(ingot_tensor)) == 0;
+  }
+
+  static void lower_run(SweepRunner& runner, const Lowering& to) { runner.lower(to); }
+
+  // What `act` makes of the sweeps, one after another.
+  LaunchProgram lower(const CallLayout& call,
+                      void (*act)(SweepRunner&, const Lowering&) = lower_run) {
+    const BatchLayout& l = layout(call.batch);
+    Lowered lowered;
+    Lowering to{plan_,        modules_,    call.sm,   call.batch,
+                call.tensors, leaf_count_, l.offsets, lowered};
+    to.scratch = {Address::Base::workspace, 0, l.buffers};
+    to.scratch_bytes = l.scratch;
+    name_buffers(to);
+    Address kept = {Address::Base::frozen, 0, 0};
+    for (size_t i = 0; i < runners_.size(); ++i) {
+      to.sweep = static_cast<int>(i);
+      to.frozen = call.frozen && frozen_bytes_[i] != 0 ? kept : Address{};
+      act(*runners_[i], to);
+      kept.offset += frozen_bytes_[i];
+    }
+    return std::move(lowered.program);
+  }
+
+  void name_buffers(const Lowering& to) const {
+    for (size_t value = 0; value < plan_.placements.size(); ++value) {
+      const Placement& placement = plan_.placements[value];
+      if (placement.kind != Placement::Kind::workspace) continue;
+      const auto index = static_cast<size_t>(placement.index);
+      const WorkspaceBuffer& buffer = plan_.buffers[index];
+      const auto elements = static_cast<size_t>(buffer.shape.elements(to.batch));
+      const std::string& name = plan_.graph.nodes[value].name;
+      to.name(name.empty() ? fmt::format("%{}", value) : fmt::format("%{} ({})", value, name),
+              {Address::Base::workspace, 0, to.buffer_offsets[index]},
+              elements * size_of(buffer.dtype));
+    }
+  }
+
+  // Of calls with dense tensors, as they usually are.
+  nlohmann::json describe_program(int64_t batch) {
+    const Graph& graph = plan_.graph;
+    std::vector<ingot_tensor> tensors;
+    std::vector<std::string> names;
+    const auto add = [&](ValueId value, const std::string& name) {
+      const Shape& shape = graph[value].shape;
+      ingot_tensor tensor{};
+      for (int axis = 0; axis < kAxes; ++axis) {
+        tensor.sizes[axis] = shape.extent(static_cast<Axis>(axis), batch);
+        tensor.strides[axis] = dense_strides(shape)[static_cast<size_t>(axis)];
+      }
+      tensor.dtype = static_cast<int32_t>(graph[value].dtype);
+      tensors.push_back(tensor);
+      names.push_back(name);
+    };
+    for (const ValueId leaf : graph.leaves()) add(leaf, graph[leaf].name);
+    for (const Result& result : graph.results) add(result.value, result.name);
+    return ingot::describe(lower({plan_.target.sm, batch, false, tensors}), plan_, names);
   }
 
   static std::string cache_folder(const ProgramOptions& options, const char* inside) {
@@ -191,8 +257,12 @@ class CudaExecutable : public Executable {
   const ProductTuning tuning_;
   const size_t leaf_count_;
   const bool dependent_launch_, replay_;
+  ProgramCache programs_;
+  mutable std::shared_mutex packed_mutex_;
+  std::map<const void*, std::vector<ingot_tensor>> packed_from_;  // by the frozen memory
   Replays replays_;
   std::vector<std::unique_ptr<SweepRunner>> runners_;
+  std::vector<size_t> frozen_bytes_;
   std::mutex mutex_;
   std::map<int64_t, std::unique_ptr<BatchLayout>> layouts_;  // none is ever removed
   std::atomic<const BatchLayout*> last_{nullptr};

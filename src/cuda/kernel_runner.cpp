@@ -1,7 +1,7 @@
 #include <algorithm>
-#include <array>
 
 #include "cuda/sweep_runner.h"
+#include "support/checked.h"
 #include "support/error.h"
 
 namespace ingot::cuda {
@@ -40,8 +40,8 @@ class KernelsRunner : public SweepRunner {
     return result;
   }
   void prepare(Context&, int64_t) override {}
-  void run(const RunState& state) override {
-    for (const KernelRunner& kernel : kernels_) kernel.run(state);
+  void lower(const Lowering& to) override {
+    for (const KernelRunner& kernel : kernels_) kernel.lower(to);
   }
   nlohmann::json describe(int64_t) override {
     nlohmann::json kernels = nlohmann::json::array();
@@ -67,27 +67,28 @@ size_t KernelRunner::scratch_bytes(int64_t batch) const {
   size_t bytes = 0;
   for (const KernelEntry& entry : source_.entries) {
     if (!is_columns(entry)) continue;
-    const auto states = static_cast<size_t>(splits_of(source_, entry, batch).splits *
-                                            source_.columns * source_.state_bytes);
+    const size_t states =
+        checked_product(static_cast<size_t>(splits_of(source_, entry, batch).splits),
+                        static_cast<size_t>(source_.columns * source_.state_bytes));
     bytes = std::max(bytes, align_to_256(states + 16 * source_.operands.size() + 256));
   }
   return bytes;
 }
 
 // A vector access wants consecutive features and an address that is a multiple of its width.
-bool KernelRunner::admits(const KernelEntry& entry, const RunState& state,
-                          const KernelTensor* tensors) const {
+bool KernelRunner::admits(const KernelEntry& entry, const Lowering& to,
+                          std::span<const BoundTensor> tensors) const {
   if (entry.width == 1) return true;
   for (size_t i = 0; i < source_.operands.size(); ++i) {
     const KernelOperand& operand = source_.operands[i];
     if (!operand.vector) continue;
-    const KernelTensor& tensor = tensors[i];
+    const BoundTensor& tensor = tensors[i];
     const int64_t element = operand.bytes;
     const int64_t unit = std::min<int64_t>(16, entry.width * element);
     if (tensor.strides[kFeatures] != 1) return false;
-    auto bits = reinterpret_cast<uintptr_t>(tensor.data);
+    uintptr_t bits = to.low_bits(tensor.address);
     for (const Axis axis : {kBatch, kRows, kGroups}) {
-      if (axis == kBatch && state.batch == 1) continue;
+      if (axis == kBatch && to.batch == 1) continue;
       bits |= static_cast<uintptr_t>(tensor.strides[axis] * element);
     }
     if (bits % static_cast<uintptr_t>(unit) != 0) return false;
@@ -95,51 +96,50 @@ bool KernelRunner::admits(const KernelEntry& entry, const RunState& state,
   return true;
 }
 
-void KernelRunner::run(const RunState& state, Override instead, int64_t splits) const {
-  std::array<KernelTensor, kMaxOperands> tensors;
-  for (size_t i = 0; i < source_.operands.size(); ++i) {
-    const KernelOperand& operand = source_.operands[i];
-    if (operand.value == instead.value && !operand.written) {
-      const std::array<int64_t, kAxes> strides = dense_strides(operand.seen);
-      tensors[i].data = instead.data;
-      std::copy(strides.begin(), strides.end(), tensors[i].strides);
-    } else {
-      tensors[i] = state.bind(operand.value, operand.seen);
-    }
+void KernelRunner::lower(const Lowering& to, const Override& instead, int64_t splits) const {
+  std::vector<BoundTensor> tensors;
+  for (const KernelOperand& operand : source_.operands) {
+    const bool replaced = operand.value == instead.value && !operand.written;
+    tensors.push_back(replaced ? BoundTensor{instead.address, dense_strides(operand.seen)}
+                               : to.bind(operand.value, operand.seen));
   }
-  const LoadedUnit& loaded = state.modules.get(state.context, unit_);
-  int64_t samples = source_.batched ? state.batch : 1;
-  void* partials = state.scratch;
+  const int64_t samples = source_.batched ? to.batch : 1;
   const KernelEntry* launched = nullptr;
   for (size_t i = 0; i < source_.entries.size(); ++i) {
     const KernelEntry& entry = source_.entries[i];
     if (launched != nullptr && launched->role == entry.role) continue;  // the narrower variant
-    if (!admits(entry, state, tensors.data())) continue;
+    if (!admits(entry, to, tensors)) continue;
     launched = &entry;
-    int64_t count = samples, per_split = 0;
-    void* arguments[4] = {tensors.data(), &count, &per_split, &partials};
+    Arguments arguments;
+    arguments.add_tensors(tensors);
     switch (entry.role) {
       case KernelRole::map:
       case KernelRole::groups:
+        arguments.add(samples);
         break;
       case KernelRole::rows:
-        count = samples * source_.rows_per_sample;
+        arguments.add(samples * source_.rows_per_sample);
         break;
       case KernelRole::columns:
       case KernelRole::columns_inner: {
-        const SampleSplits cut = splits_of(source_, entry, state.batch);
-        count = cut.samples;
-        per_split = cut.per_split;
+        const SampleSplits cut = splits_of(source_, entry, to.batch);
+        arguments.add(cut.samples);
+        arguments.add(cut.per_split);
+        arguments.add_address(to.scratch);
         splits = cut.splits;
+        const int64_t bytes = splits * source_.columns * source_.state_bytes;
+        to.overwrite(to.scratch, static_cast<size_t>(bytes));
+        to.name("partial states", to.scratch, static_cast<size_t>(bytes));
         break;
       }
       case KernelRole::merge:
-        arguments[1] = &partials;
-        arguments[2] = &splits;
+        arguments.add_address(to.scratch);
+        arguments.add(splits);
         break;
     }
-    state.launch(loaded.functions[i], blocks_of(source_, entry, state.batch), entry.threads,
-                 arguments);
+    to.launch(entry.role == KernelRole::merge ? StepKind::merge : StepKind::sweep, unit_,
+              static_cast<int>(i), blocks_of(source_, entry, to.batch), entry.threads,
+              std::move(arguments));
   }
 }
 

@@ -61,12 +61,12 @@ std::vector<int> LibraryRunner::units() const {
 }
 
 // The operand, in the dtype and with strides that the library takes; copied where it has others.
-MatrixOperand LibraryRunner::operand(const RunState& state, int index, size_t offset) const {
-  std::optional<MatrixOperand> given = matrix_operand(state, sweep_, index);
+MatrixOperand LibraryRunner::operand(const Lowering& to, int index, size_t offset) const {
+  std::optional<MatrixOperand> given = matrix_operand(to, sweep_, index);
   const bool folds = index == 0 && !plan_.graph[plan_.graph[sweep_.matmul].args[1]].shape.batched;
   const auto usable = [&](std::optional<MatrixOperand>& operand) {
     if (!operand || operand->dtype != compute_) return false;
-    return (!folds || operand->fold_batch(state.batch)) && operand->has_library_strides();
+    return (!folds || operand->fold_batch(to.batch)) && operand->has_library_strides();
   };
   if (usable(given)) return *given;
   if (index == 1 && !converts(1)) {
@@ -76,7 +76,7 @@ MatrixOperand LibraryRunner::operand(const RunState& state, int index, size_t of
          plan_.graph[sweep_.matmul].source, sweep_.name);
   }
   std::optional<MatrixOperand> copy =
-      (index == 0 ? x_copy_ : w_copy_).run(state, state.scratch + offset);
+      (index == 0 ? x_copy_ : w_copy_).lower(to, to.scratch + offset);
   if (!usable(copy)) throw std::logic_error("a dense operand is not a matrix");
   return *copy;
 }
@@ -90,8 +90,8 @@ LibraryProduct LibraryRunner::describe_product(int64_t batch, MatrixOperand x, M
   product.m = extents.m;
   product.n = extents.n;
   product.k = extents.k;
-  product.x = {x.row_stride, x.k_stride, x.batched ? x.batch_stride : 0, alignment_of(x.data)};
-  product.w = {w.row_stride, w.k_stride, w.batched ? w.batch_stride : 0, alignment_of(w.data)};
+  product.x = {x.row_stride, x.k_stride, x.batched ? x.batch_stride : 0, x.alignment};
+  product.w = {w.row_stride, w.k_stride, w.batched ? w.batch_stride : 0, w.alignment};
   product.y_stride = y_stride;
   product.y_batch_stride = y_batch_stride;
   product.y_alignment = y_alignment;
@@ -120,36 +120,43 @@ void LibraryRunner::prepare(Context& context, int64_t batch) {
                                             extents.n, extents.m * extents.n, 16));
 }
 
-void LibraryRunner::run(const RunState& state) const {
-  const Layout l = layout(state.batch);
-  if (l.end > state.scratch_bytes) {
+void LibraryRunner::lower(const Lowering& to) const {
+  const Layout l = layout(to.batch);
+  if (l.end > to.scratch_bytes) {
     fail(INGOT_INVALID_ARGUMENT, "the workspace is too small for {}", sweep_.name);
   }
-  const MatrixOperand x = operand(state, 0, l.x), w = operand(state, 1, l.w);
-  const ProductExtents extents = product_extents(plan_, sweep_, state.batch);
-  Override product = {sweep_.matmul, state.scratch + l.product};
+  const MatrixOperand x = operand(to, 0, l.x), w = operand(to, 1, l.w);
+  const ProductExtents extents = product_extents(plan_, sweep_, to.batch);
+  Override product = {sweep_.matmul, to.scratch + l.product};
   int64_t y_stride = extents.n, y_batch_stride = extents.m * extents.n;
   if (placed_) {
     MatrixOperand y;
-    const KernelTensor bound = state.bind(sweep_.matmul, plan_.graph[sweep_.matmul].shape);
-    y.data = product.data = bound.data;
+    const BoundTensor bound = to.bind(sweep_.matmul, plan_.graph[sweep_.matmul].shape);
+    product = {kNoValue, bound.address};
     y.rows = plan_.graph[sweep_.matmul].shape.rows;
     y.row_stride = y.rows == 1 ? extents.n : bound.strides[kRows];
     y.batched = plan_.graph[sweep_.matmul].shape.batched;
     y.batch_stride = y_batch_stride = bound.strides[kBatch];
     const bool plain = extents.n == 1 || bound.strides[kFeatures] == 1;
-    if (!plain || (extents.batches == 1 && !y.fold_batch(state.batch))) {
+    if (!plain || (extents.batches == 1 && !y.fold_batch(to.batch))) {
       fail(INGOT_UNSUPPORTED, "the result of {} must have contiguous rows", sweep_.name);
     }
     y_stride = y.row_stride;
-    product.value = kNoValue;
   }
-  state.context.cublas().run(
-      describe_product(state.batch, x, w, y_stride, y_batch_stride, alignment_of(product.data)),
-      x.data, w.data, product.data, state.scratch + l.library, kLibraryWorkspace, state.stream);
-  RunState behind = state;
-  behind.scratch = state.scratch + l.behind;
-  for (const KernelRunner& kernel : behind_) kernel.run(behind, product);
+  to.overwrite(to.scratch + l.library, l.behind - l.library);
+  to.launch(
+      describe_product(to.batch, x, w, y_stride, y_batch_stride, to.alignment_of(product.address)),
+      x.address, w.address, product.address, to.scratch + l.library);
+  Lowering behind = to;
+  behind.scratch = to.scratch + l.behind;
+  for (const KernelRunner& kernel : behind_) kernel.lower(behind, product);
+}
+
+Precision LibraryRunner::precision() const {
+  if (result_ != DType::f32) return Precision::ieee;
+  if (compute_ == DType::bf16) return Precision::bf16;
+  if (compute_ == DType::f16) return Precision::fp16;
+  return plan_.precision == Precision::tf32 ? Precision::tf32 : Precision::ieee;
 }
 
 nlohmann::json LibraryRunner::describe() const {

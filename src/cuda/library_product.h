@@ -13,7 +13,8 @@ class LibraryRunner {
   size_t scratch_bytes(int64_t batch) const;
   std::vector<int> units() const;
   void prepare(Context& context, int64_t batch);
-  void run(const RunState& state) const;
+  void lower(const Lowering& to) const;
+  Precision precision() const;
   nlohmann::json describe() const;
 
  private:
@@ -23,7 +24,7 @@ class LibraryRunner {
   };
   Layout layout(int64_t batch) const;
   bool converts(int index) const;
-  MatrixOperand operand(const RunState& state, int index, size_t scratch_offset) const;
+  MatrixOperand operand(const Lowering& to, int index, size_t scratch_offset) const;
   LibraryProduct describe_product(int64_t batch, MatrixOperand x, MatrixOperand w, int64_t y_stride,
                                   int64_t y_batch_stride, int y_alignment) const;
 

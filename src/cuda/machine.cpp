@@ -15,10 +15,11 @@ using namespace cuda;
 // 8.x, datasheets; used for predictions alone.
 struct Rates {
   double fp32, tf32, half, split;  // split: our fp32 product, 0 where there is none
+  double scaled = 0;               // our tf32 product, the same
 };
 
 Rates rates_of(int sm) {
-  if (sm == 90) return {50e12 / 132, 390e12 / 132, 700e12 / 132, 245e12 / 132};
+  if (sm == 90) return {50e12 / 132, 390e12 / 132, 700e12 / 132, 245e12 / 132, 550e12 / 132};
   if (sm >= 100) return {70e12 / 148, 900e12 / 148, 1500e12 / 148, 150e12 / 148};
   return {19e12 / 108, 130e12 / 108, 250e12 / 108, 65e12 / 108};
 }
@@ -34,7 +35,7 @@ constexpr double kPortableOnHopper = 145e12 / 132;
 double product_flops(Precision precision, const Rates& rates, bool own_product) {
   switch (precision) {
     case Precision::tf32:
-      return rates.tf32;
+      return own_product ? rates.scaled : rates.tf32;
     case Precision::bf16:
     case Precision::fp16:
       return rates.half;
@@ -89,8 +90,10 @@ Target cuda_target(const ProgramOptions& options) {
     target.shared_bytes = device_attribute(device, kMaxSharedBytes);
     target.name = device_name(device);
   }
-  const bool splits = options.precision == Precision::fp32 || options.precision == Precision::high;
   const ProductFamily family = product_family(target.sm, options.capabilities);
+  const bool splits = options.precision == Precision::fp32 ||
+                      options.precision == Precision::high ||
+                      (options.precision == Precision::tf32 && family == ProductFamily::hopper);
   const bool own = splits && family != ProductFamily::none;
   target.fused_epilogue = target.fused_statistics = own;
   target.fused_half = family == ProductFamily::hopper;

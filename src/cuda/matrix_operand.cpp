@@ -75,15 +75,18 @@ ProductExtents product_extents(const Plan& plan, const Sweep& sweep, int64_t bat
   return extents;
 }
 
-std::optional<MatrixOperand> matrix_operand(const RunState& state, const Sweep& sweep, int index) {
-  const ValueId value = product_operand(state.plan.graph, sweep, index);
-  const ingot_tensor* tensor = state.tensor_of(value);
-  const bool viewed = value != state.plan.graph[sweep.matmul].args[static_cast<size_t>(index)];
-  if (tensor != nullptr && viewed && !is_dense(*tensor)) return std::nullopt;
-  const KernelTensor bound = state.bind(value, operand_node(state.plan, sweep, index).shape);
-  MatrixOperand operand = with_axes(state.plan, sweep, index, bound.strides);
-  operand.data = bound.data;
-  operand.dtype = memory_dtype(state.plan, value);
+std::optional<MatrixOperand> matrix_operand(const Lowering& to, const Sweep& sweep, int index) {
+  const ValueId value = product_operand(to.plan.graph, sweep, index);
+  const int tensor = to.tensor_of(value);
+  const bool viewed = value != to.plan.graph[sweep.matmul].args[static_cast<size_t>(index)];
+  if (tensor >= 0 && viewed && !is_dense(to.tensors[static_cast<size_t>(tensor)])) {
+    return std::nullopt;
+  }
+  const BoundTensor bound = to.bind(value, operand_node(to.plan, sweep, index).shape);
+  MatrixOperand operand = with_axes(to.plan, sweep, index, bound.strides.data());
+  operand.address = bound.address;
+  operand.alignment = to.alignment_of(bound.address);
+  operand.dtype = memory_dtype(to.plan, value);
   return operand;
 }
 
@@ -113,26 +116,30 @@ size_t OperandCopy::bytes(int64_t batch) const {
   return static_cast<size_t>(plan_.graph[value_].shape.elements(batch)) * size_of(to_);
 }
 
-MatrixOperand OperandCopy::run(const RunState& state, void* destination) const {
+MatrixOperand OperandCopy::lower(const Lowering& to, const Address& destination) const {
   const Shape& own = plan_.graph[value_].shape;
-  KernelTensor source = state.bind(value_, own);
-  CopyExtents extents = {own.batched ? state.batch : 1, own.rows, own.groups, own.features};
-  uintptr_t bits = reinterpret_cast<uintptr_t>(source.data);
+  const BoundTensor source = to.bind(value_, own);
+  const CopyExtents extents = {own.batched ? to.batch : 1, own.rows, own.groups, own.features};
+  uintptr_t bits = to.low_bits(source.address);
   for (const Axis axis : {kBatch, kRows, kGroups}) {
     bits |= static_cast<uintptr_t>(source.strides[axis]) * size_of(from_);
   }
   const bool vectors = source.strides[kFeatures] == 1 && own.features % 4 == 0 &&
                        bits % std::min<size_t>(16, 4 * size_of(from_)) == 0;
-  const int64_t total = own.elements(state.batch) / (vectors ? 4 : 1);
+  const int64_t total = own.elements(to.batch) / (vectors ? 4 : 1);
   const int64_t blocks =
       std::clamp<int64_t>((total + kCopyThreads - 1) / kCopyThreads, 1, kCopyBlocks);
-  void* arguments[] = {&source, &destination, &extents};
-  const LoadedUnit& loaded = state.modules.get(state.context, unit_);
-  state.launch(loaded.functions[vectors ? 0 : 1], blocks, kCopyThreads, arguments);
+  Arguments arguments;
+  arguments.add_tensors({&source, 1});
+  arguments.add_address(destination);
+  arguments.add(extents);
+  to.overwrite(destination, bytes(to.batch));
+  to.launch(StepKind::copy, unit_, vectors ? 0 : 1, blocks, kCopyThreads, std::move(arguments));
   const std::array<int64_t, kAxes> strides =
       dense_strides(operand_node(plan_, sweep_, index_).shape);
   MatrixOperand operand = with_axes(plan_, sweep_, index_, strides.data());
-  operand.data = destination;
+  operand.address = destination;
+  operand.alignment = to.alignment_of(destination);
   operand.dtype = to_;
   return operand;
 }

@@ -1,13 +1,14 @@
-// The operands of a product sweep as matrices in the caller's memory or the workspace.
+// The operands of a product sweep as matrices in the memory of a call.
 #pragma once
 
-#include "cuda/run_state.h"
+#include "cuda/lowering.h"
 
 namespace ingot::cuda {
 
 // Element (batch, row, k) of an operand: x by samples m, w by features n.
 struct MatrixOperand {
-  void* data = nullptr;
+  Address address;
+  int alignment = 16;  // of the address: a power of two ≤ 16
   DType dtype = DType::f32;
   int64_t rows = 0, k = 0;  // of one batch entry
   int64_t row_stride = 0, k_stride = 1, batch_stride = 0;
@@ -28,7 +29,7 @@ ProductExtents product_extents(const Plan& plan, const Sweep& sweep, int64_t bat
 
 // Operand 0 (x) or 1 (w) as it lies in memory; nullopt where no strides over batch, rows and k
 // describe it (a view of a tensor with gaps): it must be copied first.
-std::optional<MatrixOperand> matrix_operand(const RunState& state, const Sweep& sweep, int index);
+std::optional<MatrixOperand> matrix_operand(const Lowering& to, const Sweep& sweep, int index);
 
 // Copies an operand into dense memory (rows by k), in a dtype. The kernels are units of `modules`.
 class OperandCopy {
@@ -37,7 +38,8 @@ class OperandCopy {
 
   size_t bytes(int64_t batch) const;
   int unit() const { return unit_; }
-  MatrixOperand run(const RunState& state, void* destination) const;
+  // Adds the copy; gives the operand as it is then.
+  MatrixOperand lower(const Lowering& to, const Address& destination) const;
 
  private:
   const Plan& plan_;

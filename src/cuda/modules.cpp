@@ -1,5 +1,7 @@
 #include "cuda/modules.h"
 
+#include <xxhash.h>
+
 #include <set>
 
 #include "support/error.h"
@@ -28,8 +30,17 @@ int Modules::add(Unit unit) {
   const std::unique_lock lock(mutex_);
   const auto [found, inserted] =
       index_.try_emplace(unit.source.text, static_cast<int>(units_.size()));
-  if (inserted) units_.push_back(std::move(unit));
+  if (inserted) {
+    text_hashes_.push_back(XXH3_64bits(unit.source.text.data(), unit.source.text.size()));
+    units_.push_back(std::move(unit));
+  }
   return found->second;
+}
+
+Modules::Source Modules::source(int unit, int function) const {
+  const std::shared_lock lock(mutex_);
+  const auto index = static_cast<size_t>(unit);
+  return {units_[index].functions[static_cast<size_t>(function)], text_hashes_[index]};
 }
 
 void Modules::load(Context& context, const std::vector<int>& wanted) {

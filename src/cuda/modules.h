@@ -34,6 +34,12 @@ class Modules {
 
   // A number for the unit, the same for the same source. Thread-safe, as everything here.
   int add(Unit unit);
+  // A function of a unit, and a hash of the text that it is in.
+  struct Source {
+    std::string function;
+    uint64_t text_hash = 0;
+  };
+  Source source(int unit, int function) const;
   // Compiles and loads what is missing; the context must be current.
   void load(Context& context, const std::vector<int>& units);
   // Loads it if it was not.
@@ -51,9 +57,10 @@ class Modules {
   void publish();
 
   const CubinCache cache_;
-  std::mutex loading_;       // one thread compiles; the others wait for what it makes
-  std::shared_mutex mutex_;  // of the tables
+  std::mutex loading_;               // one thread compiles; the others wait for what it makes
+  mutable std::shared_mutex mutex_;  // of the tables
   std::vector<Unit> units_;
+  std::vector<uint64_t> text_hashes_;
   std::map<std::string, int> index_;
   std::map<Context*, PerContext> contexts_;
   std::atomic<const Table*> table_{nullptr};

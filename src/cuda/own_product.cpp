@@ -27,11 +27,11 @@ bool same_shape(const ProductShape& a, const ProductShape& b) {
   return a.m == b.m && a.n == b.n && a.k == b.k && same_shape(a.x, b.x) && same_shape(a.w, b.w) &&
          a.y_stride == b.y_stride && a.y_aligned == b.y_aligned &&
          a.stores_result == b.stores_result && a.weight_packed == b.weight_packed &&
-         a.element == b.element;
+         a.element == b.element && a.scheme == b.scheme;
 }
 
 hopper::OperandShape operand_shape(const MatrixOperand& operand) {
-  return {operand.row_stride, operand.k_stride, alignment_of(operand.data) == 16};
+  return {operand.row_stride, operand.k_stride, operand.alignment == 16};
 }
 
 // nullopt for what no kernel here multiplies.
@@ -49,11 +49,11 @@ size_t align_to_16(size_t bytes) {
 Unit split_unit(const SplitStep& step) {
   const std::string name = "product_" + identifier(step.kernel);
   const std::string text = fmt::format(
-      "// The split of an operand into fp16 halves that a product kernel reads.\n"
-      "#include \"product/split.cuh\"\n\n"
+      "// The packing of an operand into the fp16 values that a product kernel reads.\n"
+      "#include \"{}\"\n\n"
       "extern \"C\" __global__ void __launch_bounds__({}) {}(\n"
       "    const __grid_constant__ ingot::SplitArgs args) {{\n  ingot::{}(args);\n}}\n",
-      step.threads, name, step.kernel);
+      step.header, step.threads, name, step.kernel);
   return {{name, text}, {name}, 0};
 }
 
@@ -70,8 +70,11 @@ std::unique_ptr<OwnProduct> OwnProduct::make(const Plan& plan, int sweep, Module
   if (family == ProductFamily::none) return nullptr;
   const DType dtype = plan.graph[s.matmul].dtype;
   const bool half = dtype == DType::f16 || dtype == DType::bf16;
-  if (!half && plan.precision != Precision::fp32 && plan.precision != Precision::high) {
+  const bool tf32 = plan.precision == Precision::tf32;
+  if (!half && !tf32 && plan.precision != Precision::fp32 && plan.precision != Precision::high) {
     *why = "the precision policy asks for the library's product";
+  } else if (!half && tf32 && family != ProductFamily::hopper) {
+    *why = "TF32 products are the library's on this GPU";
   } else if (!element_of(dtype) || arg(0).dtype != dtype || arg(1).dtype != dtype) {
     *why = "its operands are neither f32 nor both of the product's 16-bit type";
   } else if (half && family != ProductFamily::hopper) {
@@ -95,6 +98,9 @@ OwnProduct::OwnProduct(ProductFamily family, const Plan& plan, int sweep, Module
       plan_(plan),
       sweep_(plan.sweeps[static_cast<size_t>(sweep)]),
       element_(*element_of(plan.graph[sweep_.matmul].dtype)),
+      scheme_(plan.precision == Precision::tf32 && element_ == hopper::Element::f32
+                  ? hopper::Scheme::scaled
+                  : hopper::Scheme::split),
       modules_(modules),
       tuning_(tuning),
       kernels_behind_(write_behind_product(plan, sweep).size()),
@@ -114,6 +120,7 @@ ProductShape OwnProduct::usual_shape(int64_t batch) const {
   shape.y_stride = extents.n;
   shape.stores_result = epilogue_.stored != kNoValue;
   shape.element = element_;
+  shape.scheme = scheme_;
   return shape;
 }
 
@@ -166,8 +173,8 @@ size_t OwnProduct::bytes_of(const Prepared& p) const {
 }
 
 // The plan counts on what this GPU's architecture has of shared memory.
-bool OwnProduct::runs_on(const Context& context) const {
-  return context.sm() == plan_.target.sm;
+bool OwnProduct::runs_on(int sm) const {
+  return sm == plan_.target.sm;
 }
 
 bool OwnProduct::serves(int64_t batch) const {
@@ -217,7 +224,7 @@ std::vector<int> OwnProduct::units(int64_t batch) {
 
 size_t OwnProduct::frozen_exponents() const {
   const ProductExtents extents = product_extents(plan_, sweep_, 1);
-  return align_to_256(static_cast<size_t>(extents.n * hopper::divide_up(extents.k, 32)) * 128);
+  return align_to_256(hopper::packed_bytes(scheme_, extents.n, extents.k));
 }
 
 size_t OwnProduct::frozen_bytes() const {
@@ -234,12 +241,14 @@ std::vector<int> OwnProduct::frozen_units(int64_t batch) {
   return {result.begin(), result.end()};
 }
 
-void OwnProduct::freeze(const RunState& state) {
-  const std::optional<MatrixOperand> w = matrix_operand(state, sweep_, 1);
+void OwnProduct::lower_frozen(const Lowering& to) {
+  const std::optional<MatrixOperand> w = matrix_operand(to, sweep_, 1);
   if (!w) fail(INGOT_UNSUPPORTED, "{}: a weight with gaps cannot be frozen", sweep_.name);
-  SplitStep step = hopper::plan_split(SplitStep::Operand::w, w->rows, w->k, operand_shape(*w));
+  SplitStep step =
+      hopper::plan_split(SplitStep::Operand::w, w->rows, w->k, operand_shape(*w), scheme_);
   step.exponent_offset = frozen_exponents();
-  launch_split(state, modules_.add(split_unit(step)), step, *w, state.frozen);
+  to.pack(product_operand(plan_.graph, sweep_, 1), w->address, step, modules_.add(split_unit(step)),
+          to.frozen);
 }
 
 ProductShape OwnProduct::shape_of(const MatrixOperand& x, const MatrixOperand& w,
@@ -252,127 +261,120 @@ ProductShape OwnProduct::shape_of(const MatrixOperand& x, const MatrixOperand& w
   shape.w = operand_shape(w);
   shape.stores_result = epilogue_.stored != kNoValue;
   shape.y_stride = y.row_stride;
-  shape.y_aligned = alignment_of(y.data) == 16;
+  shape.y_aligned = y.alignment == 16;
   shape.element = element_;
+  shape.scheme = scheme_;
   return shape;
 }
 
-bool OwnProduct::run(const RunState& state) {
-  std::optional<MatrixOperand> x = matrix_operand(state, sweep_, 0);
-  std::optional<MatrixOperand> w = matrix_operand(state, sweep_, 1);
-  if (!x || !w || !x->fold_batch(state.batch)) return false;
-  if (element_of(x->dtype) != element_ || element_of(w->dtype) != element_) return false;
+// Where the epilogue stores; nullopt for a result that is no matrix.
+std::optional<MatrixOperand> OwnProduct::result(const Lowering& to, const MatrixOperand& x,
+                                                const MatrixOperand& w) const {
   MatrixOperand y;
-  y.rows = x->rows;
-  y.row_stride = w->rows;
-  if (epilogue_.stored != kNoValue) {
-    const Node& product = plan_.graph[sweep_.matmul];
-    const KernelTensor bound = state.bind(epilogue_.stored, plan_.graph[epilogue_.stored].shape);
-    if (const ingot_tensor* tensor = state.tensor_of(epilogue_.stored)) {
-      // One row a sample, whatever the shape of the tensor: dense, or a matrix with wider rows.
-      const bool matrix = tensor->sizes[kFeatures] == product.shape.features &&
-                          tensor->sizes[kRows] == 1 && tensor->sizes[kGroups] == 1 &&
-                          (tensor->strides[kFeatures] == 1 || tensor->sizes[kFeatures] == 1);
-      if (!is_dense(*tensor) && !matrix) return false;
-      if (!is_dense(*tensor)) y.row_stride = tensor->strides[kBatch];
-    }
-    y.data = bound.data;
+  y.rows = x.rows;
+  y.row_stride = w.rows;
+  if (epilogue_.stored == kNoValue) return y;
+  if (const int index = to.tensor_of(epilogue_.stored); index >= 0) {
+    // One row a sample, whatever the shape of the tensor: dense, or a matrix with wider rows.
+    const ingot_tensor& tensor = to.tensors[static_cast<size_t>(index)];
+    const bool matrix = tensor.sizes[kFeatures] == plan_.graph[sweep_.matmul].shape.features &&
+                        tensor.sizes[kRows] == 1 && tensor.sizes[kGroups] == 1 &&
+                        (tensor.strides[kFeatures] == 1 || tensor.sizes[kFeatures] == 1);
+    if (!is_dense(tensor) && !matrix) return std::nullopt;
+    if (!is_dense(tensor)) y.row_stride = tensor.strides[kBatch];
   }
-  ProductShape shape = shape_of(*x, *w, y);
+  y.address = to.bind(epilogue_.stored, plan_.graph[epilogue_.stored].shape).address;
+  y.alignment = to.alignment_of(y.address);
+  return y;
+}
+
+bool OwnProduct::lower(const Lowering& to) {
+  std::optional<MatrixOperand> x = matrix_operand(to, sweep_, 0);
+  std::optional<MatrixOperand> w = matrix_operand(to, sweep_, 1);
+  if (!x || !w || !x->fold_batch(to.batch)) return false;
+  if (element_of(x->dtype) != element_ || element_of(w->dtype) != element_) return false;
+  const std::optional<MatrixOperand> y = result(to, *x, *w);
+  if (!y) return false;
+  ProductShape shape = shape_of(*x, *w, *y);
   const Prepared* chosen = &prepared(shape);
-  if (state.frozen != nullptr && chosen->product_unit >= 0) {
+  if (to.frozen.base != Address::Base::none && chosen->product_unit >= 0) {
     shape.weight_packed = true;
     const Prepared& frozen = prepared(shape);
     if (frozen.pays && frozen.product_unit >= 0) chosen = &frozen;
   }
   const Prepared& p = *chosen;
-  if (p.product_unit < 0 || bytes_of(p) > state.scratch_bytes) return false;
+  if (p.product_unit < 0 || bytes_of(p) > to.scratch_bytes) return false;
   for (size_t i = 0; i < p.plan.splits.size(); ++i) {
     const SplitStep& step = p.plan.splits[i];
     const bool is_x = step.operand == SplitStep::Operand::x;
-    if (is_x && leave_split(state, step)) continue;
-    launch_split(state, p.split_units[i], step, is_x ? *x : *w, state.scratch);
+    to.pack(product_operand(plan_.graph, sweep_, is_x ? 0 : 1), (is_x ? *x : *w).address, step,
+            p.split_units[i], to.scratch);
   }
-  launch_product(state, p, *x, *w, y);
+  lower_product(to, p, *x, *w, *y);
   if (merge_) {
-    RunState behind = state;
-    behind.scratch = state.scratch + align_to_256(p.plan.workspace_bytes);
-    merge_->run(behind, {}, p.plan.moment_tiles);
+    Lowering behind = to;
+    behind.scratch = to.scratch + align_to_256(p.plan.workspace_bytes);
+    merge_->lower(behind, {}, p.plan.moment_tiles);
   }
   return true;
 }
 
-// Notes that x is in the scratch memory once this product has run; true if it was there before.
-bool OwnProduct::leave_split(const RunState& state, const SplitStep& step) const {
-  if (state.left == nullptr) return false;
-  *state.left = {product_operand(plan_.graph, sweep_, 0),
-                 step.kernel,
-                 step.rows,
-                 step.k,
-                 step.row_stride,
-                 step.k_stride,
-                 step.packed_offset,
-                 step.exponent_offset};
-  return *state.found == *state.left;
-}
-
-void OwnProduct::launch_split(const RunState& state, int unit, const SplitStep& step,
-                              const MatrixOperand& from, std::byte* memory) const {
-  SplitArgs args = {static_cast<const float*>(from.data),
-                    step.row_stride,
-                    step.k_stride,
-                    static_cast<i32>(step.rows),
-                    static_cast<i32>(step.k),
-                    memory + step.packed_offset,
-                    reinterpret_cast<i32*>(memory + step.exponent_offset)};
-  void* arguments[] = {&args};
-  const LoadedUnit& loaded = state.modules.get(state.context, unit);
-  state.launch(loaded.functions[0], step.grid, static_cast<int>(step.threads), arguments);
-}
-
-void OwnProduct::launch_product(const RunState& state, const Prepared& p, const MatrixOperand& x,
-                                const MatrixOperand& w, const MatrixOperand& y) const {
+void OwnProduct::lower_product(const Lowering& to, const Prepared& p, const MatrixOperand& x,
+                               const MatrixOperand& w, const MatrixOperand& y) const {
+  using hopper::OperandView;
+  using hopper::ProductArgs;
   const ProductPlan& plan = p.plan;
-  std::byte* scratch = state.scratch;
   const bool frozen = p.shape.weight_packed;
-  std::byte* const w_packed = frozen ? state.frozen : scratch + plan.w_packed_offset;
-  std::byte* const w_exponent =
-      frozen ? state.frozen + frozen_exponents() : scratch + plan.w_exponent_offset;
-  OperandArguments operands(plan,
-                            {x.data, w.data, y.data, scratch + plan.x_packed_offset, w_packed});
+  Arguments arguments;
+  add_operands(plan,
+               {x.address, w.address, y.address, to.scratch + plan.x_packed_offset,
+                frozen ? to.frozen : to.scratch + plan.w_packed_offset},
+               arguments);
 
-  hopper::ProductArgs args{};
+  ProductArgs args{};
   if (element_ == hopper::Element::f32) {
-    args.x = {static_cast<const float*>(x.data), x.row_stride, x.k_stride};
-    args.w = {static_cast<const float*>(w.data), w.row_stride, w.k_stride};
+    args.x = {nullptr, x.row_stride, x.k_stride};
+    args.w = {nullptr, w.row_stride, w.k_stride};
   }
-  args.x_exponent = reinterpret_cast<const i32*>(scratch + plan.x_exponent_offset);
-  args.w_exponent = reinterpret_cast<const i32*>(w_exponent);
-  if (!plan.tma_store) args.y = static_cast<float*>(y.data);
   args.y_stride = y.row_stride;
-  for (int i = 0; i < epilogue_.moments; ++i) {
-    args.partials[i] = reinterpret_cast<Moments<float>::State*>(
-        scratch + align_to_256(plan.workspace_bytes) + static_cast<size_t>(i) * p.partial_bytes);
-  }
   args.m = static_cast<i32>(p.shape.m);
   args.n = static_cast<i32>(p.shape.n);
   args.k = static_cast<i32>(p.shape.k);
   args.chunks = plan.chunks;
   args.raster = {plan.raster_feature_tiles, static_cast<i32>(plan.sample_tiles), plan.raster_group};
-
-  KernelTensor params[kMaxOperands];
-  for (size_t i = 0; i < epilogue_.operands.size(); ++i) {
-    params[i] = state.bind(epilogue_.operands[i].value, epilogue_.operands[i].seen);
+  const size_t at = arguments.add(args);
+  if (element_ == hopper::Element::f32) {
+    arguments.set(at + offsetof(ProductArgs, x) + offsetof(OperandView, data), x.address);
+    arguments.set(at + offsetof(ProductArgs, w) + offsetof(OperandView, data), w.address);
   }
-  void* arguments[OperandArguments::kMost + 2];
-  const int count = operands.write_to(arguments);
-  arguments[count] = &args;
-  arguments[count + 1] = params;
-  const LoadedUnit& loaded = state.modules.get(state.context, p.product_unit);
+  arguments.set(at + offsetof(ProductArgs, x_exponent), to.scratch + plan.x_exponent_offset);
+  arguments.set(at + offsetof(ProductArgs, w_exponent),
+                frozen ? to.frozen + frozen_exponents() : to.scratch + plan.w_exponent_offset);
+  if (!plan.tma_store) arguments.set(at + offsetof(ProductArgs, y), y.address);
+  for (int i = 0; i < epilogue_.moments; ++i) {
+    const Address partials =
+        to.scratch + align_to_256(plan.workspace_bytes) + static_cast<size_t>(i) * p.partial_bytes;
+    arguments.set(at + offsetof(ProductArgs, partials) + static_cast<size_t>(i) * sizeof(void*),
+                  partials);
+    to.overwrite(partials, p.partial_bytes);
+    to.name("partial moments", partials, p.partial_bytes);
+  }
+
+  std::vector<BoundTensor> params;
+  for (const KernelOperand& operand : epilogue_.operands) {
+    params.push_back(to.bind(operand.value, operand.seen));
+  }
+  arguments.add_tensors(params);
   // Only Hopper's kernels know of clusters.
   const unsigned cluster = family_ == ProductFamily::hopper ? plan.cluster : 0;
-  state.launch(loaded.functions[0], plan.grid, static_cast<int>(plan.threads), arguments,
-               plan.shared_bytes, cluster);
+  to.launch(StepKind::product, p.product_unit, 0, plan.grid, static_cast<int>(plan.threads),
+            std::move(arguments), plan.shared_bytes, cluster);
+}
+
+Precision OwnProduct::precision() const {
+  if (element_ != hopper::Element::f32) return Precision::ieee;
+  // `high` has no kernels of its own.
+  return plan_.precision == Precision::high ? Precision::fp32 : plan_.precision;
 }
 
 nlohmann::json OwnProduct::describe(int64_t batch) {
@@ -384,7 +386,7 @@ nlohmann::json OwnProduct::describe(int64_t batch) {
   }
   kernels.push_back({{"name", epilogue_.kernel}, {"text", kernel_text(p.plan)}});
   if (merge_) kernels.push_back(merge_->describe());
-  return {{"provider", name_of(family_, element_)},
+  return {{"provider", name_of(family_, element_, scheme_)},
           {"config", p.plan.config},
           {"reason", p.plan.reason},
           {"kernels", kernels}};

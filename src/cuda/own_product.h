@@ -1,6 +1,6 @@
-// A product sweep on Ingot's own kernels (kernels/product): fp32 accuracy from fp16 tensor cores,
-// or fp16 and bf16 operands as they are, with the sweep's body and partial statistics in the
-// epilogue.
+// A product sweep on Ingot's own kernels (kernels/product): fp32's or TF32's accuracy from fp16
+// tensor cores, or fp16 and bf16 operands as they are, with the sweep's body and partial statistics
+// in the epilogue.
 #pragma once
 
 #include <set>
@@ -22,18 +22,19 @@ class OwnProduct {
                                           const ProductTuning& tuning, std::string* why);
 
   // Whether the GPU is of the architecture that was planned for.
-  bool runs_on(const Context& context) const;
+  bool runs_on(int sm) const;
 
   // Whether dense, aligned operands of this batch size run here.
   bool serves(int64_t batch) const;
   size_t scratch_bytes(int64_t batch) const;
   std::vector<int> units(int64_t batch);
-  // False, with nothing launched, where these tensors must go to the library.
-  bool run(const RunState& state);
+  // False, with nothing added, where these tensors must go to the library.
+  bool lower(const Lowering& to);
   // The packed weight, kept for inference: 0 bytes where the weight is not a parameter.
   size_t frozen_bytes() const;
   std::vector<int> frozen_units(int64_t batch);
-  void freeze(const RunState& state);
+  void lower_frozen(const Lowering& to);
+  Precision precision() const;
   nlohmann::json describe(int64_t batch);
   // What can be measured for it, and what was chosen by whom.
   nlohmann::json describe_tuning(int64_t batch);
@@ -50,7 +51,6 @@ class OwnProduct {
     size_t partial_bytes = 0;  // of one statistic
     bool pays = true;          // a frozen weight's: splitting it inside the product is not faster
   };
-
   OwnProduct(ProductFamily family, const Plan& plan, int sweep, Modules& modules,
              const ProductTuning& tuning, ProductEpilogue epilogue);
   std::string kernel_text(const hopper::ProductPlan& plan) const;
@@ -61,16 +61,16 @@ class OwnProduct {
                                 const MatrixOperand& y) const;
   const Prepared& prepared(const hopper::ProductShape& shape);
   size_t bytes_of(const Prepared& p) const;
-  bool leave_split(const RunState& state, const hopper::SplitStep& step) const;
-  void launch_split(const RunState& state, int unit, const hopper::SplitStep& step,
-                    const MatrixOperand& from, std::byte* memory) const;
-  void launch_product(const RunState& state, const Prepared& p, const MatrixOperand& x,
-                      const MatrixOperand& w, const MatrixOperand& y) const;
+  std::optional<MatrixOperand> result(const Lowering& to, const MatrixOperand& x,
+                                      const MatrixOperand& w) const;
+  void lower_product(const Lowering& to, const Prepared& p, const MatrixOperand& x,
+                     const MatrixOperand& w, const MatrixOperand& y) const;
 
   const ProductFamily family_;
   const Plan& plan_;
   const Sweep& sweep_;
   const hopper::Element element_;
+  const hopper::Scheme scheme_;
   Modules& modules_;
   const ProductTuning& tuning_;
   const size_t kernels_behind_;  // a library's product

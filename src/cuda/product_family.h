@@ -6,9 +6,8 @@
 #include <string>
 
 #include "cuda/driver.h"
-#include "plan/plan.h"
-#include "product/hopper/launch.h"
 #include "product/portable/args.cuh"
+#include "program/launch_program.h"
 
 namespace ingot::cuda {
 
@@ -25,7 +24,12 @@ ProductFamily product_family(int sm, const nlohmann::json& capabilities,
                              std::string* why = nullptr);
 
 // For explain().
-const char* name_of(ProductFamily family, hopper::Element element);
+const char* name_of(ProductFamily family, hopper::Element element,
+                    hopper::Scheme scheme = hopper::Scheme::split);
+
+// How a product of such operands is made under a precision policy: products that differ here have
+// nothing in common that could be measured once.
+std::string scheme_of(hopper::Element element, Precision precision);
 
 hopper::DeviceLimits limits_of(const Target& target);
 hopper::ProductPlan plan_own_product(ProductFamily family, const hopper::ProductShape& shape,
@@ -36,23 +40,12 @@ std::vector<int64_t> representative_samples(ProductFamily family, const hopper::
 
 // Where the operands of one launch are.
 struct ProductOperands {
-  void *x = nullptr, *w = nullptr, *y = nullptr;
-  void *x_packed = nullptr, *w_packed = nullptr;
+  Address x, w, y, x_packed, w_packed;
 };
 
-// What a product kernel takes before its ProductArgs: tensor maps, or the addresses themselves.
-class OperandArguments {
- public:
-  OperandArguments(const hopper::ProductPlan& plan, const ProductOperands& operands);
-  OperandArguments(const OperandArguments&) = delete;
-  // Writes pointers to them, for a launch while this object lives; returns how many.
-  static constexpr int kMost = 3;
-  int write_to(void** arguments);
-
- private:
-  bool maps_;
-  CUtensorMap w_{}, x_{}, y_{};
-  portable::PackedOperands packed_;
-};
+// Adds what a product kernel takes before its ProductArgs: tensor maps, or the addresses
+// themselves.
+void add_operands(const hopper::ProductPlan& plan, const ProductOperands& operands,
+                  Arguments& arguments);
 
 }  // namespace ingot::cuda

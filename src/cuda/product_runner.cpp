@@ -32,22 +32,25 @@ class ProductRunner : public SweepRunner {
   }
 
   void prepare(Context& context, int64_t batch) override {
-    if (!own_ || !own_->runs_on(context) || !own_->serves(batch)) library_.prepare(context, batch);
+    if (!own_ || !own_->runs_on(context.sm()) || !own_->serves(batch))
+      library_.prepare(context, batch);
   }
 
-  void run(const RunState& state) override {
-    if (state.batch == 0) return;
-    if (own_ && own_->runs_on(state.context) && own_->run(state)) return;
-    library_.run(state);
+  void lower(const Lowering& to) override {
+    if (to.batch == 0) return;
+    if (own_ && own_->runs_on(to.sm) && own_->lower(to)) return;
+    library_.lower(to);
   }
 
   size_t frozen_bytes() const override { return own_ ? own_->frozen_bytes() : 0; }
   std::vector<int> frozen_units(int64_t batch) override {
     return own_ ? own_->frozen_units(batch) : std::vector<int>();
   }
-  void freeze(const RunState& state) override {
-    if (own_ && own_->runs_on(state.context)) own_->freeze(state);
+  void lower_frozen(const Lowering& to) override {
+    if (own_ && own_->runs_on(to.sm)) own_->lower_frozen(to);
   }
+
+  Precision precision() const override { return own_ ? own_->precision() : library_.precision(); }
 
   nlohmann::json describe(int64_t batch) override {
     const bool own = own_ && own_->serves(batch);

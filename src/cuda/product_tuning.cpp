@@ -4,11 +4,14 @@
 #include <xxhash.h>
 
 #include <bit>
-#include <fstream>
-#include <sstream>
+#include <optional>
 
 #include "codegen/embedded_kernels.h"
 #include "product/hopper/candidates.h"
+#include "support/error.h"
+#include "support/json.h"
+#include "support/log.h"
+#include "support/private_files.h"
 
 namespace ingot::cuda {
 namespace {
@@ -29,13 +32,23 @@ uint64_t kernel_hash() {
   return hash;
 }
 
+constexpr uint64_t kMostBytes = uint64_t{64} << 20;
+
+// null where it is damaged.
+nlohmann::json parsed(const std::string& text) {
+  try {
+    return parse_json(text, "the file");
+  } catch (const Error&) {
+    return nullptr;
+  }
+}
+
 std::map<std::string, std::string> read_file(const std::string& path) {
   std::map<std::string, std::string> choices;
-  std::ifstream file(path);
-  if (!file) return choices;
-  std::stringstream text;
-  text << file.rdbuf();
-  const auto content = nlohmann::json::parse(text.str(), nullptr, false);
+  std::string why;
+  const std::optional<std::string> text = read_private_file(path, kMostBytes, &why);
+  if (!why.empty()) warn_once(fmt::format("{} is not used: {}", path, why));
+  const nlohmann::json content = text ? parsed(*text) : nlohmann::json();
   if (!content.is_object() || content.value("ingot_tuned_products", nlohmann::json()) != 1) {
     return choices;
   }
@@ -60,10 +73,12 @@ ProductPlan library_plan(const ProductShape& shape, const char* reason) {
 // Microseconds of the kernels that do what an epilogue would have done: launches, and reading and
 // writing the result once more.
 double behind_library_us(const ProductShape& shape, size_t kernels) {
-  constexpr double kLaunch = 3, kBytesPerMicrosecond = 3.85e6;
+  constexpr double kBytesPerMicrosecond = 3.85e6;
+  // A low guess beside TF32, where ours is to be faster for certain.
+  const double launch = shape.scheme == hopper::Scheme::scaled ? 2 : 3;
   const double bytes =
       2.0 * size_of(shape.element) * static_cast<double>(shape.m) * static_cast<double>(shape.n);
-  return static_cast<double>(kernels) * (kLaunch + bytes / kBytesPerMicrosecond);
+  return static_cast<double>(kernels) * (launch + bytes / kBytesPerMicrosecond);
 }
 
 std::string layout_of(const hopper::OperandShape& operand, int64_t k) {
@@ -74,7 +89,7 @@ std::string layout_of(const hopper::OperandShape& operand, int64_t k) {
 }  // namespace
 
 ProductTuning::ProductTuning(const ProgramOptions& options, const Target& target, std::string file)
-    : target_(target), file_(std::move(file)) {
+    : target_(target), precision_(options.precision), file_(std::move(file)) {
   for (const auto& [key, name] : options.product_choices.items()) {
     asked_[key] = name.get<std::string>();
   }
@@ -91,14 +106,15 @@ int64_t ProductTuning::bucket(int64_t samples) {
 std::string ProductTuning::key(ProductFamily family, const ProductShape& shape,
                                int statistics) const {
   const bool stores_rows = shape.y_aligned && shape.y_stride % 4 == 0;
-  return fmt::format(
-      "{} sm_{} {} | kernels {:016x} | m {} k {} n {} | x {}, w {}, {}{}", target_.name, target_.sm,
-      family == ProductFamily::hopper ? "hopper" : "portable", kernel_hash(), bucket(shape.m),
-      shape.k, shape.n, layout_of(shape.x, shape.k), layout_of(shape.w, shape.k),
-      !shape.stores_result ? "not stored"
-      : stores_rows        ? "stored"
-                           : "stored unaligned",
-      statistics == 0 ? "" : fmt::format(", {} statistics", statistics));
+  return fmt::format("{} sm_{} {} | kernels {:016x} | {} | m {} k {} n {} | x {}, w {}, {}{}",
+                     target_.name, target_.sm,
+                     family == ProductFamily::hopper ? "hopper" : "portable", kernel_hash(),
+                     scheme_of(shape.element, precision_), bucket(shape.m), shape.k, shape.n,
+                     layout_of(shape.x, shape.k), layout_of(shape.w, shape.k),
+                     !shape.stores_result ? "not stored"
+                     : stores_rows        ? "stored"
+                                          : "stored unaligned",
+                     statistics == 0 ? "" : fmt::format(", {} statistics", statistics));
 }
 
 std::vector<std::string> ProductTuning::candidates(ProductFamily family,

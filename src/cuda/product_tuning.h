@@ -3,9 +3,10 @@
 //
 // What was measured is a JSON file that the user's programs share:
 //   {"ingot_tuned_products": 1, "products": {KEY: {"choice": NAME, ...}, ...}}
-// KEY is all that a measurement holds for: the GPU, the text of the kernels, the product's extents
-// (samples by bucket), layouts and epilogue. The file is read when a program is made, so that its
-// choices stay as they are while it lives; a damaged one counts as absent.
+// KEY is all that a measurement holds for: the GPU, the text of the kernels, how the product is
+// made (its operands' type, and its scheme), its extents (samples by bucket), layouts and epilogue.
+// The file is read when a program is made, so that its choices stay as they are while it lives; a
+// damaged one, or one that others may have written (support/private_files.h), counts as absent.
 #pragma once
 
 #include <map>
@@ -53,6 +54,7 @@ class ProductTuning {
 
  private:
   const Target target_;
+  const Precision precision_;
   const std::string file_;
   std::map<std::string, std::string> asked_, measured_;
 };

@@ -98,6 +98,14 @@ Replays::Seen& Replays::find(const CallSignature& call) {
   return *oldest;
 }
 
+void Replays::forget() {
+  const std::lock_guard lock(mutex_);
+  for (Seen& seen : seen_) {
+    release(seen);
+    seen.last_use = 0;
+  }
+}
+
 void Replays::run(const CallSignature& call, CUstream stream, const Launch& launch) {
   // A graph may be launched by one thread at a time; the others need not wait for it.
   const std::unique_lock lock(mutex_, std::try_to_lock);

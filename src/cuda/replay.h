@@ -35,6 +35,8 @@ class Replays {
   // Launches the call's kernels: as a graph where the call was seen often enough, by `launch` on
   // `stream` elsewhere (also inside somebody else's capture).
   void run(const CallSignature& call, CUstream stream, const Launch& launch);
+  // After which the launches of a call may differ from those before.
+  void forget();
 
  private:
   struct Seen {

@@ -1,4 +1,4 @@
-// Runs one sweep of a plan on a GPU.
+// Lowers one sweep of a plan to steps of a launch program.
 #pragma once
 
 #include <memory>
@@ -6,7 +6,7 @@
 
 #include "backend/executable.h"
 #include "codegen/kernel_source.h"
-#include "cuda/run_state.h"
+#include "cuda/lowering.h"
 
 namespace ingot::cuda {
 
@@ -22,22 +22,24 @@ class SweepRunner {
   virtual std::vector<int> units(int64_t batch) = 0;
   // What else can be done beforehand; the context is current.
   virtual void prepare(Context& context, int64_t batch) = 0;
-  virtual void run(const RunState& state) = 0;
+  virtual void lower(const Lowering& to) = 0;
   // Weights kept for inference: their bytes, the units that packing and using them takes, and the
-  // packing into state.frozen. A run finds them there.
+  // packing into Lowering::frozen. Steps of a run find them there.
   virtual size_t frozen_bytes() const { return 0; }
   virtual std::vector<int> frozen_units(int64_t) { return {}; }
-  virtual void freeze(const RunState&) {}
+  virtual void lower_frozen(const Lowering&) {}
+  // Of a product of f32 operands; ieee where the sweep is none.
+  virtual Precision precision() const { return Precision::ieee; }
   virtual nlohmann::json describe(int64_t batch) = 0;
 };
 
 // Overrides where a value is: a product that has no place in the plan.
 struct Override {
   ValueId value = kNoValue;
-  void* data = nullptr;
+  Address address;
 };
 
-// Launches the kernels of a generated source, in order.
+// The kernels of a generated source, in order.
 class KernelRunner {
  public:
   KernelRunner(KernelSource source, Modules& modules);
@@ -46,11 +48,12 @@ class KernelRunner {
   int unit() const { return unit_; }
   const KernelSource& source() const { return source_; }
   // splits: of partial states that are in the scratch memory already.
-  void run(const RunState& state, Override instead = {}, int64_t splits = 0) const;
+  void lower(const Lowering& to, const Override& instead = {}, int64_t splits = 0) const;
   nlohmann::json describe() const;
 
  private:
-  bool admits(const KernelEntry& entry, const RunState& state, const KernelTensor* tensors) const;
+  bool admits(const KernelEntry& entry, const Lowering& to,
+              std::span<const BoundTensor> tensors) const;
 
   KernelSource source_;
   int unit_;

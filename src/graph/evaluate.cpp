@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "graph/limits.h"
 #include "support/element.h"
 #include "support/error.h"
 
@@ -257,7 +258,7 @@ class Evaluator {
 
 void Evaluator::check_tensors() const {
   const std::vector<ValueId> leaves = graph_.leaves();
-  if (batch_ < 0) fail(INGOT_INVALID_ARGUMENT, "the batch size is {}", batch_);
+  check_batch(graph_, batch_);
   if (tensors_.size() != leaves.size() + graph_.results.size()) {
     fail(INGOT_INVALID_ARGUMENT, "graph '{}' takes {} leaves and {} results, got {} tensors",
          graph_.name, leaves.size(), graph_.results.size(), tensors_.size());

@@ -5,6 +5,7 @@
 
 #include "graph/operators.h"
 #include "support/error.h"
+#include "support/json.h"
 
 namespace ingot {
 namespace {
@@ -303,12 +304,10 @@ Json node_to(const Node& node) {
 }  // namespace
 
 Graph import_graph(std::string_view text) {
-  Json json;
-  try {
-    json = Json::parse(text);
-  } catch (const Json::exception& error) {
-    fail(INGOT_INVALID_ARGUMENT, "the graph is not valid JSON: {}", error.what());
-  }
+  return graph_from(parse_json(text, "the text of the graph"));
+}
+
+Graph graph_from(const Json& json) {
   return Importer().run(json);
 }
 

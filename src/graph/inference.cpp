@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "graph/graph.h"
+#include "graph/limits.h"
 #include "support/error.h"
 
 namespace ingot {
@@ -163,10 +163,8 @@ void check_extents(const Shape& shape) {
     fail(INGOT_INVALID_ARGUMENT, "shape {} has an extent below 1", to_string(shape));
   }
   int64_t elements = 0;
-  // Room for a batch and 8-byte elements in 64-bit offsets.
   if (__builtin_mul_overflow(shape.rows, shape.groups, &elements) ||
-      __builtin_mul_overflow(elements, shape.features, &elements) ||
-      elements > (int64_t{1} << 48)) {
+      __builtin_mul_overflow(elements, shape.features, &elements) || elements > kMostElements) {
     fail(INGOT_INVALID_ARGUMENT, "shape {} has too many elements", to_string(shape));
   }
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <map>
 #include <set>
 
 #include "plan/cost.h"
@@ -132,14 +133,13 @@ void explain_kind(const Plan& plan, Sweep& sweep) {
   }
 }
 
-void explain_stores(const Plan& plan, size_t index, const std::vector<std::set<ValueId>>& bodies) {
+// first: the first sweep whose body has a value.
+void explain_stores(const Plan& plan, size_t index, const std::map<ValueId, size_t>& first) {
   Sweep& sweep = const_cast<Plan&>(plan).sweeps[index];
   const Graph& graph = plan.graph;
   std::vector<ValueId> again;
   for (const ValueId id : sweep.body) {
-    const bool before = std::any_of(bodies.begin(), bodies.begin() + static_cast<int64_t>(index),
-                                    [&](const auto& body) { return body.contains(id); });
-    if (before && graph[id].kind == NodeKind::pointwise) again.push_back(id);
+    if (first.at(id) < index && graph[id].kind == NodeKind::pointwise) again.push_back(id);
   }
   if (!again.empty()) {
     sweep.reasons.push_back(fmt::format("{} computed again: cheaper than storing and reading",
@@ -159,17 +159,19 @@ void explain_stores(const Plan& plan, size_t index, const std::vector<std::set<V
 
 void describe_sweeps(Plan& plan) {
   std::set<std::string> names;
-  std::vector<std::set<ValueId>> bodies;
-  for (const Sweep& sweep : plan.sweeps) bodies.emplace_back(sweep.body.begin(), sweep.body.end());
+  std::map<std::string, int> copies;  // by name, of the last sweep that had it
+  std::map<ValueId, size_t> first;
+  for (size_t i = 0; i < plan.sweeps.size(); ++i) {
+    for (const ValueId id : plan.sweeps[i].body) first.emplace(id, i);
+  }
   for (size_t i = 0; i < plan.sweeps.size(); ++i) {
     Sweep& sweep = plan.sweeps[i];
     const std::string base = name_sweep(plan.graph, sweep);
     sweep.name = base;
-    for (int copy = 2; !names.insert(sweep.name).second; ++copy) {
-      sweep.name = fmt::format("{}_{}", base, copy);
-    }
+    int& copy = copies.try_emplace(base, 1).first->second;
+    while (!names.insert(sweep.name).second) sweep.name = fmt::format("{}_{}", base, ++copy);
     explain_kind(plan, sweep);
-    explain_stores(plan, i, bodies);
+    explain_stores(plan, i, first);
   }
 }
 

@@ -1,13 +1,14 @@
 #include "plan/frontier.h"
 
 #include <algorithm>
+#include <map>
 #include <queue>
 
 namespace ingot {
 namespace {
 
-// Residual network with real capacities (Edmonds and Karp 1972); graphs here have some hundred
-// nodes.
+// Residual network with real capacities (Edmonds and Karp 1972); networks here have some dozen
+// nodes: what has no choice stays out of them.
 class Network {
  public:
   explicit Network(size_t nodes) : edges_of_(nodes) {}
@@ -73,40 +74,139 @@ class Network {
   std::vector<std::vector<size_t>> edges_of_;
 };
 
-}  // namespace
+// What the targets ask for, whatever it costs, and what is left to choose.
+class Search {
+ public:
+  Search(const Graph& graph, const CostOf& cost_of) : graph_(graph), cost_of_(cost_of) {}
 
-Frontier cheapest_frontier(const Graph& graph, const std::vector<AccessCost>& costs,
-                           const std::vector<ValueId>& targets) {
+  Frontier run(const std::vector<ValueId>& targets) {
+    for (const ValueId target : targets) need(target);
+    if (!settle()) return {};
+    collect();
+    if (!cut()) return {};
+    Frontier frontier;
+    frontier.feasible = true;
+    for (const auto& [value, own] : values_) {
+      if (own.needed) (own.computed ? frontier.computed : frontier.loaded).push_back(value);
+    }
+    return frontier;
+  }
+
+ private:
+  struct Value {
+    AccessCost cost;
+    bool needed = false;  // in any case; in the end: whether it is
+    bool computed = false;
+    bool open = false;  // its cost decides
+    size_t number = 0;  // among the open ones
+  };
+
+  Value& value(ValueId id) {
+    const auto [place, fresh] = values_.try_emplace(id);
+    if (fresh) place->second.cost = cost_of_(id);
+    return place->second;
+  }
+
+  void need(ValueId id) {
+    Value& own = value(id);
+    if (own.needed) return;
+    own.needed = true;
+    pending_.push_back(id);
+  }
+
+  // A product's operands are loaded as they are, constants read in place.
+  template <class Visit>
+  void visit_arguments(ValueId id, Visit visit) const {
+    if (graph_[id].kind == NodeKind::matmul) return;
+    for (const ValueId arg : graph_[id].args) {
+      if (graph_[arg].kind != NodeKind::constant) visit(arg);
+    }
+  }
+
+  // What cannot be loaded is computed, and asks for its arguments. False where neither is possible.
+  bool settle() {
+    while (!pending_.empty()) {
+      const ValueId id = pending_.back();
+      pending_.pop_back();
+      Value& own = value(id);
+      if (own.cost.load != kImpossible) {
+        own.open = true;
+        continue;
+      }
+      if (own.cost.compute == kImpossible) return false;
+      own.computed = true;
+      visit_arguments(id, [&](ValueId arg) { need(arg); });
+    }
+    return true;
+  }
+
+  // All that computing an open value could ask for is open too.
+  void collect() {
+    for (const auto& [id, own] : values_) {
+      if (own.open) pending_.push_back(id);
+    }
+    while (!pending_.empty()) {
+      const ValueId id = pending_.back();
+      pending_.pop_back();
+      if (value(id).cost.compute == kImpossible) continue;
+      visit_arguments(id, [&](ValueId arg) {
+        Value& own = value(arg);
+        if (own.open || own.computed) return;
+        own.open = true;
+        pending_.push_back(arg);
+      });
+    }
+  }
+
   // Two variables a value, true on the source's side of the cut: needed(v), and computed(v), which
   // implies needed(v). Needed but not computed costs a load; computed costs the evaluation and
   // makes the arguments needed.
-  const size_t count = graph.nodes.size();
-  const size_t source = 2 * count, sink = source + 1;
-  const auto needed = [](size_t v) { return 2 * v; };
-  const auto computed = [](size_t v) { return 2 * v + 1; };
-  Network network(2 * count + 2);
-  for (const ValueId target : targets) {
-    network.edge(source, needed(static_cast<size_t>(target)), kImpossible);
-  }
-  for (size_t v = 0; v < count; ++v) {
-    network.edge(needed(v), computed(v), costs[v].load);
-    network.edge(computed(v), needed(v), kImpossible);
-    network.edge(computed(v), sink, costs[v].compute);
-    if (graph.nodes[v].kind == NodeKind::matmul) continue;  // its operands are loaded as they are
-    for (const ValueId arg : graph.nodes[v].args) {
-      if (graph[arg].kind == NodeKind::constant) continue;
-      network.edge(computed(v), needed(static_cast<size_t>(arg)), kImpossible);
+  bool cut() {
+    size_t count = 0;
+    for (auto& [id, own] : values_) {
+      if (own.open) own.number = count++;
     }
+    const size_t source = 2 * count, sink = source + 1;
+    Network network(2 * count + 2);
+    for (const auto& [id, own] : values_) {
+      if (own.open && own.needed) network.edge(source, 2 * own.number, kImpossible);
+    }
+    for (const auto& [id, own] : values_) {
+      if (own.open) add_edges(network, id, own, sink);
+    }
+    if (!network.saturate(source, sink)) return false;
+    const std::vector<bool> side = network.source_side(source);
+    for (auto& [id, own] : values_) {
+      if (!own.open) continue;
+      own.needed = side[2 * own.number];
+      own.computed = side[2 * own.number + 1];
+    }
+    return true;
   }
-  Frontier frontier;
-  frontier.feasible = network.saturate(source, sink);
-  if (!frontier.feasible) return frontier;
-  const std::vector<bool> side = network.source_side(source);
-  for (size_t v = 0; v < count; ++v) {
-    if (!side[needed(v)]) continue;
-    (side[computed(v)] ? frontier.computed : frontier.loaded).push_back(static_cast<ValueId>(v));
+
+  void add_edges(Network& network, ValueId id, const Value& own, size_t sink) {
+    const size_t needed = 2 * own.number, computed = needed + 1;
+    network.edge(needed, computed, own.cost.load);
+    network.edge(computed, needed, kImpossible);
+    network.edge(computed, sink, own.cost.compute);
+    if (own.cost.compute == kImpossible) return;
+    visit_arguments(id, [&](ValueId arg) {
+      const Value& of_arg = value(arg);
+      if (of_arg.open) network.edge(computed, 2 * of_arg.number, kImpossible);
+    });
   }
-  return frontier;
+
+  const Graph& graph_;
+  const CostOf& cost_of_;
+  std::map<ValueId, Value> values_;  // in graph order
+  std::vector<ValueId> pending_;
+};
+
+}  // namespace
+
+Frontier cheapest_frontier(const Graph& graph, const CostOf& cost_of,
+                           const std::vector<ValueId>& targets) {
+  return Search(graph, cost_of).run(targets);
 }
 
 }  // namespace ingot

@@ -2,6 +2,7 @@
 // which its targets follow. Exact, as a minimum cut.
 #pragma once
 
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -22,9 +23,11 @@ struct Frontier {
   bool feasible = false;
 };
 
-// costs: by value; targets are needed. Arguments of computed values are needed in turn, except
-// constants.
-Frontier cheapest_frontier(const Graph& graph, const std::vector<AccessCost>& costs,
+// Asked once for each value that the targets could lead to, and for no other.
+using CostOf = std::function<AccessCost(ValueId)>;
+
+// Targets are needed. Arguments of computed values are needed in turn, except constants.
+Frontier cheapest_frontier(const Graph& graph, const CostOf& cost_of,
                            const std::vector<ValueId>& targets);
 
 }  // namespace ingot

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "support/checked.h"
 #include "support/error.h"
 
 namespace ingot {
@@ -28,6 +29,15 @@ Precision precision_from(std::string_view name) {
          fmt::join(kPrecisionNames, ", "));
   }
   return static_cast<Precision>(found - std::begin(kPrecisionNames));
+}
+
+Precision least_accurate(Precision a, Precision b) {
+  constexpr Precision kFromTheBest[] = {Precision::ieee, Precision::fp32, Precision::high,
+                                        Precision::tf32, Precision::fp16, Precision::bf16};
+  const auto rank = [&](Precision p) {
+    return std::find(std::begin(kFromTheBest), std::end(kFromTheBest), p);
+  };
+  return rank(a) < rank(b) ? b : a;
 }
 
 ValueId behind_views(const Graph& graph, ValueId value) {
@@ -113,7 +123,8 @@ std::array<int64_t, kAxes> strides_in(const Shape& own, const std::array<int64_t
 std::vector<size_t> Plan::workspace_layout(int64_t batch, size_t* total) const {
   constexpr size_t kAlignment = 256;
   const auto bytes_of = [&](const WorkspaceBuffer& buffer) {
-    const size_t bytes = static_cast<size_t>(buffer.shape.elements(batch)) * size_of(buffer.dtype);
+    const size_t bytes =
+        checked_product(static_cast<size_t>(buffer.shape.elements(batch)), size_of(buffer.dtype));
     return (bytes + kAlignment - 1) / kAlignment * kAlignment;
   };
   // Largest first, each at the lowest offset where no buffer alive at the same time lies.
@@ -134,7 +145,7 @@ std::vector<size_t> Plan::workspace_layout(int64_t batch, size_t* total) const {
       offset = std::max(offset, offsets[other] + bytes_of(buffers[other]));
     }
     offsets[i] = offset;
-    end = std::max(end, offset + bytes_of(buffers[i]));
+    end = std::max(end, checked_sum(offset, bytes_of(buffers[i])));
     const auto place = std::upper_bound(placed.begin(), placed.end(), i, [&](size_t a, size_t b) {
       return offsets[a] < offsets[b];
     });

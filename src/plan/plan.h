@@ -26,6 +26,7 @@ std::string_view name_of(SweepKind kind);
 enum class Precision : uint8_t { fp32, ieee, high, tf32, bf16, fp16 };
 Precision precision_from(std::string_view name);
 std::string_view name_of(Precision precision);
+Precision least_accurate(Precision a, Precision b);
 
 // What a backend can do, so that the plan can ask for it. Rates are used for predictions only.
 struct Target {

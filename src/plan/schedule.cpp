@@ -46,6 +46,7 @@ class Scheduler {
       : graph_(graph), target_(target), cut_views_(cut_views), delays_(delays) {
     schedule_.labels.resize(graph.nodes.size());
     schedule_.factorings.resize(graph.nodes.size());
+    find_kept();
   }
 
   Schedule run(const std::vector<ValueId>& deferred) {
@@ -96,6 +97,27 @@ class Scheduler {
     return {};
   }
 
+  // Results, and what products load.
+  void find_kept() {
+    kept_.assign(graph_.nodes.size(), false);
+    for (const auto& result : graph_.results) kept_[static_cast<size_t>(result.value)] = true;
+    for (const Node& node : graph_.nodes) {
+      if (node.kind != NodeKind::matmul) continue;
+      for (const ValueId arg : node.args) {
+        kept_[static_cast<size_t>(operand_source(graph_, arg))] = true;
+      }
+    }
+  }
+
+  // An epilogue on a GPU stores one value of every element: a second one is left to a later sweep,
+  // which can follow from the first.
+  bool keeps(Group& group, ValueId id) const {
+    if (target_.device != Target::Device::cuda || !kept_[static_cast<size_t>(id)]) return true;
+    if (group.kept != kNoValue) return false;
+    group.kept = id;
+    return true;
+  }
+
   int add_group(Group group) {
     group.factoring = Factoring(group.space);
     schedule_.groups.push_back(std::move(group));
@@ -120,6 +142,7 @@ class Scheduler {
       group.time += delay->second;
       group.reasons.push_back("comes after the product whose result its epilogue reads");
     }
+    keeps(group, id);
     const int index = add_group(group);
     return {group.time, Via::product, index};
   }
@@ -233,6 +256,7 @@ class Scheduler {
     if (cut_views_ && node.shape != group.space) return false;
     const auto common = Factoring::common(group.factoring, factoring(id), total);
     if (!common || (meeting.via == Via::product && *common != group.factoring)) return false;
+    if (meeting.via == Via::product && !keeps(group, id)) return false;
     group.factoring = *common;
     return true;
   }
@@ -333,9 +357,12 @@ class Scheduler {
     const AxisMask wanted = group.space.rows > 1
                                 ? static_cast<AxisMask>(axis_bit(kBatch) | axis_bit(kRows))
                                 : axis_bit(kBatch);
+    // The products' kernels on a GPU merge moments and nothing else.
+    const bool merges = target_.device == Target::Device::cuda
+                            ? monoid_of(node.finish) == MonoidKind::moments
+                            : node.finish != Finish::argmax;
     return target_.fuses_statistics(graph_[group.matmul].dtype) &&
-           graph_[node.args[0]].shape == group.space && axes == wanted &&
-           node.finish != Finish::argmax;
+           graph_[node.args[0]].shape == group.space && axes == wanted && merges;
   }
 
   const Graph& graph_;
@@ -343,6 +370,7 @@ class Scheduler {
   bool cut_views_;
   const std::map<ValueId, int>& delays_;
   ValueId better_later_ = kNoValue;
+  std::vector<bool> kept_;
   Schedule schedule_;
 };
 

@@ -29,6 +29,7 @@ struct Group {
   Shape space{};
   Factoring factoring{};  // of the space; grows as values with other factorings join
   ValueId matmul = kNoValue;
+  ValueId kept = kNoValue;            // product: what it must store of every element
   std::vector<ValueId> reductions{};  // rows: resolved inside
   std::vector<ValueId> statistics{};  // product, columns
   AxisMask axes = 0;                  // of the reductions or statistics, over the space

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <set>
 
 #include "plan/cost.h"
 #include "plan/frontier.h"
@@ -83,11 +84,27 @@ class SweepBuilder {
     own.home = label(id).time;
     if (label(id).via == Via::free) {
       own.home = std::min(own.home, label(id).time + home);
+      homeless_.insert(id);
       return;
     }
     Group& group = schedule_.groups[static_cast<size_t>(label(id).group)];
     add_once(label(id).via == Via::tail ? group.tail_stores : group.stores, id);
     own.placed = true;
+  }
+
+  // Those of the wanted values without a place that fit get one, in graph order.
+  template <class Fits, class Place>
+  void place_if(Fits fits, Place place) {
+    for (auto it = homeless_.begin(); it != homeless_.end();) {
+      const ValueId id = *it;
+      if (!fits(id)) {
+        ++it;
+        continue;
+      }
+      demand_of(id).placed = true;
+      it = homeless_.erase(it);
+      place(id);
+    }
   }
 
   // Which free values each group evaluates in any case on the way to what it is for.
@@ -129,6 +146,22 @@ class SweepBuilder {
     return shape.static_elements() == space.static_elements() && shape.batched == space.batched;
   }
 
+  // Whether a value of an epilogue on a GPU, which stores one value of every element, follows from
+  // that one: later sweeps compute it.
+  bool follows_from_kept(ValueId id) const {
+    if (target_.device != Target::Device::cuda) return false;
+    const ValueId kept = schedule_.groups[static_cast<size_t>(label(id).group)].kept;
+    std::vector<ValueId> ahead = {id};
+    while (!ahead.empty() && kept != kNoValue) {
+      const ValueId value = ahead.back();
+      ahead.pop_back();
+      if (value == kept) return id != kept;
+      if (value < kept) continue;
+      ahead.insert(ahead.end(), graph_[value].args.begin(), graph_[value].args.end());
+    }
+    return false;
+  }
+
   // What loading costs a sweep of this time; `wide`: it evaluates per element of a batch.
   double load_cost(ValueId id, int time, bool wide) {
     const double once = bytes_of(graph_, id, kPlanningBatch) / target_.bandwidth;
@@ -140,6 +173,7 @@ class SweepBuilder {
       const int from = own.via == Via::stored ? own.time : own.time + 1;
       const bool stored_anyway =
           wanted.wanted || (node.kind == NodeKind::matmul && !target_.fuses_epilogue(node.dtype));
+      if (!stored_anyway && own.via == Via::product && follows_from_kept(id)) return kImpossible;
       return from > time ? kImpossible : stored_anyway ? once : 2 * once;
     }
     if (wanted.placed) return kImpossible;  // by a sweep of this time or later
@@ -189,13 +223,8 @@ class SweepBuilder {
       if (schedule_.groups[i].time == time) build_group(i);
     }
     std::vector<Group> maps;
-    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
-      const auto id = static_cast<ValueId>(i);
-      Demand& own = demand_[i];
-      if (!own.wanted || own.placed || own.home != time) continue;
-      own.placed = true;
-      place_free(id, time, maps);
-    }
+    place_if([&](ValueId id) { return demand_of(id).home == time; },
+             [&](ValueId id) { place_free(id, time, maps); });
     for (Group& group : maps) build_map(group);
   }
 
@@ -246,15 +275,12 @@ class SweepBuilder {
   // Free values that are wanted and that this group evaluates anyway are stored here.
   void host_free_values(size_t index) {
     Group& group = schedule_.groups[index];
-    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
-      Demand& own = demand_[i];
-      if (!own.wanted || own.placed || own.before <= group.time || own.home > group.time ||
-          !cones_[index][i] || !fills(static_cast<ValueId>(i), group.space)) {
-        continue;
-      }
-      own.placed = true;
-      group.stores.push_back(static_cast<ValueId>(i));
-    }
+    const auto hosted = [&](ValueId id) {
+      const Demand& own = demand_of(id);
+      return own.before > group.time && own.home <= group.time &&
+             cones_[index][static_cast<size_t>(id)] && fills(id, group.space);
+    };
+    place_if(hosted, [&](ValueId id) { group.stores.push_back(id); });
   }
 
   // The tail, and with it which statistics anyone wants.
@@ -263,19 +289,19 @@ class SweepBuilder {
     const Shape& reduced = graph_[group.statistics.front()].shape;
     if (!group.tail_stores.empty()) host_small_values(group, reduced);
     if (group.tail_stores.empty()) return;
-    std::vector<AccessCost> costs(graph_.nodes.size());
-    for (size_t i = 0; i < costs.size(); ++i) {
-      const auto id = static_cast<ValueId>(i);
+    const auto cost_of = [&](ValueId id) {
+      AccessCost cost;
       if (contains(group.statistics, id)) {
-        costs[i].load = 0;
-        continue;
+        cost.load = 0;
+        return cost;
       }
-      costs[i].load = load_cost(id, group.time, false);
+      cost.load = load_cost(id, group.time, false);
       const Node& node = graph_[id];
       const bool inside = node.kind == NodeKind::pointwise || node.kind == NodeKind::view;
-      if (inside && !node.shape.batched) costs[i].compute = tail_cost(id, group);
-    }
-    const Frontier frontier = cheapest_frontier(graph_, costs, group.tail_stores);
+      if (inside && !node.shape.batched) cost.compute = tail_cost(id, group);
+      return cost;
+    };
+    const Frontier frontier = cheapest_frontier(graph_, cost_of, group.tail_stores);
     if (!frontier.feasible) throw std::logic_error("a tail cannot be computed");
     sweep.tail = frontier.computed;
     for (const ValueId id : frontier.loaded) {
@@ -300,34 +326,31 @@ class SweepBuilder {
 
   // Small free values (a counter's increment) ride on a tail rather than cost a launch.
   void host_small_values(Group& group, const Shape& reduced) {
-    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
-      const Node& node = graph_.nodes[i];
-      Demand& own = demand_[i];
+    const auto hosted = [&](ValueId id) {
+      const Node& node = graph_[id];
+      const Demand& own = demand_of(id);
       const bool small = node.shape.is_scalar() || node.shape == reduced;
-      if (!own.wanted || own.placed || own.before != kForever || own.home > group.time || !small ||
-          node.kind != NodeKind::pointwise || is_deferred(static_cast<ValueId>(i))) {
-        continue;
-      }
-      own.placed = true;
-      group.tail_stores.push_back(static_cast<ValueId>(i));
-    }
+      return own.before == kForever && own.home <= group.time && small &&
+             node.kind == NodeKind::pointwise && !is_deferred(id);
+    };
+    place_if(hosted, [&](ValueId id) { group.tail_stores.push_back(id); });
   }
 
   void build_body(const Group& group, std::vector<ValueId> targets, Sweep& sweep) {
-    for (const ValueId id : group.stores) add_once(targets, id);
-    std::vector<AccessCost> costs(graph_.nodes.size());
+    targets.insert(targets.end(), group.stores.begin(), group.stores.end());
+    const std::set<ValueId> stores(group.stores.begin(), group.stores.end());
     const bool copies = !group.stores.empty() && is_deferred(group.stores.front());
-    for (size_t i = 0; i < costs.size(); ++i) {
-      const auto id = static_cast<ValueId>(i);
-      costs[i].load =
-          contains(group.stores, id) ? kImpossible : load_cost(id, group.time, group.space.batched);
+    const auto cost_of = [&](ValueId id) {
+      AccessCost cost;
+      if (!stores.contains(id)) cost.load = load_cost(id, group.time, group.space.batched);
       const bool copied = !copies || is_deferred(id);
-      if (copied) costs[i].compute = compute_cost(id, group);
-      if (copies && !copied && costs[i].load == kImpossible && label(id).time < group.time) {
-        costs[i].load = 0;  // any value can be stored for a copy
+      if (copied) cost.compute = compute_cost(id, group);
+      if (copies && !copied && cost.load == kImpossible && label(id).time < group.time) {
+        cost.load = 0;  // any value can be stored for a copy
       }
-    }
-    const Frontier frontier = cheapest_frontier(graph_, costs, targets);
+      return cost;
+    };
+    const Frontier frontier = cheapest_frontier(graph_, cost_of, targets);
     if (!frontier.feasible) throw std::logic_error("a sweep's values cannot be computed");
     for (const ValueId id : frontier.computed) {
       if (id != group.matmul) sweep.body.push_back(id);
@@ -360,6 +383,7 @@ class SweepBuilder {
         if (host >= 0) {
           schedule_.groups[static_cast<size_t>(host)].stores.push_back(id);
           demand_of(id).placed = true;
+          homeless_.erase(id);
         }
       } else {
         demand(id, group.time, prelude ? kPrelude : 0);
@@ -373,6 +397,7 @@ class SweepBuilder {
   Schedule schedule_;
   const std::vector<ValueId>& deferred_;
   std::vector<Demand> demand_;
+  std::set<ValueId> homeless_;            // free values that are wanted and have no place yet
   std::vector<std::vector<bool>> cones_;  // by group
   std::vector<TimedSweep> built_;
 };

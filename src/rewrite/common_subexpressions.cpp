@@ -1,6 +1,8 @@
 // f(a, b) = f(a, b): two nodes with the same operator, attributes and arguments are one value. Bit
 // for bit equal, so nothing is asked of the values.
-#include <map>
+#include <functional>
+#include <unordered_map>
+#include <vector>
 
 #include "rewrite/edit.h"
 #include "rewrite/rules.h"
@@ -31,17 +33,51 @@ bool same_value(const Graph& graph, const Node& a, const Node& b) {
   return true;
 }
 
-int apply(Graph& graph, std::vector<std::string>& where) {
-  return rewrite_nodes(graph, where, [&](NodeEdit& edit) {
-    const Graph& so_far = edit.builder().graph();
-    if (edit.node().kind == NodeKind::constant) return kNoValue;
-    for (size_t i = 0; i < so_far.nodes.size(); ++i) {
-      if (so_far.nodes[i].kind != NodeKind::leaf &&
-          same_value(so_far, so_far.nodes[i], edit.node())) {
-        return static_cast<ValueId>(i);
-      }
+// Equal for what same_value() calls the same.
+size_t hash_of(const Graph& graph, const Node& node) {
+  size_t hash = 0;
+  const auto mix = [&](u64 part) {
+    hash ^= std::hash<u64>()(part) + 0x9e3779b97f4a7c15 + (hash << 6) + (hash >> 2);
+  };
+  for (const auto part : {static_cast<int>(node.kind), static_cast<int>(node.op),
+                          static_cast<int>(node.finish), static_cast<int>(node.axes)}) {
+    mix(static_cast<u64>(part));
+  }
+  for (const ValueId arg : node.args) {
+    const bool constant = graph[arg].kind == NodeKind::constant;
+    mix(constant ? __builtin_bit_cast(u64, graph[arg].constant) : static_cast<u64>(arg));
+  }
+  return hash;
+}
+
+// The values of a graph that grows, leaves apart.
+class Values {
+ public:
+  // The first that is the same, or kNoValue.
+  ValueId find(const Graph& graph, const Node& node) {
+    for (; known_ < graph.nodes.size(); ++known_) {
+      const Node& fresh = graph.nodes[known_];
+      if (fresh.kind == NodeKind::leaf) continue;
+      by_hash_[hash_of(graph, fresh)].push_back(static_cast<ValueId>(known_));
+    }
+    const auto found = by_hash_.find(hash_of(graph, node));
+    if (found == by_hash_.end()) return kNoValue;
+    for (const ValueId id : found->second) {
+      if (same_value(graph, graph[id], node)) return id;
     }
     return kNoValue;
+  }
+
+ private:
+  size_t known_ = 0;
+  std::unordered_map<size_t, std::vector<ValueId>> by_hash_;
+};
+
+int apply(Graph& graph, std::vector<std::string>& where) {
+  Values values;
+  return rewrite_nodes(graph, where, [&](NodeEdit& edit) {
+    if (edit.node().kind == NodeKind::constant) return kNoValue;
+    return values.find(edit.builder().graph(), edit.node());
   });
 }
 

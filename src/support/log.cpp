@@ -5,6 +5,8 @@
 
 #include <cstdlib>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string_view>
 
 namespace ingot {
@@ -57,6 +59,13 @@ bool logs(LogLevel level) {
 
 void log_text(LogLevel level, const std::string& text) {
   logger().log(level_of(level), text);
+}
+
+void warn_once(const std::string& text) {
+  static std::mutex mutex;
+  static std::set<std::string> given;
+  const std::lock_guard lock(mutex);
+  if (given.insert(text).second) log_text(LogLevel::warning, text);
 }
 
 }  // namespace ingot

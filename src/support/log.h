@@ -14,6 +14,8 @@ enum class LogLevel { debug, info, warning, error, off };
 
 bool logs(LogLevel level);
 void log_text(LogLevel level, const std::string& text);
+// A warning, the first time that a process has it to give.
+void warn_once(const std::string& text);
 
 template <class... Args>
 void log_line(LogLevel level, fmt::format_string<Args...> format, Args&&... args) {

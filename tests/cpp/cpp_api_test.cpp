@@ -5,7 +5,9 @@
 
 #include <limits>
 #include <string>
+#include <type_traits>
 
+#include "api/program.h"
 #include "graph/importer.h"
 // clang-format off
 #include "ingot/ingot.hpp"
@@ -16,6 +18,9 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 namespace api = ingot::api;
+
+// What stands behind a handle is another class: a program that sees both has one of each.
+static_assert(!std::is_same_v<ingot::api::Program, ingot::abi::Program>);
 
 template <class Function>
 std::string error_of(Function function) {
@@ -169,6 +174,7 @@ TEST(CppApi, CompilesRunsAndExplains) {
     EXPECT_EQ(again, ys);
   }
   EXPECT_THAT(program.explain(2), HasSubstr("softmax"));
+  EXPECT_THAT(program.signature(), HasSubstr("\"weight\""));
 }
 
 TEST(CppApi, FailuresCarryTheLibrarysMessageAndStatus) {

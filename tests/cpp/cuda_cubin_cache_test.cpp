@@ -1,7 +1,9 @@
 #include "cuda/cubin_cache.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -114,6 +116,110 @@ TEST_F(CubinCacheTest, GoesOnWithoutAFolder) {
   const CubinCache impossible("/proc/ingot-cannot-be-made");
   EXPECT_FALSE(impossible.store("key", "code"));
   EXPECT_FALSE(impossible.find("key"));
+}
+
+// What was there before is as good as none, and is replaced or let be; nothing waits.
+class CubinCachePlanted : public CubinCacheTest {
+ protected:
+  void SetUp() override {
+    CubinCacheTest::SetUp();
+    const CubinCache cache(folder_.string());
+    ASSERT_TRUE(cache.store("key", "code"));
+    file_ = files().at(0);
+    ASSERT_EQ(cache.find("key"), "code");
+  }
+  std::optional<std::string> found() const { return CubinCache(folder_.string()).find("key"); }
+  bool stored() const { return CubinCache(folder_.string()).store("key", "code"); }
+
+  fs::path file_;
+};
+
+TEST_F(CubinCachePlanted, FoldersAndFilesAreTheUsersAlone) {
+  fs::remove_all(folder_);
+  const mode_t before = ::umask(0);  // the most careless
+  const CubinCache cache((folder_ / "a" / "kernels").string());
+  EXPECT_TRUE(cache.store("key", "code"));
+  ::umask(before);
+  for (const auto& entry : fs::recursive_directory_iterator(folder_)) {
+    EXPECT_EQ(entry.status().permissions() & (fs::perms::group_all | fs::perms::others_all),
+              fs::perms::none)
+        << entry.path();
+  }
+}
+
+TEST_F(CubinCachePlanted, AFileThatOthersMayWriteIsNotRead) {
+  for (const fs::perms bit : {fs::perms::group_write, fs::perms::others_write}) {
+    fs::permissions(file_, bit, fs::perm_options::add);
+    EXPECT_FALSE(found());
+    EXPECT_TRUE(stored());  // another file, under the same name
+    EXPECT_EQ(found(), "code");
+  }
+}
+
+TEST_F(CubinCachePlanted, AFolderThatOthersMayWriteIsNotUsed) {
+  for (const fs::perms bit : {fs::perms::group_write, fs::perms::others_write}) {
+    fs::permissions(folder_, bit, fs::perm_options::add);
+    EXPECT_FALSE(found());
+    EXPECT_FALSE(stored());
+    fs::permissions(folder_, bit, fs::perm_options::remove);
+    EXPECT_EQ(found(), "code");
+  }
+}
+
+TEST_F(CubinCachePlanted, FilesAndFoldersOfOtherUsersAreNotUsed) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give files away";
+  ASSERT_EQ(::chown(file_.c_str(), 12345, static_cast<gid_t>(-1)), 0);
+  EXPECT_FALSE(found());
+  EXPECT_TRUE(stored());
+  EXPECT_EQ(found(), "code");
+  ASSERT_EQ(::chown(folder_.c_str(), 12345, static_cast<gid_t>(-1)), 0);
+  EXPECT_FALSE(found());
+  EXPECT_FALSE(stored());
+}
+
+TEST_F(CubinCachePlanted, LinksAreNotFollowed) {
+  const fs::path other = folder_.string() + "-other";
+  fs::rename(file_, other);
+  fs::create_symlink(other, file_);
+  EXPECT_FALSE(found());
+  EXPECT_TRUE(stored());
+  EXPECT_FALSE(fs::is_symlink(file_));
+  fs::remove(other);
+  fs::rename(folder_, other);
+  fs::create_directory_symlink(other, folder_);
+  EXPECT_FALSE(found());
+  EXPECT_FALSE(stored());
+  fs::remove_all(other);
+}
+
+// The names of temporary files can be guessed: what was put there is not written through.
+TEST_F(CubinCachePlanted, TemporaryFilesAreAlwaysNew) {
+  const fs::path precious = folder_.string() + "-precious";
+  std::ofstream(precious) << "precious";
+  for (int i = 0; i < 40; ++i) {
+    fs::create_symlink(precious, folder_ / fmt::format(".{}-{}.tmp", ::getpid(), i));
+  }
+  EXPECT_TRUE(stored());
+  EXPECT_EQ(found(), "code");
+  EXPECT_EQ(fs::file_size(precious), 8u);
+  fs::remove(precious);
+}
+
+TEST_F(CubinCachePlanted, AFifoMakesNobodyWait) {
+  fs::remove(file_);
+  ASSERT_EQ(::mkfifo(file_.c_str(), 0600), 0);
+  ::alarm(20);  // ends a test that waits
+  EXPECT_FALSE(found());
+  EXPECT_TRUE(stored());
+  EXPECT_EQ(found(), "code");
+  ::alarm(0);
+}
+
+TEST_F(CubinCachePlanted, AFileOfTerabytesIsNotRead) {
+  ASSERT_EQ(::truncate(file_.c_str(), off_t{8} << 40), 0);
+  EXPECT_FALSE(found());
+  EXPECT_TRUE(stored());
+  EXPECT_EQ(found(), "code");
 }
 
 // A limit on the size of files stands in for a full disk: the write stops halfway.

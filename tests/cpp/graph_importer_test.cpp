@@ -172,10 +172,10 @@ TEST(Importer, DamagedTextsAreRefusedCleanly) {
 
 TEST(Importer, DeepNestingIsRefusedCleanly) {
   const std::string deep = std::string(200000, '[') + std::string(200000, ']');
-  EXPECT_THAT(error_of(deep), HasSubstr("must be an object"));
+  EXPECT_THAT(error_of(deep), HasSubstr("deep"));
   EXPECT_THAT(
       error_of(graph_with(R"({"op": "view", "args": [0], "attributes": {"shape": )" + deep + "}}")),
-      HasSubstr("shape"));
+      HasSubstr("deep"));
 }
 
 TEST(Importer, DeclaredShapesAndDtypesAreChecked) {

@@ -23,7 +23,7 @@ constexpr const char* kLinear = R"({
   "results": [{"value": 3, "name": "y"}]})";
 
 nlohmann::json sweep_of(const std::string& options, const std::string& graph = kLinear) {
-  const auto program = api::make_program(graph.c_str(), options);
+  const auto program = abi::make_program(graph.c_str(), options);
   return program->executable->describe(100000)["sweeps"][0];
 }
 
@@ -134,6 +134,97 @@ TEST(OwnProduct, DescribeSixteenBitMatricesToTheCopyEngine) {
   EXPECT_EQ(hopper::plan_product(shape, {}).variant, hopper::Variant::unsupported);
 }
 
+hopper::ProductShape scaled_shape(int64_t m, int64_t n, int64_t k) {
+  hopper::ProductShape shape;
+  shape.m = m, shape.n = n, shape.k = k;
+  shape.x = shape.w = {k, 1, true};
+  shape.y_stride = n;
+  shape.scheme = hopper::Scheme::scaled;
+  return shape;
+}
+
+TEST(OwnProduct, PacksOneValueAnElementForTf32) {
+  for (const int64_t k : {1, 63, 64, 65, 1000, 8192}) {
+    const int64_t lines = (k + 63) / 64;
+    EXPECT_EQ(hopper::packed_bytes(hopper::Scheme::scaled, 10, k),
+              static_cast<size_t>(10 * lines * 128));
+  }
+  hopper::ProductShape shape = scaled_shape(1024, 8192, 8192);
+  const hopper::ProductPlan fused = hopper::plan_product(shape, {});
+  ASSERT_EQ(fused.variant, hopper::Variant::fused_scaled) << fused.reason;
+  EXPECT_EQ(fused.chunks % 2, 0) << "its pipeline takes chunks of 64 in pairs";
+  ASSERT_EQ(fused.splits.size(), 1u) << "the weight is rounded inside the product";
+  EXPECT_STREQ(fused.splits[0].header, "product/scaled_rows.cuh");
+  EXPECT_EQ(fused.workspace_bytes, 1024u * 8192 * 2 + 1024 * 4);
+  EXPECT_EQ(fused.x_map.columns, 8192u);
+  EXPECT_EQ(fused.w_map.element, hopper::Element::f32);
+  shape.weight_packed = true;
+  const hopper::ProductPlan frozen = hopper::plan_product(shape, {});
+  EXPECT_EQ(frozen.variant, hopper::Variant::scaled);
+  EXPECT_EQ(frozen.splits.size(), 1u);
+  EXPECT_LT(frozen.estimated_us, fused.estimated_us);
+  const hopper::ProductPlan large = hopper::plan_product(scaled_shape(16384, 4096, 4096), {});
+  EXPECT_EQ(large.variant, hopper::Variant::scaled);
+  EXPECT_EQ(large.splits.size(), 2u) << "both operands are packed once for many tiles";
+}
+
+TEST(OwnProduct, LeavesLongSumsOfTf32ToTheLibrary) {
+  EXPECT_NE(hopper::plan_product(scaled_shape(512, 512, 32768), {}).variant,
+            hopper::Variant::unsupported);
+  const hopper::ProductPlan plan = hopper::plan_product(scaled_shape(512, 512, 32769), {});
+  EXPECT_EQ(plan.variant, hopper::Variant::unsupported);
+  EXPECT_THAT(plan.reason, HasSubstr("32768"));
+}
+
+// Whatever the alignment, an odd product is packed and fits a block's shared memory.
+TEST(OwnProduct, HasATileOfTf32ForEveryShape) {
+  for (const int64_t m : {1, 100, 5000}) {
+    for (const int64_t n : {1, 127, 4099}) {
+      for (const int64_t k : {1, 33, 4100}) {
+        for (const bool aligned : {true, false}) {
+          hopper::ProductShape shape = scaled_shape(m, n, k);
+          shape.x.aligned = shape.w.aligned = shape.y_aligned = aligned;
+          const hopper::ProductPlan plan = hopper::plan_product(shape, {});
+          ASSERT_TRUE(hopper::is_scaled(plan.variant)) << plan.reason;
+          EXPECT_LE(plan.shared_bytes, 232448u) << plan.config;
+          EXPECT_GE(plan.chunks * 64, k);
+          EXPECT_EQ(plan.tma_store,
+                    aligned && n % 4 == 0 && plan.config.find("false") == std::string::npos);
+          if (!aligned || k % 4 != 0) {
+            EXPECT_EQ(plan.variant, hopper::Variant::scaled);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(OwnProduct, ServeTf32OnHopperWhereTheyAreFaster) {
+  if (try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
+  const auto tf32 = [](int sm, int64_t batch, int features) {
+    const std::string options =
+        R"({"device": "cuda", "precision": "tf32", "sm": )" + std::to_string(sm) + "}";
+    const auto program = abi::make_program(linear("f32", features), options);
+    return program->executable->describe(batch)["sweeps"][0];
+  };
+  const nlohmann::json own = tf32(90, 16384, 4096);
+  EXPECT_EQ(own["provider"],
+            name_of(ProductFamily::hopper, hopper::Element::f32, hopper::Scheme::scaled));
+  EXPECT_THAT(own["tuning"]["key"].get<std::string>(), HasSubstr("| f32 by tf32 |"));
+  for (const nlohmann::json& kernel : own["kernels"]) {
+    EXPECT_THAT(kernel["text"].get<std::string>(), Not(HasSubstr("product/split.cuh")));
+  }
+  EXPECT_EQ(tf32(90, 256, 384)["provider"], "cuBLASLt (tf32)") << "small";
+  for (const int sm : {80, 86, 100}) {
+    EXPECT_EQ(tf32(sm, 16384, 4096)["provider"], "cuBLASLt (tf32)");
+  }
+  EXPECT_THAT(tf32(80, 16384, 4096)["reason"], HasSubstr("TF32"));
+  // 16-bit operands are what they are under every policy.
+  EXPECT_EQ(sweep_of(R"({"device": "cuda", "sm": 90, "precision": "tf32"})",
+                     linear("bf16", 384))["provider"],
+            name_of(ProductFamily::hopper, hopper::Element::bf16));
+}
+
 TEST(OwnProduct, TakeTheProductSweepsOfAPlan) {
   // Where a GPU is present, programs are planned for it and not for the "sm" given here.
   if (try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
@@ -155,7 +246,7 @@ TEST(OwnProduct, TakeTheProductSweepsOfAPlan) {
 TEST(OwnProduct, KeepWeightsThatAreParameters) {
   if (try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
   const auto size = [](const std::string& graph, const char* options) {
-    return api::make_program(graph, options)->executable->frozen_size();
+    return abi::make_program(graph, options)->executable->frozen_size();
   };
   // A line of 128 bytes for 32 of K, an exponent a row, both in multiples of 256 bytes.
   constexpr size_t kKept = 384 * 16 * 128 + 384 * 4;
@@ -163,6 +254,10 @@ TEST(OwnProduct, KeepWeightsThatAreParameters) {
   EXPECT_EQ(size(kLinear, R"({"device": "cuda", "sm": 80})"), kKept);
   EXPECT_EQ(size(kLinear, R"({"device": "cuda", "sm": 86})"), 0u);
   EXPECT_EQ(size(kLinear, R"({"device": "cuda", "sm": 90, "precision": "ieee"})"), 0u);
+  // One value an element, not two.
+  EXPECT_EQ(size(kLinear, R"({"device": "cuda", "sm": 90, "precision": "tf32"})"),
+            384 * 8 * 128 + 384 * 4);
+  EXPECT_EQ(size(kLinear, R"({"device": "cuda", "sm": 80, "precision": "tf32"})"), 0u);
   std::string weight_is_input = kLinear;
   weight_is_input.replace(weight_is_input.find("parameter"), 9, "input");
   EXPECT_EQ(size(weight_is_input, R"({"device": "cuda", "sm": 90})"), 0u);

@@ -3,12 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "graph/evaluate.h"
 #include "graph/operators.h"
 #include "graph_testing.h"
 #include "plan/factoring.h"
 #include "plan/frontier.h"
 #include "plan_interpreter.h"
+#include "support/error.h"
 
 namespace ingot {
 namespace {
@@ -125,6 +128,40 @@ TEST(Plan, NeedsOneSweepInEvalMode) {
   const Graph graph = Models().gemm_scale_bn(false);
   const Plan plan = make_plan(graph, target_with(true), Precision::fp32);
   EXPECT_EQ(plan.sweeps.back().kind, SweepKind::product);
+  expect_meaning(graph, plan);
+}
+
+// How many values of every element a product's epilogue stores.
+size_t stored_by_product(const Plan& plan) {
+  const Sweep& product = plan.sweeps[0];
+  return static_cast<size_t>(
+      std::count_if(product.stores.begin(), product.stores.end(),
+                    [&](ValueId id) { return plan.graph[id].shape == product.space; }));
+}
+
+TEST(Plan, StoresOneValueOfEveryElementInAnEpilogueOnAGpu) {
+  // mish(x·Wᵀ + b) with x·Wᵀ + b as a further result, which backward reads. On the way lie values
+  // that cost more to compute than to load.
+  GraphBuilder builder;
+  const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, kInner});
+  const ValueId w =
+      builder.leaf(LeafRole::parameter, "weight", DType::f32, {false, kOuter, 1, kInner});
+  const ValueId bias = builder.leaf(LeafRole::parameter, "bias", DType::f32, kVector);
+  const ValueId linear = builder.pointwise(PointwiseOp::add_, {builder.matmul(x, w, true), bias});
+  ValueId y = linear;
+  for (int i = 0; i < 4; ++i) {
+    y = builder.pointwise(PointwiseOp::tanh_, {builder.pointwise(PointwiseOp::exp_, {y})});
+  }
+  builder.result(builder.pointwise(PointwiseOp::mul_, {linear, y}), "y");
+  builder.result(linear, "linear");
+  const Graph graph = builder.take();
+  Target target = target_with(true);
+  const Plan on_host = make_plan(graph, target, Precision::fp32);
+  EXPECT_THAT(kinds(on_host), ElementsAre(SweepKind::product));
+  target.device = Target::Device::cuda;
+  const Plan plan = make_plan(graph, target, Precision::fp32);
+  ASSERT_THAT(kinds(plan), ElementsAre(SweepKind::product, SweepKind::map));
+  EXPECT_EQ(stored_by_product(plan), 1u);
   expect_meaning(graph, plan);
 }
 
@@ -277,14 +314,25 @@ TEST(Frontier, CountsASharedArgumentOnce) {
   const ValueId g = builder.pointwise(PointwiseOp::tanh_, {a});
   const ValueId y = builder.pointwise(PointwiseOp::add_, {f, g});
   std::vector<AccessCost> costs(4, {2, 0.1});
+  const auto cost_of = [&](ValueId id) { return costs[static_cast<size_t>(id)]; };
   costs[static_cast<size_t>(a)] = {3, kImpossible};
   costs[static_cast<size_t>(y)].load = kImpossible;
-  EXPECT_THAT(cheapest_frontier(builder.graph(), costs, {y}).loaded, ElementsAre(a));
+  EXPECT_THAT(cheapest_frontier(builder.graph(), cost_of, {y}).loaded, ElementsAre(a));
   costs[static_cast<size_t>(f)].load = costs[static_cast<size_t>(g)].load = 1;
-  EXPECT_THAT(cheapest_frontier(builder.graph(), costs, {y}).loaded, ElementsAre(f, g));
+  EXPECT_THAT(cheapest_frontier(builder.graph(), cost_of, {y}).loaded, ElementsAre(f, g));
   costs[static_cast<size_t>(a)].load = kImpossible;
   costs[static_cast<size_t>(g)].load = kImpossible;
-  EXPECT_FALSE(cheapest_frontier(builder.graph(), costs, {y}).feasible);
+  EXPECT_FALSE(cheapest_frontier(builder.graph(), cost_of, {y}).feasible);
+}
+
+TEST(Plan, RefusesBuffersThatTogetherDoNotFitIntoSizes) {
+  Plan plan;
+  // 2^51 bytes each, of which 2^64 hold 8192; no two of them may overlap.
+  plan.buffers.assign(8200, {Shape{.batched = true}, DType::f64, 0, 1});
+  size_t bytes = 0;
+  plan.workspace_layout(1000, &bytes);
+  EXPECT_EQ(bytes, 8200 * 8192u);
+  EXPECT_THROW(plan.workspace_layout(int64_t{1} << 48, &bytes), Error);
 }
 
 }  // namespace

@@ -4,8 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
+#include <set>
 
 #include "api/program.h"
 
@@ -47,7 +51,7 @@ class ProductTuningTest : public ::testing::Test {
                           {"sm", 90},
                           {"cache_dir", folder_.path()},
                           {"product_choices", choices}};
-    return api::make_program(kLinear, options.dump())->executable->describe(batch)["sweeps"][0];
+    return abi::make_program(kLinear, options.dump())->executable->describe(batch)["sweeps"][0];
   }
   void measured(const std::string& key, const json& choice) const {
     folder_.write(
@@ -114,6 +118,66 @@ TEST_F(ProductTuningTest, DamagedFilesAndUnknownNamesCountAsAbsent) {
     measured(key, choice);
     EXPECT_EQ(product(1000)["tuning"], tuning) << choice;
   }
+}
+
+TEST_F(ProductTuningTest, AFileThatOthersMayHaveWrittenCountsAsAbsent) {
+  namespace fs = std::filesystem;
+  const json tuning = product(1000)["tuning"];
+  const fs::path file = folder_.path() + "/tuned-products.json", other = folder_.path() + "/other";
+  measured(tuning["key"], another(tuning));
+  EXPECT_EQ(product(1000)["tuning"]["by"], "tuned");
+  fs::permissions(file, fs::perms::others_write, fs::perm_options::add);
+  EXPECT_EQ(product(1000)["tuning"]["by"], "estimated");
+  fs::permissions(file, fs::perms::others_write, fs::perm_options::remove);
+  fs::rename(file, other);
+  fs::create_symlink(other, file);
+  EXPECT_EQ(product(1000)["tuning"]["by"], "estimated");
+  fs::remove(file);
+  ASSERT_EQ(::mkfifo(file.c_str(), 0600), 0);
+  ::alarm(20);  // ends a test that waits
+  EXPECT_EQ(product(1000)["tuning"]["by"], "estimated");
+  ::alarm(0);
+}
+
+TEST_F(ProductTuningTest, DeepFilesCountAsAbsent) {
+  const json tuning = product(1000)["tuning"];
+  folder_.write(R"({"ingot_tuned_products": 1, "products": )" + std::string(1000000, '[') +
+                std::string(1000000, ']') + "}");
+  EXPECT_EQ(product(1000)["tuning"], tuning);
+}
+
+// What is measured for one says nothing of the others.
+TEST_F(ProductTuningTest, EveryTypeAndSchemeHasMeasurementsOfItsOwn) {
+  using hopper::Element;
+  hopper::ProductShape shape;
+  shape.m = 1000, shape.n = 1024, shape.k = 4096;
+  shape.x = shape.w = {4096, 1, true};
+  shape.y_stride = 1024;
+  const auto key = [&](Element element, Precision precision) {
+    ProgramOptions options;
+    options.precision = precision;
+    shape.element = element;
+    return ProductTuning(options, Target{}, "").key(ProductFamily::hopper, shape, 0);
+  };
+  const std::set<std::string> keys = {
+      key(Element::f32, Precision::fp32), key(Element::f32, Precision::tf32),
+      key(Element::f16, Precision::fp32), key(Element::bf16, Precision::fp32)};
+  EXPECT_EQ(keys.size(), 4u);
+  EXPECT_THAT(key(Element::bf16, Precision::fp32), HasSubstr("bf16"));
+  // The policy is of f32 products; `high` is made as fp32 is.
+  EXPECT_EQ(key(Element::bf16, Precision::fp32), key(Element::bf16, Precision::tf32));
+  EXPECT_EQ(key(Element::f32, Precision::fp32), key(Element::f32, Precision::high));
+}
+
+// Keys had no type once: what they say may be of another.
+TEST_F(ProductTuningTest, KeysWithoutATypeAreNotRead) {
+  const json tuning = product(1000)["tuning"];
+  std::string key = tuning["key"];
+  const std::string type = " | f32 by fp16 halves";
+  ASSERT_THAT(key, HasSubstr(type));
+  key.erase(key.find(type), type.size());
+  measured(key, another(tuning));
+  EXPECT_EQ(product(1000)["tuning"]["by"], "estimated");
 }
 
 TEST(ProductTuning, BucketsGrowByAQuarterAtMost) {

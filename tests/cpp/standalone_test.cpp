@@ -26,14 +26,15 @@ constexpr const char* kTwoLinears = R"({
     {"op": "softmax", "args": [4]}],
   "results": [{"value": 5, "name": "y"}]})";
 
-std::unique_ptr<api::Program> two_linears(const std::string& options = R"({"device": "cuda"})") {
-  return api::make_program(kTwoLinears, options);
+std::unique_ptr<abi::Program> two_linears(const std::string& options = R"({"device": "cuda"})") {
+  return abi::make_program(kTwoLinears, options);
 }
 
-std::string source_of(const api::Program& program,
+std::string source_of(const abi::Program& program,
                       std::vector<std::array<int64_t, kAxes>> strides = {}) {
   const Request request = {&program.plan, "forward", std::move(strides)};
-  return write_source({&request, 1})["cuda_source"];
+  const nlohmann::json written = write_source({&request, 1});
+  return written["common"].get<std::string>() + written["programs"][0]["source"].get<std::string>();
 }
 
 int count(const std::string& text, const std::string& part) {
@@ -101,9 +102,9 @@ TEST(Standalone, RefusesWhatOnlyTheLibraryComputes) {
 
 TEST(Standalone, ChecksItsOptions) {
   const auto cuda = two_linears(), cpu = two_linears(R"({"device": "cpu"})");
-  const auto attempt = [](const api::Program* program, const char* options) -> std::string {
+  const auto attempt = [](const abi::Program* program, const char* options) -> std::string {
     try {
-      api::standalone_source({&program, 1}, options);
+      abi::standalone_source({&program, 1}, options);
     } catch (const Error& error) {
       return error.what();
     }

@@ -60,6 +60,8 @@ class ProductProvider {
   virtual bool takes(const ProductCall& call) const = 0;
   // False if it found that it cannot after all; the next provider is then asked.
   virtual bool run(const ProductCall& call) const = 0;
+  // Whether fp32 products are made of products of fewer bits (docs/numerics.md has their bounds).
+  virtual bool splits() const { return false; }
   // Whether run() would hand c's blocks to the call's consumer while they are in cache.
   virtual bool consumes(const ProductCall&) const { return false; }
   // Whether run() would add a row to the call's product.

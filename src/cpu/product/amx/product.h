@@ -30,6 +30,7 @@ class Product final : public ProductProvider {
 
   std::string name() const override { return name_; }
   bool takes(const ProductCall& call) const override;
+  bool splits() const override { return true; }
   bool run(const ProductCall& call) const override { return run_counted(call, nullptr); }
   size_t packed_bytes(const ProductCall& call) const override;
   void pack(const ProductCall& call, std::byte* memory) const override;

@@ -1,0 +1,121 @@
+#include "cuda/launcher.h"
+
+#include <array>
+
+namespace ingot::cuda {
+namespace {
+
+// cuda.h's numbers.
+constexpr int kMapSwizzle128 = 3, kMapPromote256 = 3;
+
+CUtensorMap encode_map(const hopper::TensorMapSpec& spec, void* base) {
+  CUtensorMap map{};
+  const uint64_t extents[2] = {spec.columns, spec.rows}, strides[1] = {spec.row_bytes};
+  const uint32_t box[2] = {spec.box_columns, spec.box_rows}, steps[2] = {1, 1};
+  check(
+      driver().cuTensorMapEncodeTiled(&map, hopper::tensor_map_type(spec.element), 2, base, extents,
+                                      strides, box, steps, 0, kMapSwizzle128, kMapPromote256, 0),
+      "describing a matrix to the copy engine");
+  return map;
+}
+
+bool same_matrix(const hopper::TensorMapSpec& a, const hopper::TensorMapSpec& b) {
+  return a.element == b.element && a.columns == b.columns && a.rows == b.rows &&
+         a.row_bytes == b.row_bytes && a.box_columns == b.box_columns && a.box_rows == b.box_rows;
+}
+
+// A map follows from its arguments alone, and calls in a row mostly describe the same matrices:
+// each thread keeps those that it encoded last.
+const CUtensorMap& map_of(const hopper::TensorMapSpec& spec, void* base) {
+  struct Encoded {
+    hopper::TensorMapSpec spec;
+    void* base = nullptr;
+    CUtensorMap map;
+  };
+  constexpr size_t kKept = 16;
+  static thread_local std::array<Encoded, kKept> kept;
+  const uint64_t mixed = (reinterpret_cast<uintptr_t>(base) >> 8) * 0x9e3779b97f4a7c15u;
+  Encoded& encoded = kept[mixed >> 60];
+  if (encoded.base != base || !same_matrix(encoded.spec, spec)) {
+    encoded.base = nullptr;
+    encoded.map = encode_map(spec, base);
+    encoded.spec = spec;
+    encoded.base = base;
+  }
+  return encoded.map;
+}
+
+std::byte* resolve(const Address& address, const CallMemory& memory) {
+  switch (address.base) {
+    case Address::Base::tensor:
+      return static_cast<std::byte*>(memory.tensors[static_cast<size_t>(address.tensor)].data) +
+             address.offset;
+    case Address::Base::workspace:
+      return memory.workspace + address.offset;
+    case Address::Base::frozen:
+      return memory.frozen + address.offset;
+    case Address::Base::none:
+      break;
+  }
+  return nullptr;
+}
+
+void launch_kernel(const Step& step, CUfunction function, const CallMemory& memory, CUstream stream,
+                   bool dependent) {
+  const Arguments& arguments = step.arguments;
+  alignas(Arguments::kAlignment) std::byte bytes[Arguments::kMostBytes];
+  std::memcpy(bytes, arguments.bytes.data(), arguments.bytes.size());
+  for (const Arguments::Slot& slot : arguments.addresses) {
+    const std::byte* address = resolve(slot.address, memory);
+    std::memcpy(bytes + slot.at, &address, sizeof(address));
+  }
+  for (const Arguments::MapSlot& map : arguments.maps) {
+    std::memcpy(bytes + map.at, &map_of(map.spec, resolve(map.matrix, memory)),
+                sizeof(CUtensorMap));
+  }
+  void* starts[Arguments::kMost];
+  for (size_t i = 0; i < arguments.starts.size(); ++i) starts[i] = bytes + arguments.starts[i];
+
+  LaunchAttribute attributes[2] = {};
+  unsigned count = 0;
+  if (dependent) {
+    attributes[count].id = kProgrammaticStreamSerialization;
+    attributes[count++].value.programmatic_stream_serialization_allowed = 1;
+  }
+  if (step.cluster > 0) {
+    attributes[count].id = kClusterDimension;
+    attributes[count++].value.cluster = {step.cluster, 1, 1};
+  }
+  const LaunchConfig config = {static_cast<unsigned>(step.blocks),
+                               1,
+                               1,
+                               static_cast<unsigned>(step.threads),
+                               1,
+                               1,
+                               static_cast<unsigned>(step.shared_bytes),
+                               stream,
+                               attributes,
+                               count};
+  check(driver().cuLaunchKernelEx(&config, function, starts, nullptr), "launching a kernel");
+}
+
+}  // namespace
+
+void launch(const LaunchProgram& program, Context& context, Modules& modules,
+            const CallMemory& memory, CUstream stream, bool dependent) {
+  for (const Step& step : program.steps) {
+    if (step.kind == StepKind::library_product) {
+      const auto address = [&](size_t i) {
+        return resolve(step.arguments.addresses[i].address, memory);
+      };
+      context.cublas().run(step.product, address(0), address(1), address(2), address(3),
+                           kLibraryWorkspace, stream);
+      continue;
+    }
+    const LoadedUnit& loaded = modules.get(context, step.unit);
+    launch_kernel(step, loaded.functions[static_cast<size_t>(step.function)], memory, stream,
+                  dependent);
+  }
+}
+
+}  // namespace ingot::cuda

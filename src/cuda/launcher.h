@@ -1,0 +1,25 @@
+// Launches programs: fills the addresses of a call in, describes matrices to the copy engine, and
+// hands the steps to a stream.
+#pragma once
+
+#include <span>
+
+#include "cuda/context.h"
+#include "cuda/modules.h"
+#include "ingot/ingot.h"
+#include "program/launch_program.h"
+
+namespace ingot::cuda {
+
+// Where a program's addresses are, for one call.
+struct CallMemory {
+  std::span<const ingot_tensor> tensors;
+  std::byte* workspace = nullptr;
+  std::byte* frozen = nullptr;
+};
+
+// dependent: kernels may start before their predecessors end, and wait for them by themselves.
+void launch(const LaunchProgram& program, Context& context, Modules& modules,
+            const CallMemory& memory, CUstream stream, bool dependent);
+
+}  // namespace ingot::cuda

@@ -1,0 +1,66 @@
+// One call on its way to a launch program: its tensors' layouts, and how a sweep's operands are
+// found in them. Of the tensors' addresses, only how they are aligned is looked at.
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "cuda/modules.h"
+#include "ingot/ingot.h"
+#include "program/launch_program.h"
+
+namespace ingot::cuda {
+
+// An operand that a step left in the form that product kernels read, in memory that nothing has
+// overwritten since.
+struct PackedOperand {
+  ValueId value = kNoValue;
+  hopper::SplitStep split;
+  Address memory;
+};
+
+// What grows while sweeps are lowered.
+struct Lowered {
+  LaunchProgram program;
+  std::vector<PackedOperand> packed;
+};
+
+struct Lowering {
+  const Plan& plan;
+  const Modules& modules;
+  int sm;  // of the GPU
+  int64_t batch;
+  std::span<const ingot_tensor> tensors;  // leaves, then results
+  size_t leaf_count;
+  const std::vector<size_t>& buffer_offsets;
+  Lowered& lowered;
+  int sweep = 0;      // that is lowered
+  Address scratch{};  // of the sweep, behind the plan's buffers
+  size_t scratch_bytes = 0;
+  Address frozen{};  // of the sweep: weights kept for inference, or none
+
+  // The caller's tensor that holds a leaf, result or update; -1 for workspace buffers.
+  int tensor_of(ValueId value) const;
+  // Where a value is and how a sweep that sees it as `seen` walks it.
+  BoundTensor bind(ValueId value, const Shape& seen) const;
+  // Of an address: what it is modulo 16, and the largest power of two ≤ 16 that divides it.
+  unsigned low_bits(const Address& address) const;
+  int alignment_of(const Address& address) const;
+
+  // Adds a kernel; no blocks: nothing.
+  void launch(StepKind kind, int unit, int function, int64_t blocks, int threads,
+              Arguments arguments, size_t shared_bytes = 0, unsigned cluster = 0) const;
+  void launch(const LibraryProduct& product, const Address& x, const Address& w, const Address& y,
+              const Address& workspace) const;
+  // Packs an operand into memory + the step's offsets, by a kernel of `unit`, unless it is there.
+  void pack(ValueId value, const Address& source, const hopper::SplitStep& step, int unit,
+            const Address& memory) const;
+  // Says that steps write these bytes of the workspace.
+  void overwrite(const Address& begin, size_t bytes) const;
+  void name(const std::string& what, const Address& address, size_t bytes) const;
+};
+
+// Whether elements lie without gaps in the order of the axes.
+bool is_dense(const ingot_tensor& tensor);
+
+}  // namespace ingot::cuda

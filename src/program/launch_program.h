@@ -1,0 +1,128 @@
+// What a call asks of a GPU, as data: kernels and library products in order, over the caller's
+// tensors, its workspace and frozen weights. It is made of a plan without a GPU, and is the same
+// for all calls whose tensors are laid out alike; a launcher fills in the addresses.
+#pragma once
+
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "plan/plan.h"
+#include "product/hopper/launch.h"
+
+namespace ingot {
+
+// A place in the memory of a call.
+struct Address {
+  enum class Base : uint8_t { none, tensor, workspace, frozen } base = Base::none;
+  int tensor = 0;     // among the call's: leaves, then results
+  size_t offset = 0;  // bytes
+
+  Address operator+(size_t bytes) const { return {base, tensor, offset + bytes}; }
+  friend bool operator==(const Address&, const Address&) = default;
+};
+
+// A tensor as a kernel walks it: kernels/sweeps/tensor.cuh, with its address still to be filled in.
+struct BoundTensor {
+  Address address;
+  std::array<int64_t, kAxes> strides{};
+};
+
+// The arguments of a kernel behind one another, each from a multiple of kAlignment on, and where in
+// them addresses and tensor maps belong.
+struct Arguments {
+  static constexpr size_t kAlignment = 64, kMostBytes = 8192, kMost = 8;
+  struct Slot {
+    size_t at = 0;
+    Address address;
+  };
+  struct MapSlot {
+    size_t at = 0;
+    Address matrix;
+    hopper::TensorMapSpec spec;
+  };
+
+  std::vector<std::byte> bytes;
+  std::vector<size_t> starts;
+  std::vector<Slot> addresses;
+  std::vector<MapSlot> maps;
+
+  // Gives where it starts.
+  template <class T>
+  size_t add(const T& value) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    const size_t start = add_zeros(sizeof(T));
+    std::memcpy(bytes.data() + start, &value, sizeof(T));
+    return start;
+  }
+  size_t add_zeros(size_t count);
+  void add_address(const Address& address);
+  void add_tensors(std::span<const BoundTensor> tensors);
+  void add_map(const hopper::TensorMapSpec& spec, const Address& matrix);
+  // Puts an address into an argument that was added.
+  void set(size_t at, const Address& address);
+};
+
+// Row-major y[m, n] = Σ_k x[m, k] · w[n, k], `batches` times. An operand has stride 1 along k or
+// along its rows (m, n); the other stride is its leading dimension. Strides are in elements.
+struct LibraryProduct {
+  int64_t batches = 1, m = 0, n = 0, k = 0;
+  struct Operand {
+    int64_t row_stride = 0, k_stride = 1, batch_stride = 0;
+    int alignment = 16;  // of its address, in bytes
+    auto operator<=>(const Operand&) const = default;
+  } x, w;
+  int64_t y_stride = 0, y_batch_stride = 0;
+  int y_alignment = 16;
+  DType operands = DType::f32, result = DType::f32;
+  bool tf32 = false;
+  auto operator<=>(const LibraryProduct&) const = default;
+};
+
+enum class StepKind : uint8_t {
+  pack,             // an operand into the form that a product kernel reads
+  product,          // Ingot's own, with its epilogue
+  library_product,  // cuBLASLt's
+  sweep,            // a generated kernel
+  merge,            // partial states, and what follows once they are whole
+  copy              // an operand, dense and in another type, for a library
+};
+std::string_view name_of(StepKind kind);
+
+struct Step {
+  StepKind kind = StepKind::sweep;
+  int sweep = 0;       // of the plan
+  std::string kernel;  // its name; empty for a library's
+  uint64_t text = 0;   // hash of the text that it is compiled from
+  int unit = -1, function = 0;
+  int64_t blocks = 0;
+  int threads = 0;
+  size_t shared_bytes = 0;
+  unsigned cluster = 0;  // blocks; 0: none
+  Arguments arguments;
+  // library_product: addresses are x, w, y and the library's workspace, in this order.
+  LibraryProduct product;
+};
+
+// Memory that steps hand on to one another, for people.
+struct Buffer {
+  std::string name;
+  Address address;
+  size_t bytes = 0;
+};
+
+struct LaunchProgram {
+  std::vector<Step> steps;
+  std::vector<Buffer> buffers;
+};
+
+// 16 hexadecimal digits, the same for programs that launch the same.
+std::string hash_of(const LaunchProgram& program);
+// tensors: names of leaves, then of results.
+nlohmann::json describe(const LaunchProgram& program, const Plan& plan,
+                        const std::vector<std::string>& tensors);
+
+}  // namespace ingot

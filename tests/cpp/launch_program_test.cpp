@@ -1,0 +1,108 @@
+// What calls launch, without a GPU to launch it on.
+#include "program/launch_program.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "api/program.h"
+#include "cuda/driver.h"
+
+namespace ingot {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using ::testing::Not;
+
+constexpr const char* kOnHopper = R"({"device": "cuda", "sm": 90})";
+
+// Two products of x, one behind the other, and what becomes of `second`, the second one's operand.
+std::string two_products(const std::string& second) {
+  return R"({"ingot_graph": 1, "name": "two", "values": [
+    {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 1, 1, 512]},
+    {"op": "input", "name": "other", "dtype": "f32", "shape": ["B", 1, 1, 512]},
+    {"op": "parameter", "name": "v", "dtype": "f32", "shape": [1, 384, 1, 512]},
+    {"op": "parameter", "name": "w", "dtype": "f32", "shape": [1, 384, 1, 512]},
+    {"op": "linear", "args": [0, 2, -1]},
+    {"op": "linear", "args": [)" +
+         second + R"(, 3, -1]},
+    {"op": "relu", "args": [4]}, {"op": "tanh", "args": [5]}],
+    "results": [{"value": 6, "name": "a"}, {"value": 7, "name": "b"}]})";
+}
+
+json program_of(const std::string& graph, const std::string& options = kOnHopper,
+                int64_t batch = 4096) {
+  return abi::make_program(graph, options)->executable->describe(batch)["program"];
+}
+
+std::vector<std::string> packed(const json& program) {
+  std::vector<std::string> names;
+  for (const json& step : program["steps"]) {
+    if (step["kind"] == "pack") names.push_back(step["memory"][0]);
+  }
+  return names;
+}
+
+std::vector<std::string> kinds(const json& program) {
+  std::vector<std::string> names;
+  for (const json& step : program["steps"]) names.push_back(step["kind"]);
+  return names;
+}
+
+TEST(LaunchProgram, PacksAnOperandOnceForProductsThatShareIt) {
+  if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
+  const std::vector<std::string> shared = packed(program_of(two_products("0")));
+  EXPECT_EQ(std::count(shared.begin(), shared.end(), "x"), 1);
+  EXPECT_THAT(packed(program_of(two_products("1"))), Contains("x"));
+  EXPECT_THAT(packed(program_of(two_products("1"))), Contains("other"));
+}
+
+TEST(LaunchProgram, NamesTheMemoryOfItsSteps) {
+  if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
+  const json program = program_of(two_products("0"));
+  const json& last = program["steps"].back();
+  EXPECT_EQ(last["kind"], "product");
+  const std::vector<std::string> memory = last["memory"];
+  EXPECT_THAT(memory, Contains("x packed"));
+  // One of the two products, its weight and its result.
+  EXPECT_THAT(memory, AnyOf(AllOf(Contains("v"), Contains("a"), Not(Contains("b"))),
+                            AllOf(Contains("w"), Contains("b"), Not(Contains("a")))));
+  EXPECT_EQ(program["buffers"][0]["bytes"], 4096 * 16 * 128) << "128 bytes for 32 of K";
+}
+
+TEST(LaunchProgram, FollowsThePolicy) {
+  if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
+  EXPECT_THAT(kinds(program_of(two_products("0"), R"({"device": "cuda", "precision": "ieee"})")),
+              ElementsAre("library_product", "library_product", "sweep"));
+  // Operands in another type than they have in memory are copied.
+  EXPECT_THAT(kinds(program_of(two_products("0"), R"({"device": "cuda", "precision": "bf16"})")),
+              Contains("copy"));
+}
+
+TEST(LaunchProgram, HashesAllThatIsLaunched) {
+  if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
+  const auto hash = [](const std::string& graph, int64_t batch) {
+    return program_of(graph, kOnHopper, batch)["hash"].get<std::string>();
+  };
+  EXPECT_EQ(hash(two_products("0"), 4096), hash(two_products("0"), 4096));
+  EXPECT_NE(hash(two_products("0"), 4096), hash(two_products("0"), 4095));
+  EXPECT_NE(hash(two_products("0"), 4096), hash(two_products("1"), 4096));
+}
+
+TEST(LaunchProgram, KeepsArgumentsApart) {
+  Arguments arguments;
+  arguments.add(int64_t{7});
+  arguments.add_address({Address::Base::workspace, 0, 256});
+  arguments.add_tensors({});
+  EXPECT_THAT(arguments.starts, ElementsAre(0, 64, 128));
+  EXPECT_EQ(arguments.bytes.size(), 128u + 40u) << "no operand: one that nobody reads";
+  ASSERT_EQ(arguments.addresses.size(), 1u);
+  EXPECT_EQ(arguments.addresses[0].at, 64u);
+  EXPECT_THROW(arguments.add_zeros(Arguments::kMostBytes), std::logic_error);
+}
+
+}  // namespace
+}  // namespace ingot
