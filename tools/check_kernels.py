@@ -170,6 +170,15 @@ def get_inputs():
     return [tensor.to({dtype}) for tensor in original["get_inputs"]()]
 """
 HALF_MODELS = ("gemm_scale_bn", "gemm_bn_scale_softmax", "linear_gelu")
+# Under tf32: a bundled model and its constants, so that each tile of the tf32 product is met.
+TF32_MODELS = (
+    *(("gemm_scale_bn", {"batch_size": size}) for size in (16, 128, 256, 1024, 2048)),
+    ("gemm_scale_bn", {"batch_size": 2048, "out_features": 4099}),
+    ("gemm_scale_bn", {"batch_size": 128, "in_features": 4096, "out_features": 1024}),
+    ("gemm_scale_bn_large", {}),
+    ("gemm_bn_scale_softmax", {}),
+    ("linear_gelu", {}),
+)
 
 
 def half_models(folder: Path) -> list[Path]:
@@ -186,7 +195,7 @@ def half_models(folder: Path) -> list[Path]:
 
 def generated_sources(architecture: str, folder: Path) -> dict[str, str]:
     """Kernels of the bundled models, training and eval mode, as the command line writes them; of
-    some in 16 bits too."""
+    some in 16 bits and under tf32 too."""
     models = [
         model
         for model in sorted((ROOT / "examples").glob("*.py"))
@@ -195,12 +204,20 @@ def generated_sources(architecture: str, folder: Path) -> dict[str, str]:
     models += half_models(folder / "half")
     options = ["--device", "cuda", "--sm", re.sub(r"\D", "", architecture), "--mode", "both"]
     options.append("--no-kernels")
-    commands = [
-        ["explain", str(model), *options, "--kernels-out", str(folder / architecture / model.stem)]
-        for model in models
-    ]
+    commands = {model.stem: ["explain", str(model), *options] for model in models}
+    if architecture == "sm_90a":
+        for number, (name, constants) in enumerate(TF32_MODELS):
+            command = ["explain", str(ROOT / "examples" / f"{name}.py"), *options]
+            command += ["--precision", "tf32"]
+            for key, value in constants.items():
+                command += ["--set", f"{key}={value}"]
+            commands[f"{name}_tf32_{number}"] = command
+    for name, command in commands.items():
+        command += ["--kernels-out", str(folder / architecture / name)]
     result = subprocess.run(
-        [sys.executable, "-c", EXPLAIN, json.dumps(commands)], capture_output=True, text=True
+        [sys.executable, "-c", EXPLAIN, json.dumps([*commands.values()])],
+        capture_output=True,
+        text=True,
     )
     if result.returncode != 0:
         raise SystemExit(
@@ -208,12 +225,12 @@ def generated_sources(architecture: str, folder: Path) -> dict[str, str]:
             f"{result.stderr[-4000:]}"
         )
     sources = {}
-    for model in models:
-        files = sorted((folder / architecture / model.stem).rglob("*.cu"))
+    for name in commands:
+        files = sorted((folder / architecture / name).rglob("*.cu"))
         if not files:
-            raise SystemExit(f"ingot explain wrote no kernels of {model.name} for {architecture}")
+            raise SystemExit(f"ingot explain wrote no kernels of {name} for {architecture}")
         for file in files:
-            sources[f"{model.stem}/{file.name}"] = file.read_text(encoding="utf-8")
+            sources[f"{name}/{file.name}"] = file.read_text(encoding="utf-8")
     return sources
 
 

@@ -34,12 +34,13 @@ class Blas {
     set_workspace(handle_, workspace, 64 << 20);
   }
   bool ready() const { return handle_ != nullptr; }
-  void run(const void* x, const void* w, void* y, int m, int n, int k, bool half) const {
-    constexpr int kFloat = 0, kHalf = 2, kCompute32 = 68;
+  void run(const void* x, const void* w, void* y, int m, int n, int k, bool half,
+           bool tf32 = false) const {
+    constexpr int kFloat = 0, kHalf = 2, kCompute32 = 68, kComputeTf32 = 77;
     const float one = 1.f, zero = 0.f;
     const int type = half ? kHalf : kFloat;
-    if (gemm_(handle_, 1, 0, n, m, k, &one, w, type, k, x, type, k, &zero, y, kFloat, n, kCompute32,
-              -1)) {
+    if (gemm_(handle_, 1, 0, n, m, k, &one, w, type, k, x, type, k, &zero, y, kFloat, n,
+              tf32 ? kComputeTf32 : kCompute32, -1)) {
       std::printf("cublasGemmEx failed\n");
     }
   }

@@ -11,11 +11,14 @@
 #include <map>
 #include <string>
 
+#include "product/hopper/fused_scaled.cuh"
 #include "product/hopper/fused_split.cuh"
 #include "product/hopper/launch.h"
 #include "product/hopper/packed.cuh"
+#include "product/hopper/scaled.cuh"
 #include "product/portable/launch.h"
 #include "product/portable/packed.cuh"
+#include "product/scaled_rows.cuh"
 #include "product/split.cuh"
 
 #define CHECK(call)                                                                           \
@@ -82,6 +85,16 @@ __global__ void __launch_bounds__(512)
   split_columns<16>(args);
 }
 
+template <int kLanes, int kPairs, bool kVectors>
+__global__ void __launch_bounds__(kLanes > 256 ? kLanes : 256)
+    scale_rows_kernel(const __grid_constant__ SplitArgs args) {
+  scale_rows<kLanes, kPairs, kVectors>(args);
+}
+__global__ void __launch_bounds__(512)
+    scale_columns_kernel(const __grid_constant__ SplitArgs args) {
+  scale_columns<16>(args);
+}
+
 template <class Config, class Epilogue>
 __global__ void __launch_bounds__(384, 1)
     fused_split_kernel(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,
@@ -96,6 +109,22 @@ __global__ void __launch_bounds__(384, 1)
                   const __grid_constant__ TensorMap y, const __grid_constant__ ProductArgs args,
                   const __grid_constant__ typename Epilogue::Params params) {
   product_packed<Config, Epilogue>(w, x, y, args, params);
+}
+
+template <class Config, class Epilogue>
+__global__ void __launch_bounds__(384, 1)
+    fused_scaled_kernel(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,
+                        const __grid_constant__ TensorMap y,
+                        const __grid_constant__ ProductArgs args,
+                        const __grid_constant__ typename Epilogue::Params params) {
+  product_fused_scaled<Config, Epilogue>(w, x, y, args, params);
+}
+template <class Config, class Epilogue>
+__global__ void __launch_bounds__(384, 1)
+    scaled_kernel(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,
+                  const __grid_constant__ TensorMap y, const __grid_constant__ ProductArgs args,
+                  const __grid_constant__ typename Epilogue::Params params) {
+  product_scaled<Config, Epilogue>(w, x, y, args, params);
 }
 
 template <class Config, class Epilogue>
@@ -134,6 +163,24 @@ inline void add_split_kernels() {
 #undef ADD_LANES
 #undef ADD
   add("split_columns<16>", (const void*)split_columns_kernel);
+}
+
+inline void add_scale_kernels() {
+  const auto add = [](const char* name, const void* f) { kernels()[name] = f; };
+#define ADD(l, p, v) \
+  add("scale_rows<" #l ", " #p ", " #v ">", (const void*)scale_rows_kernel<l, p, v>);
+#define ADD_LANES(l, v) ADD(l, 1, v) ADD(l, 2, v) ADD(l, 4, v)
+  ADD_LANES(32, true)
+  ADD_LANES(256, true)
+  ADD_LANES(1024, true)
+  ADD(1024, 0, true)
+  ADD_LANES(32, false)
+  ADD_LANES(256, false)
+  ADD_LANES(1024, false)
+  ADD(1024, 0, false)
+#undef ADD_LANES
+#undef ADD
+  add("scale_columns<16>", (const void*)scale_columns_kernel);
 }
 
 struct Buffers {

@@ -40,6 +40,13 @@ INGOT_D void unpack_half2(u32 pair, float& first, float& second) {
       : "r"(pair));
 }
 
+// pair · 0 + sum: NaN where an element of the pair is not finite, else sum.
+INGOT_D u32 add_zero_times_half2(u32 pair, u32 sum) {
+  u32 result;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(pair), "r"(0), "r"(sum));
+  return result;
+}
+
 INGOT_D u32 pack_bf16_pair(float first, float second) {
   u32 pair;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(second), "f"(first));
@@ -175,10 +182,11 @@ INGOT_D void mbarrier_arrive(u32 barrier, u32 count = 1) {
 
 // Arrives at the barrier at the same offset in another thread block of the cluster. The plain form
 // is meant: `.release.cluster` becomes a GPU-wide memory barrier (30% slower, measured).
-INGOT_D void mbarrier_arrive_remote(u32 barrier, u32 rank) {
+INGOT_D void mbarrier_arrive_remote(u32 barrier, u32 rank, u32 count = 1) {
   u32 remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(barrier), "r"(rank));
-  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0], %1;" ::"r"(remote), "r"(count)
+               : "memory");
 }
 
 INGOT_D void mbarrier_expect_bytes(u32 barrier, u32 bytes) {

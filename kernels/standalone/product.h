@@ -61,8 +61,9 @@ inline hopper::ProductPlan plan_product(const Device& device, const Product& pro
   const hopper::ProductShape& shape = product.shape;
   const hopper::DeviceLimits limits = {device.multiprocessors, device.multiprocessors / 2};
   const bool hopper = hopper_here(device);
-  hopper::ProductPlan plan = hopper ? hopper::plan_product(shape, limits)
-                                    : portable::plan_product(shape, device.shared_bytes);
+  hopper::ProductPlan plan =
+      hopper ? hopper::plan_product(shape, limits)
+             : portable::plan_product(hopper::as_split(shape), device.shared_bytes);
   if (plan.variant == hopper::Variant::unsupported) {
     throw std::runtime_error("the product has no plan: " + plan.reason);
   }

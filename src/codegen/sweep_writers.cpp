@@ -7,14 +7,34 @@
 
 namespace ingot {
 
+namespace {
+
+// False where identifier() of the two cannot be equal, seen at their ends: without making one.
+bool may_end_alike(std::string_view a, std::string_view b) {
+  const auto is_kept = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; };
+  for (size_t i = 1; i <= std::min(a.size(), b.size()); ++i) {
+    const char from_a = a[a.size() - i], from_b = b[b.size() - i];
+    if (is_kept(from_a) != is_kept(from_b)) return false;
+    if (!is_kept(from_a)) return true;
+    if (from_a != from_b) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
 std::string kernel_name(const Plan& plan, int sweep) {
   const auto base = [&](int index) {
     const std::string name = identifier(plan.sweeps[static_cast<size_t>(index)].name);
     return name.starts_with("fused") ? name : "fused_" + name;
   };
+  const std::string own = base(sweep);
   int earlier = 0;  // sweeps of the same name
-  for (int i = 0; i < sweep; ++i) earlier += base(i) == base(sweep) ? 1 : 0;
-  return earlier == 0 ? base(sweep) : fmt::format("{}_{}", base(sweep), earlier + 1);
+  for (int i = 0; i < sweep; ++i) {
+    const std::string& name = plan.sweeps[static_cast<size_t>(i)].name;
+    if (may_end_alike(name, own) && base(i) == own) ++earlier;
+  }
+  return earlier == 0 ? own : fmt::format("{}_{}", own, earlier + 1);
 }
 
 std::string functor_name(const std::string& kernel) {

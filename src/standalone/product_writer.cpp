@@ -26,13 +26,17 @@ struct Template {
 struct Found {
   std::map<std::string, Template> hopper, portable;  // by function
   std::map<std::string, unsigned> splits;            // threads by function
+  std::set<std::string> split_headers;
 
   void add(std::map<std::string, Template>& kernels, const hopper::ProductPlan& plan) {
     if (plan.variant == hopper::Variant::unsupported) return;
     Template& kernel = kernels[plan.kernel];
     kernel.header = plan.header;
     kernel.configs.insert(plan.config);
-    for (const hopper::SplitStep& step : plan.splits) splits[step.kernel] = step.threads;
+    for (const hopper::SplitStep& step : plan.splits) {
+      splits[step.kernel] = step.threads;
+      split_headers.insert(step.header);
+    }
   }
 };
 
@@ -59,6 +63,7 @@ class ProductWriter {
     headers_.add_header("common/pointwise.cuh");
     headers_.add_header("sweeps/tensor.cuh");
     headers_.add_header("standalone/product.h");
+    for (const std::string& header : found_.split_headers) headers_.add_header(header);
     std::string table;
     write_kernels("INGOT_HOPPER", true, found_.hopper, &table);
     write_kernels("INGOT_PORTABLE", false, found_.portable, &table);
@@ -78,8 +83,8 @@ class ProductWriter {
     const auto arg = [&](size_t i) -> const Node& {
       return plan_.graph[plan_.graph[sweep_.matmul].args[i]];
     };
-    if (plan_.precision != Precision::fp32) {
-      refuse(fmt::format("its precision is {}, and only fp32 has kernels to write down",
+    if (plan_.precision != Precision::fp32 && !scaled()) {
+      refuse(fmt::format("its precision is {}, and only fp32 and tf32 have kernels to write down",
                          name_of(plan_.precision)));
     }
     if (arg(0).dtype != DType::f32 || arg(1).dtype != DType::f32) {
@@ -87,6 +92,9 @@ class ProductWriter {
     }
     if (arg(1).shape.batched) refuse("its weight differs from sample to sample");
   }
+
+  // tf32 on Hopper; the portable kernels have fp32's accuracy there too.
+  bool scaled() const { return plan_.precision == Precision::tf32; }
 
   int64_t samples_per_entry() const {
     return plan_.graph[plan_.graph[sweep_.matmul].args[0]].shape.rows;
@@ -103,6 +111,7 @@ class ProductWriter {
     shape.w = {w.row_stride, w.k_stride, true};
     shape.y_stride = shape.n;
     shape.stores_result = text_.epilogue.stored != kNoValue;
+    if (scaled()) shape.scheme = hopper::Scheme::scaled;
     return shape;
   }
 
@@ -116,7 +125,7 @@ class ProductWriter {
       const int units = plan_.target.sm == 90 ? plan_.target.units : kHopperUnits;
       found_.add(found_.hopper, hopper::plan_product(wanted, {units, units / 2}));
       for (const size_t bytes : kSharedBytes) {
-        found_.add(found_.portable, portable::plan_product(wanted, bytes));
+        found_.add(found_.portable, portable::plan_product(hopper::as_split(wanted), bytes));
       }
     }
   }
@@ -170,13 +179,14 @@ class ProductWriter {
         "  product.shape.m = {2};\n  product.shape.n = {3};\n  product.shape.k = {4};\n"
         "  product.shape.x = {{{5}, {6}, true}};\n  product.shape.w = {{{7}, {8}, true}};\n"
         "  product.shape.y_stride = {3};\n  product.shape.stores_result = {9};\n"
-        "  product.moments = {10};\n"
+        "{11}  product.moments = {10};\n"
         "  product.kernels = kernels;\n  product.kernel_count = int(std::size(kernels));\n"
         "  product.splits = split_kernels;\n"
         "  product.split_count = int(std::size(split_kernels));\n"
         "  return product;\n}}\n",
         text_.epilogue.kernel, table, samples, one.n, one.k, one.x.row_stride, one.x.k_stride,
-        one.w.row_stride, one.w.k_stride, one.stores_result, text_.epilogue.moments);
+        one.w.row_stride, one.w.k_stride, one.stores_result, text_.epilogue.moments,
+        scaled() ? "  product.shape.scheme = ingot::hopper::Scheme::scaled;\n" : "");
   }
 
   const Binding& binding_;
@@ -204,7 +214,7 @@ std::string write_splits(const std::map<std::string, unsigned>& functions) {
     table += fmt::format("    {{\"{}\", reinterpret_cast<const void*>({})}},\n", function, name);
   }
   return fmt::format(
-      "// Splits of fp32 operands into fp16 halves.\n{}\n"
+      "// What packs fp32 operands into fp16.\n{}\n"
       "const ingot::standalone::SplitKernel split_kernels[] = {{\n{}}};\n",
       kernels, table);
 }

@@ -47,7 +47,6 @@ nlohmann::json write_source(std::span<const Request> requests) {
   Amalgamation headers;
   std::set<std::string> used;
   std::map<std::string, unsigned> splits;
-  std::string kernels, host, exported;
   nlohmann::json programs = nlohmann::json::array();
   for (const Request& request : requests) {
     Plan plan = *request.plan;
@@ -55,18 +54,18 @@ nlohmann::json write_source(std::span<const Request> requests) {
     Request own = request;
     own.plan = &plan;
     ProgramText text = write_program(own, headers);
-    kernels += text.kernels;
-    host += text.host;
-    exported += exports(request.name);
     splits.merge(text.splits);
-    programs.push_back({{"name", request.name}, {"kernels", text.names}});
+    programs.push_back({{"name", request.name},
+                        {"kernels", text.names},
+                        {"source", text.kernels +
+                                       "// Launches: what happens in one call, in order.\n"
+                                       "namespace ingot::standalone {\n\n" +
+                                       text.host + "}  // namespace ingot::standalone\n" +
+                                       exports(request.name)}});
   }
-  std::string source = headers.text();
-  if (!splits.empty()) source += write_splits(splits) + "\n";
-  source += kernels;
-  source += "// Launches: what happens in one call, in order.\nnamespace ingot::standalone {\n\n" +
-            host + "}  // namespace ingot::standalone\n" + exported;
-  return {{"cuda_source", source}, {"programs", programs}};
+  std::string common = headers.text();
+  if (!splits.empty()) common += write_splits(splits) + "\n";
+  return {{"common", common}, {"programs", programs}};
 }
 
 }  // namespace ingot::standalone

@@ -28,7 +28,8 @@ struct Request {
   std::vector<std::array<int64_t, kAxes>> leaf_strides;
 };
 
-// {"cuda_source": text, "programs": [{"name", "kernels": their names in launch order}]}.
+// {"common": headers and what all programs use, "programs": [{"name", "kernels": their names in
+// launch order, "source": to be compiled behind "common", alone or with other programs'}]}.
 // Throws Error (INGOT_UNSUPPORTED) naming the sweep that needs the library.
 nlohmann::json write_source(std::span<const Request> requests);
 

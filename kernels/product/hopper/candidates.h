@@ -17,6 +17,16 @@ inline std::vector<TileChoice> candidate_choices(const ProductShape& shape,
   const Variant packed = Variant::packed, fused = Variant::fused_split;
   std::vector<TileChoice> list = tile_choices(shape, device);
   if (shape.element != Element::f32) return list;
+  if (shape.scheme == Scheme::scaled) {
+    const std::vector<TileChoice> menu = list;
+    for (TileChoice choice : menu) {
+      if (choice.samples != 256) continue;
+      for (choice.raster_group = 4; choice.raster_group <= 16; choice.raster_group += 12)
+        list.push_back(choice);
+    }
+    list.push_back({Variant::scaled, 128, 2, 6, 6, 1, 8});
+    return list;
+  }
   list.push_back({packed, 64, 1, 8, 8, 1, 8});
   list.push_back({packed, 128, 2, 6, 6, 2, 8});
   list.push_back({packed, 160, 1, 5, 5, 2, 16});

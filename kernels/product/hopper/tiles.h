@@ -1,0 +1,164 @@
+// What a product on Hopper is asked for, and the tiles that it may be cut into. Plain C++, no CUDA
+// header.
+//
+// y[m, n] = Σ_k x[m, k] · w[n, k]. x and w are described by strides in elements, so that x @ Wᵀ
+// (w.k_stride = 1), x @ W (w.row_stride = 1) and xᵀ @ y (x.row_stride = 1 too) are one case.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+namespace ingot::hopper {
+
+// Of matrices in memory. fp32 products are made from fp16 halves, the others from what is there.
+enum class Element { f32, f16, bf16 };
+
+inline int size_of(Element element) {
+  return element == Element::f32 ? 4 : 2;
+}
+// cuda.h's number (CUtensorMapDataType).
+inline int tensor_map_type(Element element) {
+  return element == Element::f32 ? 7 : element == Element::f16 ? 6 : 9;
+}
+
+// How fp32 operands become fp16.
+enum class Scheme {
+  split,   // two halves an element, three products: fp32's accuracy
+  scaled,  // one value under its row's power of two, one product: TF32's accuracy
+};
+
+enum class Variant {
+  fused_split,   // fp32 weight split inside the product; only x is packed beforehand
+  packed,        // both operands packed beforehand
+  fused_scaled,  // Scheme::scaled: fp32 weight rounded inside the product
+  scaled,        // Scheme::scaled, both operands packed beforehand
+  half,          // fp16 or bf16 operands as they are
+  portable,      // the same without Hopper's own instructions (portable/launch.h)
+  unsupported,   // the shape does not fit: use the library
+};
+
+// Scheme::scaled.
+inline bool is_scaled(Variant variant) {
+  return variant == Variant::fused_scaled || variant == Variant::scaled;
+}
+
+struct OperandShape {
+  int64_t row_stride = 0, k_stride = 1;  // elements
+  bool aligned = true;                   // the pointer is a multiple of 16 bytes
+  // TMA and vector loads read fp32 rows in pieces of 16 bytes.
+  bool vector_rows(int64_t k) const {
+    return aligned && k_stride == 1 && row_stride % 4 == 0 && k % 4 == 0;
+  }
+  // Rows that TMA reads without help from vector loads.
+  bool tensor_map_rows(Element element) const {
+    return aligned && k_stride == 1 && row_stride * size_of(element) % 16 == 0;
+  }
+};
+
+struct ProductShape {
+  int64_t m = 0, n = 0, k = 0;
+  OperandShape x, w;
+  int64_t y_stride = 0;
+  bool y_aligned = true;  // of the result's pointer, to 16 bytes
+  bool stores_result = true;
+  bool weight_packed = false;      // frozen weights: packed once, kept by the caller
+  Element element = Element::f32;  // of x, w and y
+  Scheme scheme = Scheme::split;   // of f32 operands
+};
+
+inline bool stores_by_tma(const ProductShape& shape) {
+  return shape.stores_result && shape.y_aligned && shape.y_stride % 4 == 0;
+}
+
+// For kernels that have no other scheme: fp32's accuracy serves where TF32's is asked for.
+inline ProductShape as_split(ProductShape shape) {
+  shape.scheme = Scheme::split;
+  return shape;
+}
+
+struct DeviceLimits {
+  int multiprocessors = 132;
+  int max_clusters_of_two = 66;  // cuOccupancyMaxActiveClusters; less where a GPC has an odd count
+};
+
+// A tile shape and pipeline that was measured; docs/kernel-log.md says how each came out.
+struct TileChoice {
+  Variant variant;
+  int samples;  // of a tile
+  int cluster;
+  int weight_stages, sample_stages;  // packed: `sample_stages` is the ring's depth
+  int staging;                       // packed: buffers for TMA stores
+  int raster_group;                  // feature tiles (clusters of them) a group
+  int promotion = 1;  // fused: chunks of 64 of K that wgmma sums before they are promoted
+  int slices = 1;     // fused: blocks that share a tile, each with its part of K
+  Element element = Element::f32;  // half: of the operands
+  int sample_blocks = 1;  // fused_scaled: blocks of a cluster that share weights; `cluster` is the
+                          // number of those that share samples
+};
+
+inline int64_t divide_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+inline size_t align_up(size_t bytes, size_t to) {
+  return (bytes + to - 1) / to * to;
+}
+
+// Tiles that are under way at once. A cluster lies in one GPC, and which GPCs lack multiprocessors
+// differs from chip to chip: 32 clusters of four, or 16 of eight, were seen not to fit into 132.
+inline int64_t cluster_slots(const TileChoice& c, const DeviceLimits& device) {
+  constexpr int kSpread = 18;  // multiprocessors that may lie beyond the last whole cluster
+  const int blocks = c.cluster * c.sample_blocks * c.slices;
+  if (blocks == 1) return device.multiprocessors;
+  if (blocks == 2) return device.max_clusters_of_two;
+  return std::max(1, (device.multiprocessors - kSpread) / blocks);
+}
+
+// Clusters' worth of tiles of the result.
+inline int64_t tiles_of(const ProductShape& shape, const TileChoice& c) {
+  return divide_up(shape.m, c.samples * c.sample_blocks) * divide_up(shape.n, 128 * c.cluster);
+}
+
+inline size_t shared_bytes(const TileChoice& c) {
+  // Of one warpgroup, where operands are split: exponents of the samples, and of its 64 features
+  // where they are packed too.
+  const bool fused = c.variant == Variant::fused_split || c.variant == Variant::fused_scaled;
+  const int exponents = c.variant == Variant::half ? 0 : fused ? c.samples : c.samples + 64;
+  const size_t table = size_t(exponents) * 4;
+  if (c.variant == Variant::fused_scaled) {
+    return 1024 + size_t(c.weight_stages) * 128 * 256 +
+           size_t(c.sample_stages) * size_t(c.samples) * 128 + 2 * table +
+           16 * size_t(c.weight_stages + c.sample_stages);
+  }
+  if (c.variant == Variant::fused_split) {
+    return 1024 + size_t(c.weight_stages) * 128 * 256 +
+           size_t(c.sample_stages) * size_t(c.samples) * 256 + 2 * table +
+           16 * size_t(c.weight_stages + c.sample_stages);
+  }
+  return 1024 + size_t(c.sample_stages) * size_t(128 + c.samples) * 128 +
+         2 * size_t(c.staging) * 8192 + 2 * table + 16 * size_t(c.sample_stages);
+}
+
+inline std::string config_text(const TileChoice& c, bool tma_store) {
+  const auto number = [](int v) { return std::to_string(v); };
+  if (c.variant == Variant::fused_split) {
+    return "FusedSplitConfig<" + number(c.samples) + ", " + number(c.weight_stages) + ", " +
+           number(c.sample_stages) + ", " + (tma_store ? "true" : "false") + ", " +
+           number(c.promotion) + (c.slices > 1 ? ", " + number(c.slices) : "") + ">";
+  }
+  if (c.variant == Variant::fused_scaled) {
+    return "FusedScaledConfig<" + number(c.samples) + ", " + number(c.weight_stages) + ", " +
+           number(c.sample_stages) + ", " + (tma_store ? "true" : "false") + ", " +
+           number(c.cluster) + ", " + number(c.sample_blocks) + ", " + number(c.slices) + ">";
+  }
+  if (c.variant == Variant::half) {
+    return std::string("HalfConfig<ingot::") + (c.element == Element::bf16 ? "bf16" : "f16") +
+           ", " + number(c.samples) + ", " + number(c.cluster) + ", " + number(c.sample_stages) +
+           ", " + number(c.staging) + ">";
+  }
+  const char* const config = c.variant == Variant::scaled ? "ScaledConfig<" : "PackedConfig<";
+  return config + number(c.samples) + ", " + number(c.cluster) + ", " + number(c.sample_stages) +
+         ", " + number(tma_store ? c.staging : 0) + ">";
+}
+
+}  // namespace ingot::hopper

@@ -1,0 +1,135 @@
+// Packing passes of the tf32 product: fp32 matrices to one fp16 value an element, under a power of
+// two a row (scale.cuh). fp16 has TF32's eleven significant bits; the exponent of the row gives it
+// the range.
+//
+//   packed[row][line][64] fp16, line = 64 of k: 128 bytes. k is zero-padded to whole lines.
+//   exponent[row]: value ≈ packed · 2^exponent.
+//
+// Each half of a line is permuted as split.cuh permutes its slab of 32, so that the fragments of
+// fused_scaled.cuh fit. Infinities and NaN survive and surface in the product.
+//
+// Launches: scale_rows for rows contiguous in k, kLanes threads a row; scale_columns for the
+// transposed layout, 32 rows a block.
+#pragma once
+
+#include "product/split.cuh"
+
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+
+namespace ingot {
+
+INGOT_D i32 line_count(i32 k) {
+  return (k + 63) / 64;
+}
+
+// A lane's share of a line is a pair of vectors: elements from 4 · (pair & 7) of either half.
+INGOT_D i32 first_piece(i32 pair) {
+  return (pair >> 3) * 16 + (pair & 7);
+}
+
+// Stores what the eight lanes of a line hold, a pair each, 16 bytes a lane. All lanes of the warp
+// call it, `stored` or not.
+INGOT_D void store_scaled_pair(u32* row, i32 pair, const float4& a, const float4& b, float scale,
+                               bool stored) {
+  u32 word[4] = {
+      ptx::pack_half2(a.x * scale, a.y * scale), ptx::pack_half2(a.z * scale, a.w * scale),
+      ptx::pack_half2(b.x * scale, b.y * scale), ptx::pack_half2(b.z * scale, b.w * scale)};
+  const i32 c = (pair & 7) >> 1, j = pair & 1;
+  transpose_words(word, c);
+  if (!stored) return;
+  uint4* line = reinterpret_cast<uint4*>(row) + (pair >> 3) * 8;
+  line[(c >> 1) * 4 + 2 * j + (c & 1)] = uint4{word[0], word[1], word[2], word[3]};
+}
+
+// kPairs > 0: the row fits in kLanes · kPairs pairs of registers and is read once.
+// kPairs = 0: any length, read twice. Block: 256 threads or, if more, kLanes.
+template <int kLanes, int kPairs, bool kVectors>
+INGOT_D void scale_rows(const SplitArgs& args) {
+  const i32 rows_per_block = blockDim.x / kLanes;
+  const i32 row = blockIdx.x * rows_per_block + threadIdx.x / kLanes;
+  const i32 lane = threadIdx.x % kLanes;
+  ptx::dependency_wait();
+  if (row >= args.rows) return;  // whole warps, and whole blocks where kLanes > 32
+  const float* source = args.source + row * args.row_stride;
+  const i32 pairs = line_count(args.k) * 8;
+  u32* packed = static_cast<u32*>(args.packed) + static_cast<i64>(row) * line_count(args.k) * 32;
+  float amax = 0.f;
+  if constexpr (kPairs > 0) {
+    float4 v[2 * kPairs];
+#pragma unroll
+    for (int i = 0; i < 2 * kPairs; ++i) {
+      const i32 piece = first_piece(i / 2 * kLanes + lane) + i % 2 * 8;
+      v[i] = load_row_piece<kVectors>(source, piece, args.k);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kPairs; ++i) amax = max_magnitude(amax, v[i]);
+    amax = row_maximum<kLanes>(amax);
+    const i32 exponent = scale_exponent(amax, kExactTarget);
+    if (lane == 0) args.exponent[row] = exponent;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const i32 pair = i * kLanes + lane;
+      store_scaled_pair(packed, pair, v[2 * i], v[2 * i + 1], pow2(-exponent), pair < pairs);
+    }
+  } else {
+    for (i32 piece = lane; piece < 2 * pairs; piece += kLanes) {
+      amax = max_magnitude(amax, load_row_piece<kVectors>(source, piece, args.k));
+    }
+    amax = row_maximum<kLanes>(amax);
+    const i32 exponent = scale_exponent(amax, kExactTarget);
+    if (lane == 0) args.exponent[row] = exponent;
+    for (i32 first = 0; first < pairs; first += kLanes) {
+      const i32 pair = first + lane, piece = first_piece(pair);
+      store_scaled_pair(packed, pair, load_row_piece<kVectors>(source, piece, args.k),
+                        load_row_piece<kVectors>(source, piece + 8, args.k), pow2(-exponent),
+                        pair < pairs);
+    }
+  }
+}
+
+// Transposed layout: lane r of every warp owns row 32·block + r, so loads coalesce along the rows
+// and a lane holds a whole line of its packed row. Two passes over the source. Block: 32 · kWarps.
+template <int kWarps>
+INGOT_D void scale_columns(const SplitArgs& args) {
+  __shared__ float partial[kWarps][32];
+  const i32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+  const i32 row = blockIdx.x * 32 + lane;
+  const bool valid = row < args.rows;
+  ptx::dependency_wait();
+  const float* source = args.source + row * args.row_stride;
+  float amax = 0.f;
+  if (valid) {
+#pragma unroll 8
+    for (i32 k = warp; k < args.k; k += kWarps)
+      amax = fmaxf(amax, fabsf(source[k * args.k_stride]));
+  }
+  partial[warp][lane] = amax;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kWarps; ++i) amax = fmaxf(amax, partial[i][lane]);
+  if (!valid) return;
+  const i32 exponent = scale_exponent(amax, kExactTarget);
+  const float scale = pow2(-exponent);
+  if (warp == 0) args.exponent[row] = exponent;
+  const i32 lines = line_count(args.k);
+  u32* packed = static_cast<u32*>(args.packed) + static_cast<i64>(row) * lines * 32;
+  for (i32 line = warp; line < lines; line += kWarps) {
+    u32 words[32];
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {  // pair i of a half is elements 8c + 4j + 2h and the next
+      const int c = i & 3, h = (i >> 2) & 1, j = (i >> 3) & 1;
+      const i32 k = 64 * line + 32 * (i >> 4) + 8 * c + 4 * j + 2 * h;
+      words[i] = ptx::pack_half2(k < args.k ? source[k * args.k_stride] * scale : 0.f,
+                                 k + 1 < args.k ? source[(k + 1) * args.k_stride] * scale : 0.f);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      reinterpret_cast<uint4*>(packed + line * 32)[i] =
+          uint4{words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]};
+    }
+  }
+}
+
+}  // namespace ingot
+
+#endif
