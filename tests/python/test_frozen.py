@@ -12,20 +12,27 @@ import torch
 from ingot.runtime import host_product
 from ingot.runtime.frozen import FrozenWeights
 from ingot.runtime.library import Call, IngotError, library
+from ingot.runtime.program import Program, description
 from torch import nn
 
 
 class Model(nn.Module):
-    def __init__(self):
+    def __init__(self, features: int = 24):
         super().__init__()
-        self.gemm, self.bn = nn.Linear(24, 16), nn.BatchNorm1d(16)
+        self.gemm, self.bn = nn.Linear(features, 16), nn.BatchNorm1d(16)
 
     def forward(self, x):
         return self.bn(self.gemm(x))
 
 
 def _frozen(parameter):
-    return FrozenWeights(torch.empty(8, dtype=torch.uint8), [(1, parameter)])
+    layouts = description([torch.empty(3), parameter])
+    return FrozenWeights(torch.empty(8, dtype=torch.uint8), [(1, parameter)], layouts)
+
+
+def _holds(frozen, parameter, x_shape=3):
+    x = torch.empty(x_shape)
+    return frozen.holds([x, parameter], description([x, parameter]))
 
 
 def _in_place(p):
@@ -79,15 +86,38 @@ def _swapped_twice(p):
 def test_every_counted_change_of_a_parameter_is_seen(change):
     parameter = nn.Parameter(torch.randn(16, 24))
     frozen = _frozen(parameter)
-    assert frozen.holds([None, parameter])
-    assert not frozen.holds([None, change(parameter)])
+    assert _holds(frozen, parameter)
+    assert not _holds(frozen, change(parameter))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda w: w.t(),  # strides
+        lambda w: w.view(8, 32),
+        lambda w: w[:8],  # shape alone
+        lambda w: w.view(torch.int32),
+        lambda w: w.as_strided((16, 16), (0, 1)),
+    ],
+)
+def test_another_view_of_the_same_memory_is_seen(view):
+    """Same tensor, address and count of writes."""
+    parameter = nn.Parameter(torch.randn(16, 16), requires_grad=False)
+    frozen = _frozen(parameter)
+    parameter.data = view(parameter.data)
+    assert not _holds(frozen, parameter)
+
+
+def test_inputs_in_another_layout_change_nothing():
+    parameter = nn.Parameter(torch.randn(16, 24))
+    assert _holds(_frozen(parameter), parameter, x_shape=(7, 2))
 
 
 def test_reading_a_parameter_changes_nothing():
     parameter = nn.Parameter(torch.randn(16, 24))
     frozen = _frozen(parameter)
     nn.functional.linear(torch.randn(3, 24), parameter).sum().backward()
-    assert frozen.holds([None, parameter])
+    assert _holds(frozen, parameter)
 
 
 class Recorder:
@@ -98,6 +128,13 @@ class Recorder:
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr("ingot.runtime.program._current_stream", lambda device: None)
+        create = Program.__init__
+
+        def attached(program, *args, **kwargs):
+            create(program, *args, **kwargs)
+            self.attach(program)
+
+        monkeypatch.setattr(Program, "__init__", attached)
 
     def attach(self, program):
         run = program._run
@@ -129,12 +166,18 @@ class Recorder:
 
 @pytest.fixture
 def recorded(monkeypatch):
-    model = Model().eval()
-    optimised = ingot.optimize(model, (torch.randn(8, 24),))
+    return _recorded(monkeypatch, 24)
+
+
+@pytest.fixture
+def recorded_square(monkeypatch):
+    return _recorded(monkeypatch, 16)
+
+
+def _recorded(monkeypatch, features: int):
     recorder = Recorder(monkeypatch)
-    for entry in optimised._ingot.entries.values():
-        for program in entry.compiled.programs:
-            recorder.attach(program)
+    with torch.no_grad():
+        optimised = ingot.optimize(Model(features).eval(), (torch.randn(8, features),))
     return optimised, recorder
 
 
@@ -156,6 +199,19 @@ def test_weights_are_packed_once_and_again_after_a_change(recorded):
         optimised.ingot_freeze()  # what PyTorch does not count asks for this
         optimised(x)
         assert recorder.packed == 3
+
+
+def test_a_weight_that_becomes_its_own_transpose_is_packed_again(recorded_square):
+    optimised, recorder = recorded_square
+    x = torch.randn(8, 16)
+    with torch.no_grad():
+        optimised.ingot_freeze()
+        before = optimised(x)
+        optimised.gemm.weight.data = optimised.gemm.weight.data.t()
+        after = optimised(x)
+        assert not torch.allclose(before, after)
+        assert torch.allclose(after, Model.forward(optimised, x), atol=1e-5)
+        assert (recorder.packed, recorder.with_frozen) == (2, 2)
 
 
 def test_unfreezing_gives_the_memory_back(recorded):
@@ -219,9 +275,10 @@ def _stale_after_a_change(optimised, x) -> int:
 
 
 def test_with_a_librarys_product_there_is_nothing_to_keep():
-    optimised = ingot.optimize(
-        Model().eval(), (torch.randn(8, 24),), options={"capabilities": {"avx2": False}}
-    )
+    with torch.no_grad():
+        optimised = ingot.optimize(
+            Model().eval(), (torch.randn(8, 24),), options={"capabilities": {"avx2": False}}
+        )
     assert _stale_after_a_change(optimised, torch.randn(8, 24)) == 0
 
 
@@ -230,7 +287,8 @@ def test_on_the_cpu_our_own_product_reads_packed_weights():
     loaded = library()
     loaded.check(loaded.ingot_set_host_product(b"", None, None))
     try:
-        optimised = ingot.optimize(Model().eval(), (torch.randn(300, 24),))
+        with torch.no_grad():
+            optimised = ingot.optimize(Model().eval(), (torch.randn(300, 24),))
         products = [s.get("product") for s in _sweeps(optimised, 300)]
         kept = _stale_after_a_change(optimised, torch.randn(300, 24))
         own = any(product and product.startswith("ingot product") for product in products)

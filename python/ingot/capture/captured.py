@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ingot.capture.reference import Reference
 from ingot.runtime.program import LeafLayout, ResultLayout
 
 
@@ -43,7 +44,8 @@ class Unsupported:
 
 @dataclass
 class Region:
-    """A graph that Ingot runs. leaves, results: slots, in the graph's order."""
+    """A graph that Ingot runs. leaves, results: slots, in the graph's order; the graph may have
+    further results, which backward reads. reference: the same by PyTorch's operators."""
 
     graph: dict
     leaves: list[int]
@@ -52,6 +54,7 @@ class Region:
     result_layouts: list[ResultLayout]
     # One {what, where} for each operator of the module that the region stands for.
     operators: list[dict]
+    reference: Reference
 
 
 @dataclass
@@ -87,3 +90,24 @@ class Captured:
     @property
     def regions(self) -> list[Region]:
         return [step for step in self.steps if isinstance(step, Region)]
+
+
+def slots_read(step: Region | TorchStep) -> list[int]:
+    if isinstance(step, Region):
+        return step.leaves
+    found: list[int] = []
+
+    def visit(value):
+        if isinstance(value, Slot):
+            found.append(value.index)
+        elif isinstance(value, (list, tuple)):
+            for item in value:
+                visit(item)
+        elif isinstance(value, dict):
+            for item in value.values():
+                visit(item)
+        elif isinstance(value, slice):
+            visit((value.start, value.stop, value.step))
+
+    visit((step.args, step.kwargs))
+    return found

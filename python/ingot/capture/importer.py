@@ -7,9 +7,10 @@ makes one region. So no region waits for a step that waits for the region.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ from torch import nn
 # For their rows of the table.
 import ingot.capture.normalisations
 import ingot.capture.pointwise
-import ingot.capture.products
 import ingot.capture.reductions
 import ingot.capture.views  # noqa: F401
 from ingot.capture.captured import Captured, Region, Slot, Source, TorchStep, Unsupported
@@ -33,6 +33,7 @@ from ingot.capture.nodes import (
     is_made_from_nothing,
     is_pure,
     is_random,
+    mutates,
     named_arguments,
     operator_name,
     origin_or_name,
@@ -41,6 +42,9 @@ from ingot.capture.nodes import (
     schema_name,
     where,
 )
+from ingot.capture.normalisations import batch_statistics
+from ingot.capture.products import PRODUCTS
+from ingot.capture.reference import reference_of
 from ingot.capture.region import RegionBuilder
 from ingot.capture.table import SHAPE_OPERATORS, TABLE, Call
 from ingot.runtime.program import DTYPE_NAMES
@@ -54,32 +58,48 @@ def capture(
     forward: Callable | None = None,
     refused: dict[str, str] | None = None,
     autocast: bool = False,
+    gradients: bool = False,
 ) -> Captured:
     """Captures a module's forward with its training flags as they are.
 
     example_inputs: tensors on the module's device; only their shapes, dtypes and strides matter,
     and of the batch size only whether it is there. forward: stands for the class's own. refused:
     graph nodes that PyTorch must run (`node` among a region's operators), with the reason.
-    autocast: whether it is on around the call. Raises CaptureError with the reason where PyTorch
-    must run the whole module.
+    autocast: whether it is on around the call. gradients: as import_graph has it. Raises
+    CaptureError with the reason where PyTorch must run the whole module.
     """
     exported = export_module(module, example_inputs, example_kwargs, forward)
-    program = exported.program
-    if any(_mutates(node) for node in program.graph.nodes):
-        program = exported.program = program.run_decompositions({})
-    _check_signature(program)
-    decompose(program.graph)
-    merge_leading_axes(program.graph)
+    if any(mutates(node) for node in exported.program.graph.nodes):
+        exported.program = exported.program.run_decompositions({})
+    _check_signature(exported.program)
+    return import_graph(
+        _fed_by_export(exported), refused=refused, autocast=autocast, gradients=gradients
+    )
+
+
+def import_graph(
+    feed: Feed,
+    *,
+    refused: dict[str, str] | None = None,
+    autocast: bool = False,
+    gradients: bool = False,
+) -> Captured:
+    """Regions and steps of an ATen graph, which is rewritten on the way.
+
+    gradients: of what is taken, a backward pass is to follow: regions store what it reads, and what
+    is too cheap to gain from a region of its own stays PyTorch's with its derivative. For the rest
+    see `capture`.
+    """
+    if not feed.rewritten:
+        decompose(feed.graph)
+        merge_leading_axes(feed.graph)
+        feed.rewritten = True
     refused = dict(refused or {})
     while True:
-        captured, weak = _Import(exported, refused, autocast).run()
+        captured, weak = _Import(feed, refused, autocast, gradients).run()
         if captured is not None:
             return captured
         refused.update(dict.fromkeys(weak, ""))
-
-
-def _mutates(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
 def _check_signature(program) -> None:
@@ -90,6 +110,9 @@ def _check_signature(program) -> None:
             raise CaptureError("its forward writes into its input")
         if spec.kind.name != "USER_OUTPUT":
             raise CaptureError(f"its outputs have the kind {spec.kind.name}")
+
+
+_LAST = 1 << 30
 
 
 class _NotStoredError(Exception):
@@ -108,11 +131,42 @@ class _Entry:
     value: Any = None  # Value, Leaf, number, tuple of these; None for what only PyTorch handles
 
 
+@dataclass
+class Placeholder:
+    """What feeds an input of a graph. role: the operator and name of the leaf that it becomes;
+    batched: whether dimension 0 is the batch, where sizes do not tell."""
+
+    source: Source
+    role: tuple[str, str]
+    batched: bool = False
+
+
+@dataclass
+class Feed:
+    """An ATen graph with what its inputs are.
+
+    attributes: the module whose attributes its get_attr nodes name; batch: the symbol of the batch
+    size in the sizes of its values, or None where the graph is for `static_batch` alone; out_spec,
+    constant_outputs: how a module's result is put together from the graph's outputs; rewritten:
+    whether the graph has been brought into the form that the importer reads.
+    """
+
+    graph: torch.fx.Graph
+    attributes: nn.Module
+    placeholders: dict[torch.fx.Node, Placeholder]
+    device_type: str
+    batch: Any | None = None
+    static_batch: int | None = None
+    out_spec: Any = None
+    constant_outputs: dict[int, Any] = field(default_factory=dict)
+    rewritten: bool = False
+
+
 class _Import:
-    def __init__(self, exported: Exported, refused: dict[str, str], autocast: bool):
-        self.exported, self.refused, self.autocast = exported, refused, autocast
-        self.program = exported.program
-        self.device_type = _device_type(self.program)
+    def __init__(self, feed: Feed, refused: dict[str, str], autocast: bool, gradients: bool):
+        self.feed, self.refused, self.autocast = feed, refused, autocast
+        self.gradients = gradients
+        self.device_type = feed.device_type
         self.entries: dict[torch.fx.Node, _Entry] = {}
         self.regions: dict[int, RegionBuilder] = {}
         self.taken: dict[torch.fx.Node, int] = {}  # level of each node in a region
@@ -127,14 +181,14 @@ class _Import:
     # Reading the graph -----------------------------------------------------------------------
 
     def run(self) -> tuple[Captured, set]:
-        for node in self.program.graph.nodes:
+        for node in self.feed.graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node)
             elif node.op == "get_attr":
-                self._constant(node, _attribute(self.program.graph_module, node.target))
+                self._constant(node, _attribute(self.feed.attributes, node.target))
             elif node.op == "call_function":
                 self._call(node)
-        outputs = next(n for n in self.program.graph.nodes if n.op == "output").args[0]
+        outputs = next(n for n in self.feed.graph.nodes if n.op == "output").args[0]
         weak = self._weak_nodes(outputs)
         if weak:
             return None, weak
@@ -144,32 +198,13 @@ class _Import:
             return None, {error.node.name}
 
     def _placeholder(self, node: torch.fx.Node) -> None:
-        signature = self.program.graph_signature
-        specs = {spec.arg.name: spec for spec in signature.input_specs}
-        spec = specs[node.name]
-        kind, path = spec.kind.name, own_path(spec.target)
-        if kind == "USER_INPUT":
-            index = sum(1 for _, source in self.sources if source.kind == "input")
-            source = Source("input", f"input {index}", index)
-            role = ("input", _input_name(node, index))
-        elif kind == "PARAMETER":
-            source, role = Source("parameter", path), ("parameter", path)
-        elif kind == "BUFFER":
-            source, role = Source("buffer", path), ("buffer", path)
-        elif kind in ("CONSTANT_TENSOR", "CUSTOM_OBJ"):
-            constant = self.program.constants[spec.target]
-            source, role = Source("constant", path, tensor=constant), ("buffer", path)
-            if _is_literal(path, constant):
-                self.sources.append((node, source))
-                self.entries[node] = _Entry(0, constant.item())
-                return
-        else:
-            raise CaptureError(f"its graph has an input of kind {kind}")
-        self.sources.append((node, source))
-        self._outside(node, 0, role, batched=self._is_batched(source))
-
-    def _is_batched(self, source: Source) -> bool:
-        return source.kind == "input" and self.exported.batched[source.index]
+        known = self.feed.placeholders[node]
+        self.sources.append((node, known.source))
+        constant = known.source.tensor
+        if known.source.kind == "constant" and _is_literal(known.source.path, constant):
+            self.entries[node] = _Entry(0, constant.item())
+            return
+        self._outside(node, 0, known.role, batched=known.batched)
 
     def _constant(self, node: torch.fx.Node, value: Any) -> None:
         self.sources.append((node, Source("constant", str(node.target), tensor=value)))
@@ -196,10 +231,12 @@ class _Import:
         sizes = []
         for dimension, size in enumerate(shape):
             if isinstance(size, int):
-                symbolic = self.exported.batch is None and leading_batch and dimension == 0
+                symbolic = self.feed.batch is None and leading_batch and dimension == 0
                 sizes.append(-1 if symbolic else size)
                 continue
-            factor = size.node.expr / self.exported.batch
+            if self.feed.batch is None:
+                return None
+            factor = size.node.expr / self.feed.batch
             if not factor.is_Integer or factor <= 0:
                 return None
             sizes.append(-int(factor))
@@ -210,7 +247,7 @@ class _Import:
     def _call(self, node: torch.fx.Node) -> None:
         if node.target is operator.getitem and self._getitem(node):
             return
-        if is_made_from_nothing(node):
+        if is_made_from_nothing(node) and not _escapes(node):
             self._constant(node, node.target(*node.args, **node.kwargs))
             return
         level = self._ingot_level(node)
@@ -332,6 +369,8 @@ class _Import:
         if is_random(node.target):
             # In the order of the program, so that each draws the numbers it would draw.
             level = self.last_random = max(level, self.last_random)
+        if mutates(node):
+            level = _LAST  # a graph's writes into its inputs come after all that reads those
         self.by_torch[node] = level
         if reason and name and name not in SHAPE_OPERATORS and computes(node):
             self.unsupported[node] = Unsupported(name.rpartition(":")[2], where(node), reason)
@@ -340,11 +379,11 @@ class _Import:
     def _carries_batch(self, node: torch.fx.Node) -> bool:
         """Whether dimension 0 is the batch, for a graph of one batch size."""
         result = node.meta.get("val")
-        if self.exported.batch is not None or not isinstance(result, torch.Tensor):
+        if self.feed.batch is not None or not isinstance(result, torch.Tensor):
             return False
         return (
             result.dim() >= 1
-            and result.shape[0] == self.exported.static_batch
+            and result.shape[0] == self.feed.static_batch
             and any(
                 isinstance(self.entries[a].value, (Value, Leaf))
                 and self.entries[a].value.sizes[:1] == (-1,)
@@ -371,7 +410,8 @@ class _Import:
                 and isinstance(self.entries[node].value, (Value, tuple))
             ]
             products = any(value["op"] == "matmul" for value in region.values)
-            if computing and not products and len(computing) < 2:
+            # Without a product, what backward computes again costs what forward saves.
+            if computing and not products and (self.gradients or len(computing) < 2):
                 weak.update(node.name for node in nodes)
         return weak
 
@@ -383,11 +423,11 @@ class _Import:
             sources.append(source)
         steps = self._steps(outputs, slots)
         results = iter(outputs)
-        spec_count = len(outputs) + len(self.exported.constant_outputs)
+        spec_count = len(outputs) + len(self.feed.constant_outputs)
         final = []
         for index in range(spec_count):
-            if index in self.exported.constant_outputs:
-                final.append(self.exported.constant_outputs[index])
+            if index in self.feed.constant_outputs:
+                final.append(self.feed.constant_outputs[index])
                 continue
             output = next(results)
             final.append(Slot(slots[output]) if isinstance(output, torch.fx.Node) else output)
@@ -397,8 +437,8 @@ class _Import:
             steps=steps,
             slots=len(slots),
             outputs=final,
-            out_spec=self.exported.out_spec,
-            static_batch=self.exported.static_batch,
+            out_spec=self.feed.out_spec,
+            static_batch=self.feed.static_batch,
             delegate_batches=frozenset(self.delegate_batches),
             unsupported=list(self.unsupported.values()),
         )
@@ -410,7 +450,8 @@ class _Import:
                 self.taken.get(reader) if is_batch_norm(reader) else None for reader in buffer.users
             }
             if len(levels) > 1 or None in levels or buffer in outputs:
-                path = next(source.path for node, source in self.sources if node is buffer)
+                paths = (source.path for node, source in self.sources if node is buffer)
+                path = next(paths, buffer.name)
                 raise CaptureError(f"{path} is both updated and read by its forward")
 
     def _steps(self, outputs, slots: dict) -> list:
@@ -429,6 +470,7 @@ class _Import:
                 step = self._region_step(level, item, wanted, slots)
                 if step is not None:
                     steps.append(step)
+                    steps += self._dense_results(step, slots)
             else:
                 steps.append(self._torch_step(item, slots))
         return steps
@@ -466,11 +508,27 @@ class _Import:
 
     def _position(self, node: torch.fx.Node) -> int:
         if not hasattr(self, "_positions"):
-            self._positions = {n: i for i, n in enumerate(self.program.graph.nodes)}
+            self._positions = {n: i for i, n in enumerate(self.feed.graph.nodes)}
         return self._positions[node]
 
+    def _dense_results(self, region: Region, slots: dict) -> list[TorchStep]:
+        """Copies of what is dense as PyTorch's operators give it, but not as the region does: what
+        reads a tensor, the user's code too, may take a view that only PyTorch's layout allows."""
+        steps = []
+        made = {slot: node for node, slot in slots.items()}
+        for slot, layout in zip(region.results, region.result_layouts):
+            node = made[slot]
+            flat = [axis for run in layout.axes for axis in run]
+            if flat == sorted(flat) or not node.meta["val"].is_contiguous():
+                continue
+            result = len(slots)
+            slots[node, "as made"], slots[node] = slot, result
+            target = torch.ops.aten.contiguous.default
+            steps.append(TorchStep(target, (Slot(slot),), {}, result, "contiguous"))
+        return steps
+
     def _region_step(self, level, region: RegionBuilder, wanted, slots) -> Region | None:
-        results, layouts, names, stored = [], [], [], []
+        results, layouts, names, made = [], [], [], []
         given = {
             node: self.entries[node].value
             for node, own in self.taken.items()
@@ -489,7 +547,11 @@ class _Import:
             results.append(computed.id)
             names.append(node.name)
             slots[node] = len(slots)
-            stored.append(slots[node])
+            made.append(slots[node])
+        stored = self._stored(level, region, list(given), results, layouts) if made else {}
+        names += [node.name for node, at in stored.items() if at >= len(names)]
+        statistics = self._statistics(level, region, results, layouts) if made else {}
+        names += [f"{node.name}_{kind}" for node in statistics for kind in ("mean", "variance")]
         nodes = [node for node, own in self.taken.items() if own == level]
         updates = any(
             self.entries[n].level == level and n.target is torch.ops.ingot.batch_norm.default
@@ -522,11 +584,58 @@ class _Import:
         return Region(
             graph=graph,
             leaves=[slots[node] for node, _ in region.leaves],
-            results=stored,
+            results=made,
             leaf_layouts=[layout for _, layout in region.leaves],
             result_layouts=layouts,
             operators=operators,
+            reference=reference_of(
+                [node for node, _ in region.leaves],
+                list(given),
+                stored,
+                statistics,
+                self._literals(),
+            ),
         )
+
+    def _literals(self) -> dict[torch.fx.Node, Any]:
+        numbers = (bool, int, float)
+        return {n: e.value for n, e in self.entries.items() if isinstance(e.value, numbers)}
+
+    def _stored(self, level: int, region, given: list, results: list, layouts: list) -> dict:
+        """Products that backward reads, by their place among the region's results, to which those
+        that nothing else wants are added."""
+        stored: dict[torch.fx.Node, int] = {}
+        for node, own in self.taken.items() if self.gradients else ():
+            if own != level or schema_name(node.target) not in PRODUCTS:
+                continue
+            value = self.entries[node].value
+            if node in given:
+                stored[node] = given.index(node)
+            elif isinstance(value, Value) and value.id not in results:
+                with contextlib.suppress(UnfitError):
+                    layouts.append(region.result_layout(value, value))
+                    results.append(value.id)
+                    stored[node] = len(results) - 1
+        return stored
+
+    def _statistics(self, level: int, region, results: list, layouts: list) -> dict:
+        """Of batch norms in training, what backward reads: the places of mean and variance among
+        the region's results, to which they are added. The norm's own sweep makes them, from what is
+        then rounded where a 16-bit result is stored: x̂ must come from one and the same."""
+        found: dict[torch.fx.Node, tuple[int, int]] = {}
+        if any(layout.dtype in (torch.float16, torch.bfloat16) for layout in layouts):
+            return found
+        for node, own in self.taken.items() if self.gradients else ():
+            trained = node.target is torch.ops.ingot.batch_norm.default and node.args[6]
+            if own != level or not trained:
+                continue
+            statistics = batch_statistics(region, self.entries[node].value)
+            if statistics is not None:
+                for identity, layout in statistics:
+                    results.append(identity)
+                    layouts.append(layout)
+                found[node] = (len(results) - 2, len(results) - 1)
+        return found
 
     def _torch_step(self, node: torch.fx.Node, slots: dict) -> TorchStep:
         def reference(argument):
@@ -541,12 +650,58 @@ class _Import:
         return TorchStep(target, args, kwargs, slots[node], operator_name(node), where(node))
 
 
-def _device_type(program) -> str:
+def _fed_by_export(exported: Exported) -> Feed:
+    program = exported.program
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    placeholders: dict[torch.fx.Node, Placeholder] = {}
+    for node in program.graph.nodes:
+        if node.op != "placeholder":
+            continue
+        spec = specs[node.name]
+        kind, path = spec.kind.name, own_path(spec.target)
+        if kind == "USER_INPUT":
+            index = sum(1 for p in placeholders.values() if p.source.kind == "input")
+            source = Source("input", f"input {index}", index)
+            found = Placeholder(source, ("input", f"input_{index}"), exported.batched[index])
+        elif kind in ("PARAMETER", "BUFFER"):
+            role = (kind.lower(), path)
+            found = Placeholder(Source(*role), role)
+        elif kind in ("CONSTANT_TENSOR", "CUSTOM_OBJ"):
+            source = Source("constant", path, tensor=program.constants[spec.target])
+            found = Placeholder(source, ("buffer", path))
+        else:
+            raise CaptureError(f"its graph has an input of kind {kind}")
+        placeholders[node] = found
+    values = [n.meta["val"] for n, p in placeholders.items() if p.source.kind == "input"]
+    return Feed(
+        program.graph,
+        program.graph_module,
+        placeholders,
+        device_type_of(values),
+        exported.batch,
+        exported.static_batch,
+        exported.out_spec,
+        exported.constant_outputs,
+    )
+
+
+def device_type_of(values: list) -> str:
     """Of the tensors that a call passes."""
-    given = {s.arg.name for s in program.graph_signature.input_specs if s.kind.name == "USER_INPUT"}
-    values = [node.meta["val"] for node in program.graph.nodes if node.name in given]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
-    return max(tensors, key=lambda tensor: tensor.dim()).device.type
+    return max(tensors, key=lambda tensor: tensor.dim()).device.type if tensors else "cpu"
+
+
+def _escapes(node: torch.fx.Node) -> bool:
+    """Whether what sees this tensor could write into it: the caller, or an operator in place."""
+    for user in node.users:
+        if user.op == "output" or mutates(user) or user.op != "call_function":
+            return True
+        views = not isinstance(user.target, torch._ops.OpOverload) or any(
+            a.alias_info is not None for a in user.target._schema.arguments
+        )
+        if views and _escapes(user):
+            return True
+    return False
 
 
 def _is_literal(path: str, constant: Any) -> bool:
@@ -559,7 +714,3 @@ def _attribute(root: nn.Module, path: str) -> Any:
     for name in path.split("."):
         root = getattr(root, name)
     return root
-
-
-def _input_name(node: torch.fx.Node, index: int) -> str:
-    return f"input_{index}"

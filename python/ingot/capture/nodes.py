@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import torch
 
 _TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+# Before the path of a module: what the frame that TorchDynamo captured calls the root.
+_FRAME_LOCAL = re.compile(r"^L\['\w+'\]\.?")
 _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+# What a placeholder's meta says of a parameter: its path in the module.
+PARAMETER = "ingot_parameter"
 
 
 def own_path(path: str | None) -> str:
@@ -46,6 +53,10 @@ def is_batch_norm(node: torch.fx.Node) -> bool:
     return schema_name(node.target) in ("ingot::batch_norm", "aten::batch_norm")
 
 
+def mutates(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
 def is_random(target: Any) -> bool:
     return (
         isinstance(target, torch._ops.OpOverload)
@@ -81,8 +92,7 @@ def _origin(node: torch.fx.Node) -> str:
     path = ""
     for entry in stack.values():
         path = entry[0] if isinstance(entry, tuple) else str(entry)
-    for prefix in ("L['self'].", "L__self___"):
-        path = path[len(prefix) :] if path.startswith(prefix) else path
+    path = _FRAME_LOCAL.sub("", path)
     return "" if path == "model" else own_path(path)
 
 
@@ -107,6 +117,8 @@ def origin_or_name(node: torch.fx.Node) -> str:
     if path:
         return path
     for argument in node.all_input_nodes:
+        if PARAMETER in argument.meta:
+            return argument.meta[PARAMETER]
         if argument.op == "placeholder" and argument.name.startswith("p_model_"):
             return argument.name[len("p_model_") :]
     return operator_name(node)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from ingot.capture.layout import UnfitError, Value
-from ingot.capture.region import axis_names
+from ingot.capture.region import RegionBuilder, axis_names
 from ingot.capture.table import Call, row
+from ingot.runtime.program import AXES, ResultLayout
 
 
 def _flat_parameter(call: Call, name: str, x: Value) -> int:
@@ -59,6 +60,24 @@ def _batch_norm(call: Call) -> Value:
     }
     identity = call.region.emit("batch_norm", args, attributes)
     return call.like(value, identity)
+
+
+def batch_statistics(
+    region: RegionBuilder, norm: Value
+) -> tuple[tuple[int, ResultLayout], ...] | None:
+    """Mean and variance that a batch norm in training normalises by: values and their layouts."""
+    made = region.values[norm.id]
+    channels = norm.dims[1] if made["op"] == "batch_norm" and len(norm.dims) > 1 else ()
+    if len(channels) != 1:
+        return None
+    x, dtype = made["args"][0], norm.dtype
+    if dtype in (torch.float16, torch.bfloat16):
+        return None
+    axes, extents = made["attributes"]["axes"], [1] * AXES
+    extents[channels[0]] = norm.extents[channels[0]]
+    layout = ResultLayout((norm.sizes[1],), (tuple(channels),), tuple(extents), dtype)
+    mean = region.emit("mean", [x], {"axes": axes})
+    return (mean, layout), (region.emit("var", [x], {"axes": axes, "unbiased": False}), layout)
 
 
 @row("aten::batch_norm", "aten::_native_batch_norm_legit_no_training")

@@ -95,6 +95,15 @@ for _name, _op in (
     ("logical_or", "logical_or"),
 ):
     TABLE[f"aten::{_name}"] = _binary(_op)
+
+
+@row("aten::round")
+def _round(call: Call) -> Value:
+    if call.get("decimals", 0) != 0:
+        raise UnfitError("rounding to decimal places")
+    return _unary("round")(call)
+
+
 TABLE["aten::logical_not"] = lambda call: pointwise(call, "logical_not", [call["self"]])
 TABLE["aten::isnan"] = lambda call: pointwise(call, "ne", [call["self"], call["self"]])
 
@@ -179,7 +188,11 @@ def _clamp(call: Call) -> Value:
     numbers = [b for b in (low, high) if b is not None]
     if all(isinstance(b, (int, float)) for b in numbers):
         attributes = {"min": low, "max": high}
-        return pointwise(call, "clamp", [x], {k: v for k, v in attributes.items() if v is not None})
+        unbounded = {"min": -math.inf, "max": math.inf}
+        bounds = {k: v for k, v in attributes.items() if v is not None and v != unbounded[k]}
+        if not all(math.isfinite(bound) for bound in bounds.values()):
+            raise UnfitError("a bound that leaves no finite number")
+        return pointwise(call, "clamp", [x], bounds)
     if low is not None:
         x = pointwise(call, "maximum", [x, low])
     return x if high is None else pointwise(call, "minimum", [x, high])

@@ -18,6 +18,11 @@ from ingot.capture.reductions import reduced_along
 from ingot.capture.region import Operand
 from ingot.capture.table import FLOATING, Call, row
 
+# Whose results a backward pass can read instead of computing them again.
+PRODUCTS = frozenset(
+    f"aten::{name}" for name in "linear mm bmm matmul mv addmm baddbmm einsum".split()
+)
+
 
 def _check_dtypes(call: Call, *operands: Operand) -> None:
     """Fake tensors let a product of different dtypes pass; PyTorch's kernels refuse it."""

@@ -12,26 +12,37 @@ from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError
 class FrozenWeights:
     """Packed weights with the state of the parameters that they were packed from.
 
-    They hold while every parameter is the same tensor, at the same address, and PyTorch has counted
-    no write to it. The addresses stay taken meanwhile (aliases keep the memory alive), so that none
-    of them can come to mean another tensor. Writes through `.data` or by foreign code are not
-    counted by PyTorch: after those, freeze again.
+    They hold while every parameter is the same tensor, at the same address, in the same layout, and
+    PyTorch has counted no write to it. The addresses stay taken meanwhile (aliases keep the memory
+    alive), so that none of them can come to mean another tensor. Writes through `.data` or by
+    foreign code are not counted by PyTorch: after those, freeze again.
+
+    layouts: for each of a call's tensors what decides, beside its address, how it is read.
     """
 
-    __slots__ = ("_aliases", "_seen", "address", "buffer", "bytes")
+    __slots__ = ("_aliases", "_layouts", "_seen", "address", "buffer", "bytes")
 
-    def __init__(self, buffer: torch.Tensor, parameters: Sequence[tuple[int, torch.Tensor]]):
+    def __init__(
+        self,
+        buffer: torch.Tensor,
+        parameters: Sequence[tuple[int, torch.Tensor]],
+        layouts: Sequence[tuple],
+    ):
         self.buffer, self.bytes = buffer, buffer.numel()
         self.address = buffer.data_ptr()
         self._aliases = [tensor.detach() for _, tensor in parameters]
         self._seen = [(i, t, t.data_ptr(), t._version) for i, t in parameters]
+        self._layouts = layouts
 
-    def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
+    def holds(self, tensors: Sequence[torch.Tensor], layouts: Sequence[tuple]) -> bool:
         for index, tensor, address, version in self._seen:
             now = tensors[index]
             if now is not tensor or now._version != version or now.data_ptr() != address:
                 return False
-        return True
+        # Mostly the very object: `w.data = w.data.t()` changes nothing but the layout.
+        return layouts is self._layouts or all(
+            layouts[index] == self._layouts[index] for index, *_ in self._seen
+        )
 
 
 def check_counted(name: str, tensor: torch.Tensor) -> None:

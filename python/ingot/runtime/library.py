@@ -104,6 +104,10 @@ _FUNCTIONS = {
         ctypes.c_int,
         (ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_void_p)),
     ),
+    "ingot_program_signature": (
+        ctypes.c_int,
+        (ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)),
+    ),
     "ingot_standalone_source": (
         ctypes.c_int,
         (

@@ -20,27 +20,9 @@ import torch
 from ingot.runtime import library as _library
 from ingot.runtime.frozen import FrozenWeights, check_counted
 from ingot.runtime.library import AXES, IngotError, library
-
-DTYPE_CODES = {
-    torch.float32: 0,
-    torch.float64: 1,
-    torch.float16: 2,
-    torch.bfloat16: 3,
-    torch.int64: 4,
-    torch.bool: 5,
-}
-DTYPE_NAMES = {
-    torch.float32: "f32",
-    torch.float64: "f64",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.int64: "i64",
-    torch.bool: "bool",
-}
-TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-
-# The symbolic batch size among sizes and extents (k times it: k * BATCH); "B" in a graph's JSON.
-BATCH = -1
+from ingot.runtime.signature import BATCH as BATCH
+from ingot.runtime.signature import DTYPE_CODES, Signature
+from ingot.runtime.signature import DTYPE_NAMES as DTYPE_NAMES
 
 # 64-bit words of an ingot_tensor (data, 4 sizes, 4 strides, dtype and device) and of an ingot_call.
 _WORDS = ctypes.sizeof(_library.Tensor) // 8
@@ -213,12 +195,6 @@ class Program:
         self.device, self.precision = device, precision
         self.options = dict(options or {})
         self.on_cuda = device == "cuda"
-        leaves = [v for v in graph["values"] if v["op"] in ("input", "parameter", "buffer")]
-        self.leaf_names = [leaf["name"] for leaf in leaves]
-        self._leaf_dtypes = [TORCH_DTYPES[leaf["dtype"]] for leaf in leaves]
-        self._leaf_shapes = [leaf["shape"] for leaf in leaves]
-        identity = LeafLayout(axes=(0, 1, 2, 3))
-        self._leaf_layouts = list(leaf_layouts or [identity] * len(leaves))
         self.result_layouts = list(result_layouts or [])
         if self.on_cuda:
             _library.make_cuda_libraries_visible()
@@ -236,13 +212,23 @@ class Program:
             self, self._library.ingot_program_destroy, ctypes.c_void_p(handle.value)
         )
         self._run = self._library.ingot_program_call
-        self._parameters = [i for i, leaf in enumerate(leaves) if leaf["op"] == "parameter"]
+        self.signature = self._read_signature()
+        leaves = self.signature.leaves
+        self.leaf_names = [leaf.name for leaf in leaves]
+        identity = LeafLayout(axes=(0, 1, 2, 3))
+        self._leaf_layouts = list(leaf_layouts or [identity] * len(leaves))
+        self._parameters = [i for i, leaf in enumerate(leaves) if leaf.role == "parameter"]
         self._keeps_weights = False
         self._frozen: FrozenWeights | None = None
         self._bindings: dict[Any, Binding] = {}
         self.last_binding: Binding | None = None
         self._workspaces: deque[torch.Tensor] = deque()
         self._lock = threading.Lock()
+
+    def _read_signature(self) -> Signature:
+        text = ctypes.c_void_p()
+        self._library.check(self._library.ingot_program_signature(self._handle, ctypes.byref(text)))
+        return Signature.from_json(self._library.take_json(text))
 
     def prepare(self, batch: int, device_index: int = -1) -> None:
         """Compiles and loads what a call with this batch size needs."""
@@ -286,13 +272,13 @@ class Program:
     def _frozen_weights(self, binding: Binding, slot: _Slot, tensors) -> FrozenWeights | None:
         """Up to date; None inside the capture of a CUDA graph that would have to make them."""
         frozen = self._frozen
-        if frozen is not None and frozen.holds(tensors):
+        if frozen is not None and frozen.holds(tensors, binding.expected):
             return frozen
         if _is_capturing(binding.device):
             return None
         with self._lock:
             frozen = self._frozen
-            if frozen is not None and frozen.holds(tensors):
+            if frozen is not None and frozen.holds(tensors, binding.expected):
                 return frozen
             parameters = [(i, tensors[i]) for i in self._parameters]
             for index, tensor in parameters:
@@ -302,7 +288,7 @@ class Program:
             if self.on_cuda:
                 torch.cuda.synchronize(binding.device)
             buffer = _aligned_bytes(self._frozen_size, device=binding.device)
-            frozen = FrozenWeights(buffer, parameters)
+            frozen = FrozenWeights(buffer, parameters, binding.expected)
             status = self._library.ingot_program_freeze(
                 self._handle,
                 binding.batch,
@@ -395,7 +381,7 @@ class Program:
     def _make_binding(self, tensors: Sequence[torch.Tensor], key: tuple) -> Binding:
         if len(tensors) != len(self._leaf_layouts):
             raise IngotError(
-                f"{self.graph.get('name', 'graph')} takes {len(self._leaf_layouts)} tensors, "
+                f"{self.signature.name} takes {len(self._leaf_layouts)} tensors, "
                 f"got {len(tensors)}",
                 _library.STATUS_INVALID_ARGUMENT,
             )
@@ -404,7 +390,7 @@ class Program:
         for index, tensor in enumerate(tensors):
             self._check_leaf(index, tensor)
             sizes, strides = self._leaf_layouts[index].sizes_and_strides(tensor)
-            if self._leaf_shapes[index][0] == "B":
+            if self.signature.leaves[index].is_batched:
                 batch = sizes[0]
             _fill(array[index], sizes, strides, tensor.dtype, tensor.get_device())
         device_index = tensors[0].get_device()
@@ -434,15 +420,15 @@ class Program:
         return binding
 
     def _check_leaf(self, index: int, tensor: torch.Tensor) -> None:
-        name, wanted = self.leaf_names[index], self._leaf_dtypes[index]
-        if tensor.dtype != wanted:
+        leaf = self.signature.leaves[index]
+        if tensor.dtype != leaf.dtype:
             raise IngotError(
-                f"{name} has dtype {tensor.dtype}, but was compiled as {wanted}",
+                f"{leaf.name} has dtype {tensor.dtype}, but was compiled as {leaf.dtype}",
                 _library.STATUS_INVALID_ARGUMENT,
             )
         if tensor.is_cuda != self.on_cuda:
             raise IngotError(
-                f"{name} is on {tensor.device}, but was compiled for {self.device}",
+                f"{leaf.name} is on {tensor.device}, but was compiled for {self.device}",
                 _library.STATUS_INVALID_ARGUMENT,
             )
 

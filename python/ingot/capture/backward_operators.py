@@ -1,0 +1,227 @@
+"""What a region's derivative is written in, so that the importer takes it: backward operators of
+PyTorch's as operators of its table.
+
+Normalisations follow the stable forms of the forward pass: statistics by moments, x̂ by them, and
+means in place of sums over a count, which may be the batch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._decomp import get_decompositions
+
+_aten = torch.ops.aten
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.float32) if x.dtype in _HALVES else x
+
+
+def _statistics(x: torch.Tensor, axes: Sequence[int], eps: float):
+    """Mean and reciprocal deviation, with the axes kept."""
+    spread, mean = _aten.var.correction(x, axes, correction=0, keepdim=True), x.mean(axes, True)
+    return mean, torch.rsqrt(spread + eps)
+
+
+def _affine(x: torch.Tensor, weight, bias, shape: Sequence[int]) -> torch.Tensor:
+    if weight is not None:
+        x = x * _wide(weight).reshape(shape)
+    return x if bias is None else x + _wide(bias).reshape(shape)
+
+
+def _through_statistics(grad, normal, scale, axes: Sequence[int]):
+    """The gradient of x where x̂ = (x - mean)·rstd, from that of x̂; scale: rstd."""
+    along = (grad * normal).mean(axes, True)
+    return scale * (grad - grad.mean(axes, True) - normal * along)
+
+
+# Batch norm -------------------------------------------------------------------------------------
+
+
+def _channels(x: torch.Tensor) -> tuple[list[int], list[int]]:
+    return [0, *range(2, x.dim())], [1, x.shape[1], *[1] * (x.dim() - 2)]
+
+
+def _batch_norm(x, weight, bias, training, momentum, eps):
+    axes, shape = _channels(x)
+    wide = _wide(x)
+    mean, rstd = _statistics(wide, axes, eps)
+    y = _affine((wide - mean) * rstd, weight, bias, shape).to(x.dtype)
+    return y, mean.reshape(-1), rstd.reshape(-1)
+
+
+def _batch_norm_with_running(x, weight, bias, mean, var, training, momentum, eps):
+    if training:
+        return _batch_norm(x, weight, bias, training, momentum, eps)
+    shape = _channels(x)[1]
+    rstd = torch.rsqrt(_wide(var) + eps)
+    y = (_wide(x) - _wide(mean).reshape(shape)) * rstd.reshape(shape)
+    empty = x.new_empty((0,))
+    return _affine(y, weight, bias, shape).to(x.dtype), empty, empty
+
+
+def _batch_norm_backward(grad, x, weight, mean, var, save_mean, save_rstd, training, eps, mask):
+    axes, shape = _channels(x)
+    wide, dtype = _wide(grad), x.dtype
+    if training:
+        mean, rstd = save_mean.reshape(shape), save_rstd.reshape(shape)
+    else:
+        mean, rstd = _wide(mean).reshape(shape), torch.rsqrt(_wide(var) + eps).reshape(shape)
+    normal = (_wide(x) - mean) * rstd
+    grad_x = None
+    if mask[0]:
+        # The weight is the same for all that a statistic is of: outside of the means, these are
+        # read off the same sums as the parameters' gradients.
+        scale = rstd if weight is None else rstd * _wide(weight).reshape(shape)
+        grad_x = _through_statistics(wide, normal, scale, axes) if training else wide * scale
+        grad_x = grad_x.to(dtype)
+    like = dtype if weight is None else weight.dtype
+    grad_weight = (wide * normal).sum(axes).to(like) if mask[1] else None
+    return grad_x, grad_weight, wide.sum(axes).to(like) if mask[2] else None
+
+
+def _cudnn_batch_norm(x, weight, bias, mean, var, training, momentum, eps):
+    reserve = x.new_empty((0,), dtype=torch.uint8)
+    return *_batch_norm_with_running(x, weight, bias, mean, var, training, momentum, eps), reserve
+
+
+def _cudnn_batch_norm_backward(x, grad, weight, mean, var, save_mean, save_rstd, eps, reserve):
+    statistics = (mean, var, save_mean, save_rstd)
+    return _batch_norm_backward(grad, x, weight, *statistics, True, eps, (True, True, True))
+
+
+class BatchNormByStatistics(torch.autograd.Function):
+    """Batch norm in training mode from mean and variance that were stored."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, mean, variance, eps):
+        shape = _channels(x)[1]
+        rstd = torch.rsqrt(variance + eps)
+        ctx.save_for_backward(x, weight, mean, rstd)
+        y = (_wide(x) - mean.reshape(shape)) * rstd.reshape(shape)
+        return _affine(y, weight, bias, shape).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, mean, rstd = ctx.saved_tensors
+        needs = ctx.needs_input_grad[:3]
+        found = _batch_norm_backward(grad, x, weight, None, None, mean, rstd, True, 0.0, needs)
+        return *found, None, None, None
+
+
+# Layer norm, RMS norm, group norm -----------------------------------------------------------------
+
+
+def _inner(x: torch.Tensor, normalized_shape: Sequence[int]) -> list[int]:
+    return list(range(x.dim() - len(normalized_shape), x.dim()))
+
+
+def _layer_norm(x, normalized_shape, weight, bias, eps):
+    wide = _wide(x)
+    mean, rstd = _statistics(wide, _inner(x, normalized_shape), eps)
+    y = _affine((wide - mean) * rstd, weight, bias, normalized_shape)
+    return y.to(x.dtype), mean, rstd
+
+
+def _layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, mask):
+    axes = _inner(x, normalized_shape)
+    outer = list(range(axes[0]))
+    wide = _wide(grad)
+    normal = (_wide(x) - mean) * rstd
+    grad_x = None
+    if mask[0]:
+        inner = wide if weight is None else wide * _wide(weight)
+        grad_x = _through_statistics(inner, normal, rstd, axes).to(x.dtype)
+    like = x.dtype if weight is None else weight.dtype
+    grad_weight = (wide * normal).sum(outer).to(like) if mask[1] else None
+    return grad_x, grad_weight, wide.sum(outer).to(like) if mask[2] else None
+
+
+def _in_groups(x: torch.Tensor, groups: int) -> torch.Tensor:
+    """[N, groups, channels of a group, the rest]."""
+    rest = 1
+    for size in x.shape[2:]:
+        rest = rest * size
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups, rest)
+
+
+def _of_groups(parameter: torch.Tensor, groups: int) -> torch.Tensor:
+    return _wide(parameter).reshape(1, groups, -1, 1)
+
+
+def _group_norm(x, weight, bias, N, C, HxW, group, eps):
+    wide = _in_groups(_wide(x), group)
+    mean, rstd = _statistics(wide, [2, 3], eps)
+    y = (wide - mean) * rstd
+    if weight is not None:
+        y = y * _of_groups(weight, group)
+    if bias is not None:
+        y = y + _of_groups(bias, group)
+    shape = (x.shape[0], group)
+    return y.reshape(x.shape).to(x.dtype), mean.reshape(shape), rstd.reshape(shape)
+
+
+def _group_norm_backward(grad, x, mean, rstd, weight, N, C, HxW, group, mask):
+    wide, shape = _in_groups(_wide(grad), group), (x.shape[0], group, 1, 1)
+    rstd = rstd.reshape(shape)
+    normal = (_in_groups(_wide(x), group) - mean.reshape(shape)) * rstd
+    grad_x = None
+    if mask[0]:
+        inner = wide if weight is None else wide * _of_groups(weight, group)
+        grad_x = _through_statistics(inner, normal, rstd, [2, 3]).reshape(x.shape).to(x.dtype)
+    like = x.dtype if weight is None else weight.dtype
+    grad_weight = (wide * normal).sum([0, 3]).reshape(-1).to(like) if mask[1] else None
+    return grad_x, grad_weight, wide.sum([0, 3]).reshape(-1).to(like) if mask[2] else None
+
+
+# Softmax ------------------------------------------------------------------------------------------
+
+
+def _softmax_backward(grad, output, dim, input_dtype):
+    wide, y = _wide(grad), _wide(output)
+    return (y * (wide - (wide * y).sum([dim], True))).to(input_dtype)
+
+
+def _log_softmax_backward(grad, output, dim, input_dtype):
+    wide = _wide(grad)
+    return (wide - torch.exp(_wide(output)) * wide.sum([dim], True)).to(input_dtype)
+
+
+# Elementwise --------------------------------------------------------------------------------------
+# PyTorch's own.
+_POINTWISE = """
+    gelu_backward threshold_backward tanh_backward sigmoid_backward silu_backward mish_backward
+    hardtanh_backward leaky_relu_backward elu_backward softplus_backward hardswish_backward
+    hardsigmoid_backward log_sigmoid_backward softshrink_backward hardshrink_backward
+    _prelu_kernel_backward
+"""
+
+
+def _table() -> dict[Any, Callable]:
+    found: dict[Any, Callable] = dict(
+        get_decompositions([getattr(_aten, name) for name in _POINTWISE.split()])
+    )
+    found.update(
+        {
+            _aten._native_batch_norm_legit.no_stats: _batch_norm,
+            _aten._native_batch_norm_legit.default: _batch_norm_with_running,
+            _aten.native_batch_norm.default: _batch_norm_with_running,
+            _aten.native_batch_norm_backward.default: _batch_norm_backward,
+            _aten.cudnn_batch_norm.default: _cudnn_batch_norm,
+            _aten.cudnn_batch_norm_backward.default: _cudnn_batch_norm_backward,
+            _aten.native_layer_norm.default: _layer_norm,
+            _aten.native_layer_norm_backward.default: _layer_norm_backward,
+            _aten.native_group_norm.default: _group_norm,
+            _aten.native_group_norm_backward.default: _group_norm_backward,
+            _aten._softmax_backward_data.default: _softmax_backward,
+            _aten._log_softmax_backward_data.default: _log_softmax_backward,
+        }
+    )
+    return found
+
+
+BACKWARD_OPERATORS = _table()

@@ -1,0 +1,303 @@
+"""The derivative of a region, as a graph of ATen operators.
+
+AOTAutograd's way, for one region: PyTorch's autograd runs on tensors without data while its
+operators are recorded. What the forward pass stored (the results of products) stands in for what
+was computed, so that no product is computed again; nothing that backward does not read is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+
+from ingot.capture.backward_operators import BatchNormByStatistics
+from ingot.capture.captured import Region
+from ingot.capture.nodes import mutates
+from ingot.capture.reference import Reference
+from ingot.runtime.program import BATCH
+
+_aten = torch.ops.aten
+
+
+@dataclass
+class Derivative:
+    """graph: leaves, what was stored, gradients of the differentiable results -> gradients of the
+    leaves in `wanted`, in this order; a gradient that is zero everywhere is None.
+
+    differentiable: which results depend on a leaf in `wanted`; stored: places of products and
+    statistics among the region's results; reads: which of the inputs it uses, batched: which
+    of them have the batch in front; batch: the only batch size that it is for, or None; symbol:
+    what the batch size is in the sizes of the graph's values, or None where these are numbers.
+    """
+
+    graph: torch.fx.GraphModule
+    wanted: tuple[int, ...]
+    differentiable: tuple[bool, ...]
+    stored: tuple[int, ...]
+    reads: tuple[bool, ...]
+    batched: tuple[bool, ...]
+    batch: int | None
+    symbol: Any
+
+
+class _Stored(torch.autograd.Function):
+    """What was stored, with the derivative of what computes it."""
+
+    @staticmethod
+    def forward(ctx, computed, stored):
+        return stored.view_as(stored)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+def derivative_of(
+    region: Region,
+    leaves: Sequence[torch.Tensor],
+    needed: Sequence[bool],
+    batch: int | None,
+    decompositions: dict[Any, Callable] | None = None,
+) -> Derivative:
+    """leaves: tensors of a call, of which sizes, strides, dtypes and devices are read. needed: of
+    which of them a gradient is. batch: the size of the batch that is to stay symbolic, or None for
+    a graph of these sizes alone. decompositions: of operators into others."""
+    wanted = tuple(i for i, need in enumerate(needed) if need)
+    shapes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    fakes = [
+        _fake(mode, leaf, _batch_dimensions(region, i) if batch is not None else ())
+        for i, leaf in enumerate(leaves)
+    ]
+    with unwatched(), mode, enable_python_dispatcher():
+        traced = _Trace(region, fakes, wanted, by_statistics=bool(decompositions))
+        graph = make_fx(traced.gradients, decompositions)(*traced.inputs())
+    _simplify(graph.graph)
+    graph.recompile()
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    bound = batch is None or bool(shapes.replacements) or bool(shapes.guards)
+    results = [*traced.places, *traced.statistics]
+    results += [i for i, has in enumerate(traced.differentiable) if has]
+    return Derivative(
+        graph,
+        wanted,
+        traced.differentiable,
+        (*traced.places, *traced.statistics),
+        tuple(bool(n.users) for n in placeholders),
+        (
+            *(_batch_dimensions(region, index) == (0,) for index in range(len(leaves))),
+            *(region.result_layouts[place].shape[:1] == (BATCH,) for place in results),
+        ),
+        _size_of_batch(region, leaves) if bound else None,
+        _symbol(region, fakes),
+    )
+
+
+def _simplify(graph: torch.fx.Graph) -> None:
+    """Drops what autograd's records leave behind: detached copies, views that change nothing,
+    transpositions of transpositions."""
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        same = _same_as(node)
+        if same is not None:
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
+        elif node.target in (_aten.view.default, _aten._unsafe_view.default):
+            # Gradients come with any strides.
+            node.target = _aten.reshape.default
+    _make_functional(graph)
+    graph.eliminate_dead_code()
+
+
+def _make_functional(graph: torch.fx.Graph) -> None:
+    """Operators that write into a tensor that nothing else shares, as those that make a new one."""
+    for node in list(graph.nodes):
+        if not mutates(node) or not isinstance(node.args[0], torch.fx.Node):
+            continue
+        written = node.args[0]
+        family = getattr(_aten, node.target._schema.name.partition("::")[2].rstrip("_"), None)
+        made = getattr(family, node.target._overloadname, None)
+        if made is None or _shares_memory(written):
+            continue
+        node.target = made
+        written.replace_all_uses_with(
+            node, delete_user_cb=lambda user, after=node: after < user and user is not after
+        )
+
+
+def _shares_memory(node: torch.fx.Node) -> bool:
+    """Whether a node's tensor is, or has, a view, or comes from outside."""
+    around = [user for user in node.users if not mutates(user)]
+    return node.op != "call_function" or any(_is_view(other) for other in (node, *around))
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    return not isinstance(node.target, torch._ops.OpOverload) or any(
+        argument.alias_info is not None for argument in node.target._schema.arguments
+    )
+
+
+def _same_as(node: torch.fx.Node) -> torch.fx.Node | None:
+    if node.target in (_aten.detach.default, _aten.alias.default):
+        return node.args[0]
+    if node.target is _aten.t.default and node.args[0].target is _aten.t.default:
+        return node.args[0].args[0]
+    if node.target in (_aten.view.default, _aten._unsafe_view.default, _aten.expand.default):
+        before, after = node.args[0].meta["val"].shape, node.meta["val"].shape
+        if len(before) == len(after) and all(map(_same_size, before, after)):
+            return node.args[0]
+    return None
+
+
+def _same_size(a: Any, b: Any) -> bool:
+    """Without asking, which could bind a symbol."""
+    if isinstance(a, int) or isinstance(b, int):
+        return isinstance(a, int) and isinstance(b, int) and a == b
+    return a.node.expr == b.node.expr
+
+
+def unwatched() -> Any:
+    """While operators are recorded: what they save for a backward that never comes is nobody's
+    business, not even checkpointing's, which counts."""
+    return torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+class _Trace:
+    def __init__(self, region: Region, leaves: list, wanted: tuple[int, ...], by_statistics: bool):
+        reference = region.reference
+        self.leaves, self.wanted = leaves, wanted
+        self.places = sorted(set(reference.products.values()))
+        norms = reference.statistics if by_statistics else {}
+        self.statistics = [place for places in norms.values() for place in places]
+        layouts = (region.result_layouts[place] for place in self.statistics)
+        self.examples = [leaves[0].new_empty(la.shape, dtype=la.dtype) for la in layouts]
+        self.module = _reading_stored(reference, self.places, norms)
+        with torch.enable_grad():
+            results, products = self._run(leaves, self._nothing())
+        self.differentiable = tuple(r.requires_grad for r in results)
+        self.results, self.products = results, products
+
+    def _nothing(self) -> list[None]:
+        return [None] * (len(self.places) + len(self.statistics))
+
+    def inputs(self) -> list[torch.Tensor]:
+        gradients = [r for r, has in zip(self.results, self.differentiable) if has]
+        products, gradients = (
+            [torch.empty_like(t.detach()) for t in given] for given in (self.products, gradients)
+        )
+        return [*(leaf.detach() for leaf in self.leaves), *products, *self.examples, *gradients]
+
+    def _run(self, leaves, stored):
+        leaves = [
+            leaf.detach().requires_grad_(index in self.wanted) for index, leaf in enumerate(leaves)
+        ]
+        self.variables = [leaves[i] for i in self.wanted]
+        results = self.module(*leaves, *stored)
+        count = len(self.places)
+        return results[: len(results) - count], results[len(results) - count :]
+
+    def gradients(self, *inputs: torch.Tensor) -> list:
+        count = len(self.leaves)
+        behind = count + len(self._nothing())
+        leaves, stored, given = inputs[:count], inputs[count:behind], inputs[behind:]
+        with torch.enable_grad():
+            results, _ = self._run(leaves, stored)
+            results = [r for r, has in zip(results, self.differentiable) if has]
+        return list(torch.autograd.grad(results, self.variables, given, allow_unused=True))
+
+
+def _reading_stored(
+    reference: Reference, places: list[int], norms: dict[str, tuple[int, int]]
+) -> torch.fx.GraphModule:
+    """The reference with stored products and statistics as further inputs, and the products as
+    further outputs. Given None, it computes."""
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    output = graph.graph_copy(reference.module.graph, copies)
+    by_place = {place: name for name, place in reference.products.items()}
+    originals = {node.name: node for node in reference.module.graph.nodes}
+    last = [copies[n] for n in originals.values() if n.op == "placeholder"][-1]
+
+    def placeholder(place: int) -> torch.fx.Node:
+        nonlocal last
+        with graph.inserting_after(last):
+            last = graph.placeholder(f"stored_{place}")
+        return last
+
+    made = []
+    for place in places:
+        node, given = copies[originals[by_place[place]]], placeholder(place)
+        with graph.inserting_after(node):
+            used = graph.call_function(_stored, (node, given))
+        node.replace_all_uses_with(used, delete_user_cb=lambda user, keep=used: user is not keep)
+        output = torch.fx.node.map_arg(output, lambda n, a=node, b=used: b if n is a else n)
+        made.append(used)
+    for name, (mean, variance) in norms.items():
+        node = copies[originals[name]]
+        node.args = (placeholder(mean), placeholder(variance), *node.args)
+        node.target = _batch_norm
+    graph.output((*output, *made))
+    return torch.fx.GraphModule(reference.module, graph)
+
+
+def _batch_norm(mean: torch.Tensor | None, variance: torch.Tensor | None, *args: Any):
+    if mean is None:
+        return _aten.batch_norm.default(*args)
+    x, weight, bias, *_, eps, _ = args
+    return BatchNormByStatistics.apply(x, weight, bias, mean, variance, eps)
+
+
+def _stored(computed: torch.Tensor, stored: torch.Tensor | None) -> torch.Tensor:
+    return computed if stored is None else _Stored.apply(computed, stored)
+
+
+def _batch_dimensions(region: Region, leaf: int) -> tuple[int, ...]:
+    """Dimensions of a leaf's tensor that are the batch."""
+    values = [v for v in region.graph["values"] if v["op"] in ("input", "parameter", "buffer")]
+    axis = region.leaf_layouts[leaf].axes[0]
+    return (axis,) if values[leaf]["shape"][0] == "B" and axis is not None else ()
+
+
+def _size_of_batch(region: Region, leaves: Sequence[torch.Tensor]) -> int:
+    for index, leaf in enumerate(leaves):
+        for dimension in _batch_dimensions(region, index):
+            layout = region.leaf_layouts[index]
+            return (
+                layout.sizes_and_strides(leaf)[0][0] if layout.splits[0] else leaf.size(dimension)
+            )
+    return 1
+
+
+def _symbol(region: Region, fakes: Sequence[torch.Tensor]) -> Any:
+    for index, fake in enumerate(fakes):
+        for dimension in _batch_dimensions(region, index):
+            size = fake.shape[dimension]
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                return size.node.expr
+    return None
+
+
+def _fake(mode: FakeTensorMode, tensor: torch.Tensor, dynamic: tuple[int, ...]) -> torch.Tensor:
+    sizes = [
+        DimDynamic.DUCK if d in dynamic and tensor.size(d) > 1 else DimDynamic.STATIC
+        for d in range(tensor.dim())
+    ]
+    context = StatelessSymbolicContext(dynamic_sizes=sizes)
+    made = mode.from_tensor(tensor.detach(), symbolic_context=context)
+    return made

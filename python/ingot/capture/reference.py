@@ -1,0 +1,138 @@
+"""What a region computes, by PyTorch's operators: its derivatives are taken from this form."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+_aten = torch.ops.aten
+
+
+@dataclass
+class Reference:
+    """module: leaves -> results, ATen operators only; no buffer is moved. products: names of its
+    nodes whose values the region stores, with their place among the region's results; statistics:
+    of its batch norms in training, the places of mean and variance."""
+
+    module: torch.fx.GraphModule
+    products: dict[str, int]
+    statistics: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def reference_of(
+    leaves: Sequence[torch.fx.Node],
+    results: Sequence[torch.fx.Node],
+    stored: dict[torch.fx.Node, int],
+    statistics: dict[torch.fx.Node, tuple[int, int]],
+    literals: dict[torch.fx.Node, bool | int | float],
+) -> Reference:
+    """leaves, results: nodes of the graph that the region was cut from. stored: nodes of products
+    with their place among the region's results; statistics: batch norms with those of mean and
+    variance. literals: nodes that stand for plain numbers."""
+    return _Extraction(leaves, literals).run(results, stored, statistics)
+
+
+class _Extraction:
+    def __init__(self, leaves: Sequence[torch.fx.Node], literals: dict[torch.fx.Node, Any]):
+        self.leaves, self.literals = leaves, literals
+        self.graph = torch.fx.Graph()
+        self.root = torch.nn.Module()
+        self.copies: dict[torch.fx.Node, torch.fx.Node] = {}
+        for index, leaf in enumerate(leaves):
+            made = self.graph.placeholder(f"leaf_{index}")
+            made.meta = dict(leaf.meta)
+            self.copies[leaf] = made
+
+    def run(self, results, stored, statistics) -> Reference:
+        needed = self._between(results)
+        for node in results[0].graph.nodes if results else ():
+            if node in needed:
+                self.copies[node] = self._copy(node)
+        self.graph.output(tuple(self.copies[node] for node in results))
+        module = torch.fx.GraphModule(self.root, self.graph)
+        products = {self.copies[n].name: at for n, at in stored.items() if n in self.copies}
+        norms = {self.copies[n].name: at for n, at in statistics.items() if n in self.copies}
+        return Reference(module, products, norms)
+
+    def _between(self, results) -> set[torch.fx.Node]:
+        """What is computed from the leaves on the way to the results."""
+        needed: set[torch.fx.Node] = set()
+        ahead = [node for node in results if node not in self.copies]
+        while ahead:
+            node = ahead.pop()
+            known = node in needed or node in self.literals
+            if known or self._size_of_leaf(node) is not None:
+                continue
+            needed.add(node)
+            ahead += [a for a in _read(node) if a not in self.copies]
+        return needed
+
+    def _copy(self, node: torch.fx.Node) -> torch.fx.Node:
+        if node.op == "get_attr":
+            value = node.graph.owning_module
+            for name in node.target.split("."):
+                value = getattr(value, name)
+            name = f"constant_{len(self.copies)}"
+            setattr(self.root, name, value)
+            made = self.graph.get_attr(name)
+        else:
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self._copied)
+            target, args = _without_updates(node.target, args)
+            made = self.graph.call_function(target, args, kwargs)
+        made.meta = dict(node.meta)
+        return made
+
+    def _copied(self, node: torch.fx.Node) -> Any:
+        if node in self.literals:
+            return self.literals[node]
+        if node not in self.copies:
+            place = self._size_of_leaf(node)
+            if place is None:
+                return None  # a buffer that only an update reads
+            leaf, dimension, factor = place
+            made = self.graph.call_function(_aten.sym_size.int, (self.copies[leaf], dimension))
+            made.meta = {"val": leaf.meta["val"].shape[dimension]}
+            for step, number in ((operator.mul, factor.p), (operator.floordiv, factor.q)):
+                if number != 1:
+                    made = self.graph.call_function(step, (made, int(number)))
+                    made.meta = {"val": node.meta["val"]}
+            self.copies[node] = made
+        return self.copies[node]
+
+    def _size_of_leaf(self, node: torch.fx.Node) -> tuple[torch.fx.Node, int, Any] | None:
+        """The leaf and the dimension of whose size a symbolic number is a rational multiple."""
+        value = node.meta.get("val")
+        if not isinstance(value, torch.SymInt):
+            return None
+        for leaf in self.leaves:
+            shape = getattr(leaf.meta.get("val"), "shape", ())
+            for dimension, size in enumerate(shape):
+                if isinstance(size, torch.SymInt):
+                    factor = value.node.expr / size.node.expr
+                    if factor.is_Rational:
+                        return leaf, dimension, factor
+        return None
+
+
+def _read(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What an operator's result depends on: not the statistics that a norm in training moves."""
+    if node.target is torch.ops.ingot.batch_norm.default and node.args[6]:
+        return [a for a in node.args[:3] if isinstance(a, torch.fx.Node)]
+    if node.target is _aten.instance_norm.default and node.args[5]:
+        return [a for a in node.args[:3] if isinstance(a, torch.fx.Node)]
+    return node.all_input_nodes
+
+
+def _without_updates(target: Any, args: tuple) -> tuple[Any, tuple]:
+    if target is torch.ops.ingot.batch_norm.default:
+        x, weight, bias, mean, var, _, training, _, eps = args
+        if training:
+            mean = var = None
+        return _aten.batch_norm.default, (x, weight, bias, mean, var, training, 0.0, eps, True)
+    if target is _aten.instance_norm.default and args[5]:
+        return target, (*args[:3], None, None, *args[5:])
+    return target, args

@@ -1,0 +1,1 @@
+"""Live modules: TorchDynamo captures what they compute, Ingot runs its regions."""

@@ -1,0 +1,145 @@
+"""`torch.compile(model, backend="ingot")`: TorchDynamo's graph in, a callable out.
+
+Dynamo captures, guards, breaks graphs and replays side effects. Of a graph, Ingot runs regions, and
+PyTorch the operators between them, under its autograd.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import ingot.capture.custom_ops  # noqa: F401  (the operator that batch norms become)
+from ingot.capture import CaptureError
+from ingot.capture.importer import import_graph
+from ingot.live import policy
+from ingot.live.compiled import Compiled, RefusedError
+from ingot.live.tracing import feed_of, views_among_results
+from ingot.log import logger
+from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError
+
+_MAX_REFUSALS = 16
+
+
+class IngotWarning(UserWarning):
+    """Something that PyTorch runs in Ingot's place, said once."""
+
+
+@dataclass
+class Graph:
+    """One graph of Dynamo's: compiled, or the reason why PyTorch runs it whole."""
+
+    mode: str
+    compiled: Compiled | None = None
+    problem: str | None = None
+
+
+@dataclass
+class Session:
+    """What one user of the backend (a module, or a call of torch.compile) asked for and got."""
+
+    name: str = "the model"
+    precision: str | None = None
+    options: dict | None = None
+    graphs: list[Graph] = field(default_factory=list)
+    warned: set[str] = field(default_factory=set)
+
+    def warn(self, reason: str) -> None:
+        if reason not in self.warned:
+            self.warned.add(reason)
+            warnings.warn(f"ingot: {self.name}: {reason}", IngotWarning, stacklevel=2)
+
+    def made(self, graph: Graph) -> Callable:
+        """The callable that Dynamo gets for a graph that was compiled."""
+        run = graph.compiled.run
+        return lambda *args: run(args)
+
+    def mode(self) -> str:
+        """Of the graph being compiled."""
+        return "training" if torch.is_grad_enabled() else "eval"
+
+
+def ingot_backend(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict | None = None,
+) -> Callable:
+    """The backend as TorchDynamo knows it by name. options: `precision` ("fp32", "ieee", "high",
+    "tf32", "bf16" or "fp16"), and further options of ingot_program_create. Raises ValueError for
+    what it does not know; modes are Inductor's alone."""
+    if mode not in (None, "default"):
+        raise ValueError(f"backend='ingot' has no modes ({mode!r} was given), only options")
+    if switched_off():
+        return gm.forward
+    options = dict(options or {})
+    precision = options.pop("precision", None)
+    policy.check_precision(precision)
+    return compile_graph(Session(precision=precision, options=options), gm, example_inputs)
+
+
+def switched_off() -> bool:
+    """By the environment: INGOT=off leaves everything to PyTorch."""
+    return os.environ.get("INGOT", "").lower() == "off"
+
+
+def compile_graph(
+    session: Session, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
+) -> Callable:
+    start = time.perf_counter()
+    graph = Graph(session.mode())
+    try:
+        graph.compiled = _compiled(session, gm, example_inputs)
+        if graph.compiled is None:
+            graph.problem = "PyTorch runs it: it refuses a batch of this size"
+            session.graphs.append(graph)
+            return gm.forward
+        if not graph.compiled.programs:
+            graph.compiled = None
+            graph.problem = "PyTorch runs it: it holds nothing that Ingot takes over"
+    except CaptureError as error:
+        graph.problem = f"PyTorch runs it: {error}"
+    except IngotError as error:
+        if error.status == STATUS_INVALID_ARGUMENT:
+            raise
+        graph.problem = f"PyTorch runs it: {error}"
+    except Exception as error:  # a fault of ours must not stop a program that PyTorch can run
+        logger.error("capturing %s failed: %r", session.name, error, exc_info=True)
+        graph.problem = f"PyTorch runs it: capturing it failed ({error!r}), which is Ingot's fault"
+    session.graphs.append(graph)
+    took = 1e3 * (time.perf_counter() - start)
+    logger.info("captured and planned %s in %.0f ms", session.name, took)
+    if graph.compiled is None:
+        session.warn(graph.problem)
+        return gm.forward
+    for item in graph.compiled.captured.unsupported:
+        session.warn(f"PyTorch runs {item.what} ({item.where}): {item.why}")
+    return session.made(graph)
+
+
+def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
+    """None where it is PyTorch's to answer, with an error of its own."""
+    feed = feed_of(gm, example_inputs)
+    autocast, tf32 = policy.ambient(feed.device_type)
+    gradients = torch.is_grad_enabled() and any(
+        isinstance(e, torch.Tensor) and e.requires_grad for e in example_inputs
+    )
+    refused: dict[str, str] = dict.fromkeys(views_among_results(feed.graph), "")
+    for _ in range(_MAX_REFUSALS):
+        captured = import_graph(
+            feed, refused=refused, autocast=autocast is not None, gradients=gradients
+        )
+        if captured.static_batch in captured.delegate_batches:
+            return None
+        try:
+            return Compiled(captured, feed.device_type, session.precision, tf32, session.options)
+        except RefusedError as error:
+            refused.update(error.nodes)
+    raise CaptureError("; ".join(sorted(set(refused.values()))))

@@ -1,0 +1,147 @@
+"""How a region's derivative runs: in regions of its own where the importer takes all of it, by
+PyTorch's operators elsewhere; its products by Ingot either way."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ingot.capture.backward_operators import BACKWARD_OPERATORS
+from ingot.capture.captured import Captured, Region, Source, TorchStep
+from ingot.capture.derivative import Derivative, derivative_of
+from ingot.capture.exporting import CaptureError
+from ingot.capture.importer import Feed, Placeholder, import_graph
+from ingot.capture.nodes import mutates, schema_name
+from ingot.capture.products import PRODUCTS
+from ingot.capture.table import SHAPE_OPERATORS
+from ingot.live.operands import apart
+from ingot.live.products import product, transposed_product
+from ingot.log import logger
+from ingot.runtime.library import IngotError
+from ingot.runtime.program import Program
+
+_aten = torch.ops.aten
+# Operators that may stay PyTorch's in a backward pass whose rest runs by regions.
+_MOST_LEFT = 4
+
+
+class Backward:
+    """Takes a derivative's inputs, in a list that it empties, and gives the gradients.
+
+    programs: those of its regions; none where PyTorch's operators run. inputs: how many there are
+    before the gradients; kept: which of them it reads; read_again: leaves that a second derivative
+    reads beside those.
+    """
+
+    def __init__(
+        self,
+        region: Region,
+        leaves: Sequence[torch.Tensor],
+        needed: Sequence[bool],
+        batch: int | None,
+        precision: str,
+        compile: Callable[[Captured], Any],
+    ):
+        call = (region, leaves, needed, batch)
+        made = _by_regions(*call, precision, compile)
+        self.derivative, compiled = made or _by_operators(*call, precision, compile)
+        self.programs: list[Program] = compiled.programs
+        self.run: Callable = compiled.run
+        reads = self.derivative.reads
+        self.all_differentiable = all(self.derivative.differentiable)
+        self.inputs = len(reads) - sum(self.derivative.differentiable)
+        self.kept = tuple(at for at in range(self.inputs) if reads[at])
+        module = region.reference.module
+        used = [bool(n.users) for n in module.graph.nodes if n.op == "placeholder"]
+        self.read_again = tuple(at for at, has in enumerate(used) if has and not reads[at])
+
+
+def _by_regions(region, leaves, needed, batch, precision, compile) -> tuple | None:
+    """None where the importer does not take all that is worth taking."""
+    try:
+        derivative = derivative_of(region, leaves, needed, batch, BACKWARD_OPERATORS)
+        graph = derivative.graph.graph
+        if any(mutates(node) for node in graph.nodes):
+            raise CaptureError("it writes into tensors")
+        _with_own_products(graph, precision, (transposed_product,))
+        captured = import_graph(_feed_of(derivative, region, leaves))
+        _check_gain(captured)
+        return derivative, compile(apart(captured))
+    except (CaptureError, IngotError) as error:
+        logger.debug("the backward pass of %s is PyTorch's: %s", region.graph["name"], error)
+    except Exception as error:  # a fault of ours must not stop a program that PyTorch can run
+        logger.error("backward of %s failed: %r", region.graph["name"], error, exc_info=True)
+    return None
+
+
+def _by_operators(region, leaves, needed, batch, precision, compile) -> tuple:
+    derivative = derivative_of(region, leaves, needed, batch)
+    graph = derivative.graph.graph
+    _with_own_products(graph, precision, (transposed_product, product))
+    if any(mutates(node) for node in graph.nodes):
+        return derivative, _InOrder(derivative.graph)
+    all_of_them = {node.name: "" for node in graph.nodes}
+    captured = import_graph(_feed_of(derivative, region, leaves), refused=all_of_them)
+    return derivative, compile(captured)
+
+
+def _with_own_products(graph: torch.fx.Graph, precision: str, allowed: Sequence) -> None:
+    for node in graph.nodes:
+        if node.op != "call_function" or node.target is not _aten.mm.default:
+            continue
+        a, b = node.args
+        if a.target is _aten.t.default and transposed_product in allowed:
+            node.target, node.args = transposed_product, (precision, a.args[0], b)
+        elif product in allowed:
+            node.target, node.args = product, (precision, a, b)
+    graph.eliminate_dead_code()
+
+
+class _InOrder:
+    """Operators that write into tensors: in the order of the graph, and nothing else."""
+
+    def __init__(self, graph: torch.fx.GraphModule):
+        self.programs: list[Program] = []
+        graph.recompile()
+        self.run = lambda inputs: graph(*inputs)
+
+
+def _check_gain(captured: Captured) -> None:
+    """A few operators may stay PyTorch's, as they are in its own backward pass; more of them are
+    what was taken apart in vain."""
+    left = [s.what for s in captured.steps if isinstance(s, TorchStep) and not _is_free(s)]
+    taken = sum(len(region.operators) for region in captured.regions)
+    if len(left) > _MOST_LEFT or len(left) >= taken:
+        raise CaptureError(f"too much of it stays: {', '.join(sorted(set(left)))}")
+
+
+def _is_free(step: TorchStep) -> bool:
+    """A product, which is the same either way, or what computes nothing."""
+    if step.target in (product, transposed_product) or isinstance(step.target, type(operator.mul)):
+        return True
+    name = schema_name(step.target)
+    return name in PRODUCTS or name in SHAPE_OPERATORS or name.startswith("aten::sym_")
+
+
+def _feed_of(derivative: Derivative, region: Region, leaves: Sequence[torch.Tensor]) -> Feed:
+    roles = [
+        (value["op"], value["name"])
+        for value in region.graph["values"]
+        if value["op"] in ("input", "parameter", "buffer")
+    ]
+    placeholders = {}
+    nodes = (n for n in derivative.graph.graph.nodes if n.op == "placeholder")
+    for index, (node, batched) in enumerate(zip(nodes, derivative.batched)):
+        role = roles[index] if index < len(roles) else ("input", node.name)
+        placeholders[node] = Placeholder(Source("input", role[1], index), role, batched)
+    return Feed(
+        derivative.graph.graph,
+        derivative.graph,
+        placeholders,
+        leaves[0].device.type,
+        derivative.symbol,
+        derivative.batch if derivative.symbol is None else None,
+    )

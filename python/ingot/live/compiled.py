@@ -1,0 +1,166 @@
+"""A captured graph, compiled: regions run by Ingot, between them operators run by PyTorch."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ingot.capture.captured import Captured, Region, Slot, slots_read
+from ingot.capture.exporting import CaptureError
+from ingot.live import policy
+from ingot.live.gradients import RegionCall
+from ingot.runtime.library import STATUS_UNAVAILABLE, IngotError
+from ingot.runtime.program import Program
+
+
+class RefusedError(CaptureError):
+    """The library cannot take a region; `nodes` maps graph nodes to the reason."""
+
+    def __init__(self, nodes: dict[str, str]):
+        super().__init__("; ".join(nodes.values()))
+        self.nodes = nodes
+
+
+class Compiled:
+    """Takes a graph's inputs, by position, and gives its outputs, in a tuple. A list of inputs is
+    emptied, so that tensors are freed where they are read last.
+
+    Operators of PyTorch's run under its autograd; regions are functions of it where a tensor that
+    they read needs a gradient.
+    """
+
+    def __init__(
+        self,
+        captured: Captured,
+        device_type: str,
+        precision: str | None,
+        tf32: bool,
+        options: dict | None = None,
+    ):
+        self.captured = captured
+        self.programs: list[Program] = []
+        for region in captured.regions:
+            self.programs.append(_compile(region, device_type, precision, tf32, options))
+        programs = iter(self.programs)
+
+        def backward(captured: Captured) -> Compiled:
+            return Compiled(captured, device_type, precision, tf32, options)
+
+        self.calls = [
+            RegionCall(step, next(programs), backward) if isinstance(step, Region) else None
+            for step in captured.steps
+        ]
+        self._steps = self._planned()
+        self._inputs = _reader([s.index for s in captured.sources if s.kind != "constant"])
+        self._constants = {
+            slot: source.tensor
+            for slot, source in enumerate(captured.sources)
+            if source.kind == "constant"
+        }
+        self.run = self._single_region() or self._run_steps
+
+    def _single_region(self) -> Callable | None:
+        """The common case: one region takes everything and gives all outputs."""
+        steps, outputs = self.captured.steps, self.captured.outputs
+        if len(steps) != 1 or not isinstance(steps[0], Region):
+            return None
+        region = steps[0]
+        if region.results != [o.index if isinstance(o, Slot) else None for o in outputs]:
+            return None
+        sources = [self.captured.sources[slot] for slot in region.leaves]
+        if any(source.kind == "constant" for source in sources):
+            return None
+        leaves, call = _reader([source.index for source in sources]), self.calls[0]
+        return lambda args: call(leaves(args))
+
+    def _run_steps(self, args: Sequence[Any]) -> Sequence[Any]:
+        values: list[Any] = [*self._inputs(args), *[None] * self.captured.slots]
+        if self._constants:
+            values = self._with_constants(args)
+        if type(args) is list:
+            args.clear()
+        for step, call, finished in self._steps:
+            if call is not None:
+                results = call([values[slot] for slot in step.leaves])
+                for slot, result in zip(step.results, results):
+                    values[slot] = result
+                results = result = None  # held by `values` alone
+            else:
+                values[step.result] = step.target(
+                    *_resolve(step.args, values), **_resolve(step.kwargs, values)
+                )
+            for slot in finished:
+                values[slot] = None
+        return tuple(
+            values[output.index] if isinstance(output, Slot) else output
+            for output in self.captured.outputs
+        )
+
+    def _with_constants(self, args: Sequence[Any]) -> list[Any]:
+        given = iter(self._inputs(args))
+        sources = range(len(self.captured.sources))
+        values = [self._constants[s] if s in self._constants else next(given) for s in sources]
+        return [*values, *[None] * self.captured.slots]
+
+    def _planned(self) -> list[tuple]:
+        """Each step with its call, and the slots that nothing reads after it."""
+        last_use: dict[int, int] = {}
+        for position, step in enumerate(self.captured.steps):
+            for slot in slots_read(step):
+                last_use[slot] = position
+        kept = {o.index for o in self.captured.outputs if isinstance(o, Slot)}
+        kept.update(slot for slot, s in enumerate(self.captured.sources) if s.kind == "constant")
+        return [
+            (step, call, [s for s, p in last_use.items() if p == position and s not in kept])
+            for position, (step, call) in enumerate(zip(self.captured.steps, self.calls))
+        ]
+
+
+def _reader(indices: Sequence[int]) -> Callable[[Sequence], tuple]:
+    if len(indices) > 1:
+        return operator.itemgetter(*indices)
+    return lambda args: tuple(args[i] for i in indices)
+
+
+def _compile(region: Region, device_type, precision, tf32, options) -> Program:
+    problem: IngotError | None = None
+    for candidate in policy.candidates(precision, tf32):
+        try:
+            return Program(
+                region.graph,
+                device=device_type,
+                precision=candidate,
+                leaf_layouts=region.leaf_layouts,
+                result_layouts=region.result_layouts,
+                options=options,
+            )
+        except IngotError as error:
+            if error.status == STATUS_UNAVAILABLE:
+                raise
+            problem = error
+    raise RefusedError(_blamed(region, str(problem)))
+
+
+def _blamed(region: Region, message: str) -> dict[str, str]:
+    """The operators whose line the library's message names; all of the region's if none."""
+    named = [
+        operator
+        for operator in region.operators
+        if operator["where"] and operator["where"] in message
+    ]
+    exact = [operator for operator in named if operator["what"] in message]
+    return {operator["node"]: message for operator in exact or named or region.operators}
+
+
+def _resolve(value: Any, values: list) -> Any:
+    if isinstance(value, Slot):
+        return values[value.index]
+    if isinstance(value, (list, tuple)):
+        items = [_resolve(item, values) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, dict):
+        return {key: _resolve(item, values) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(_resolve(v, values) for v in (value.start, value.stop, value.step)))
+    return value

@@ -1,0 +1,123 @@
+"""TorchDynamo, asked for one module's forward, with guards that notice all that can change it."""
+
+from __future__ import annotations
+
+import itertools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch.utils import _pytree as pytree
+
+from ingot.capture.derivative import unwatched
+from ingot.capture.exporting import batched_inputs
+from ingot.log import logger
+from ingot.runtime.library import IngotError
+
+# In force while a frame is compiled, and only then: they decide what is guarded. By Dynamo's own
+# defaults, a hook that is put on a child later is overlooked, and so is requires_grad_() of a
+# parameter; an integer attribute that changes recompiles at every call; and all instances of a
+# class share eight compilations.
+_WHILE_COMPILING = {
+    "skip_nnmodule_hook_guards": False,
+    "skip_tensor_guards_with_matching_dict_tags": False,
+    "allow_unspec_int_on_nn_module": True,
+    # Gradients are handed over region by region: DDP needs no graphs cut at its buckets.
+    "optimize_ddp": False,
+    "recompile_limit": 64,
+    "cache_size_limit": 64,
+    "accumulated_recompile_limit": 1 << 20,
+}
+
+
+_serial = itertools.count()
+# Calls that Dynamo could not capture, until it is left to leave them alone.
+_TRIES = 4
+
+
+def compiled(function: Callable, backend: Callable, seen: Callable[[Any], None]) -> Callable:
+    """`function` (of a module and a call's arguments) as Dynamo runs it. Dynamo's cache hangs on
+    the code object, so give it one of its own. seen: is told the module before a frame is compiled.
+    """
+    context = torch._dynamo.optimize(backend=backend)
+    context.callback = _Careful(context.callback, seen)
+    return context(function)
+
+
+class _Careful:
+    """Dynamo's compilation of a frame, under the settings above, with the batch size symbolic."""
+
+    def __init__(self, callback: Callable, seen: Callable[[Any], None]):
+        self._callback, self._seen, self._given_up = callback, seen, 0
+        # By this name (before 2.7, the second) Dynamo finds the backend behind a callback.
+        self._torchdynamo_orig_backend = self._torchdynamo_orig_callable = callback
+        known = torch._dynamo.config._config
+        old = "cache_size_limit" if "recompile_limit" in known else "recompile_limit"
+        self._settings = {n: v for n, v in _WHILE_COMPILING.items() if n in known and n != old}
+
+    def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        values = list(frame.f_locals.values())
+        self._seen(values[0] if values else None)
+        tensors = [t for t in pytree.tree_leaves(values) if type(t) is torch.Tensor]
+        for tensor, batched in zip(tensors, batched_inputs(tensors)[0]):
+            if batched:
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        try:
+            with torch._dynamo.config.patch(self._settings), unwatched():
+                return self._unless_given_up(self._callback(frame, *args, **kwargs))
+        except Exception as error:  # many kinds, of Dynamo's own and of what it looks at
+            wrong_use = getattr(error, "inner_exception", None)
+            if isinstance(wrong_use, IngotError):
+                raise wrong_use from None
+            logger.info("TorchDynamo could not compile a call: %s", error)
+            return _by_pytorch_this_time("SKIP")
+
+    def _unless_given_up(self, found: Any) -> Any:
+        """Dynamo gives a frame up for good where it cannot capture one call of it. The next calls
+        may be others: a few of them are looked at."""
+        if getattr(found, "guarded_code", True) is not None or not found.apply_to_code:
+            return found
+        self._given_up += 1
+        logger.info("TorchDynamo could not capture a call; what it calls is captured by itself")
+        return found if self._given_up > _TRIES else _by_pytorch_this_time("DEFAULT")
+
+
+def _by_pytorch_this_time(callees: str) -> Any:
+    """PyTorch runs the frame, with an error of its own if there is one; the next call is looked at
+    again. (Dynamo's own way of suppressing an error gives the frame up for good.) callees: what
+    happens to the functions that the frame calls, as Dynamo names it."""
+    types_ = torch._dynamo.types
+    if not hasattr(types_, "ConvertFrameReturn"):
+        return None
+    action = types_.FrameAction
+    strategy = types_.FrameExecStrategy(action.SKIP, getattr(action, callees))
+    return types_.ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
+
+
+def forget(code: types.CodeType) -> None:
+    """What was compiled for a code object, which Dynamo's own tables keep alive."""
+    torch._C._dynamo.eval_frame.reset_code(code)
+
+
+def with_own_code(function: Callable) -> Callable:
+    """The same function with a code object of its own, on which Dynamo's cache hangs; unequal to
+    all others, since some of Dynamo's tables ask for equality."""
+    code = function.__code__
+    changes: dict[str, Any] = {"co_consts": (*code.co_consts, f"ingot {next(_serial)}")}
+    if torch._dynamo.trace_rules.check(function):
+        # A forward of PyTorch's own (nn.Sequential's) is a frame that Dynamo leaves alone, by its
+        # file; called through a wrapper, all such would share one code object and its cache.
+        changes["co_filename"] = __file__
+    made = types.FunctionType(
+        code.replace(**changes),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__qualname__ = function.__qualname__
+    made.__module__ = function.__module__
+    return made

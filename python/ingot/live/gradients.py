@@ -1,0 +1,186 @@
+"""A region of a live module's call, and its gradients."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ingot.capture.captured import Region
+from ingot.live.backward import Backward
+from ingot.runtime.program import Program
+
+_with_gradients = torch.is_grad_enabled
+_functorch_is_active = torch._C._are_functorch_transforms_active
+_compile_lock = torch._dynamo.convert_frame.compile_lock
+# What torch.autograd.graph.increment_version() calls.
+_increment_version = getattr(torch._C, "_increment_version", torch.autograd.graph.increment_version)
+
+
+class RegionCall:
+    """Runs a region's program; where a leaf needs a gradient, as a function of autograd's."""
+
+    def __init__(self, region: Region, program: Program, compile: Callable | None = None):
+        """compile: a captured graph -> what runs it, for the region's own backward pass."""
+        self.region, self.program, self._compile = region, program, compile
+        self.device_type = program.device
+        self.results = len(region.results)
+        self._updated = _updated(region.graph)
+        self._backwards: dict[Any, Backward] = {}
+        self._last: tuple = (None, None, None, None)
+        self._lock = threading.Lock()
+
+    def __call__(self, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        if _with_gradients():
+            for leaf in leaves:
+                if leaf.requires_grad:
+                    apply = _RegionFunction.apply if _functorch_is_active() else _apply
+                    return apply(self, *leaves)
+        return self.forward(leaves)[: self.results]
+
+    def forward(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        results = self.program.run(leaves)
+        if self._updated:
+            _increment_versions([leaves[index] for index in self._updated])
+        return results
+
+    def backward(
+        self, leaves: Sequence[torch.Tensor], needed: tuple[bool, ...], autocast: tuple
+    ) -> Backward:
+        """Made when first needed: for any batch size where the region's operators allow it."""
+        binding = self.program.bind(leaves)
+        last = self._last
+        if last[0] is binding and last[1] == needed and last[2] == autocast:
+            return last[3]
+        batch = binding.batch
+        key = (needed, autocast, tuple(leaf.dim() and leaf.size(0) == 1 for leaf in leaves))
+        with self._lock:
+            found = self._backwards.get(key)
+            if found is None:
+                found = self._made(leaves, needed, batch if batch > 1 else None)
+                self._backwards[key] = found
+            if found.derivative.batch not in (None, batch):
+                found = self._backwards.get((key, batch))
+                if found is None:
+                    found = self._made(leaves, needed, None)
+                    self._backwards[(key, batch)] = found
+        self._last = (binding, needed, autocast, found)
+        return found
+
+    def _made(self, leaves, needed, batch) -> Backward:
+        # Graphs are recorded in one thread at a time: this one, or one in which Dynamo compiles.
+        with _compile_lock:
+            return Backward(
+                self.region, leaves, needed, batch, self.program.precision, self._compile
+            )
+
+
+class _RegionFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, call: RegionCall, *leaves):
+        results = call.forward(leaves)
+        autocast = _autocast_of(call.device_type)
+        way = call.backward(leaves, ctx.needs_input_grad[1:], autocast)
+        ctx.call, ctx.way, ctx.autocast = call, way, autocast
+        # Only what backward reads, as PyTorch's own functions keep it. A second derivative computes
+        # the region again, from leaves that are still there.
+        inputs = [*leaves, *(results[at] for at in way.derivative.stored)]
+        ctx.save_for_backward(*[inputs[at] for at in way.kept])
+        ctx.others = [
+            (at, weakref.ref(leaves[at]), -1 if leaves[at].is_inference() else leaves[at]._version)
+            for at in way.read_again
+        ]
+        given = results[: call.results]
+        if not way.all_differentiable:
+            ctx.mark_non_differentiable(
+                *(r for r, has in zip(given, way.derivative.differentiable) if not has)
+            )
+        return tuple(given)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        way = ctx.way
+        inputs: list[Any] = [None] * way.inputs
+        for at, tensor in zip(way.kept, ctx.saved_tensors):
+            inputs[at] = tensor
+        if not way.all_differentiable:
+            gradients = [g for g, has in zip(gradients, way.derivative.differentiable) if has]
+        if _with_gradients():
+            found = _recorded(ctx, inputs, gradients)
+        else:
+            # What is read last is freed then: nothing here holds it.
+            ctx.maybe_clear_saved_tensors()
+            inputs += gradients
+            del gradients
+            tensor = None
+            found = way.run(inputs)
+        result: list[Any] = [None] * len(ctx.needs_input_grad)
+        for at, gradient in zip(way.derivative.wanted, found):
+            result[1 + at] = gradient
+        return tuple(result)
+
+
+# Without looking for tensors of functorch's transforms.
+_apply = super(torch.autograd.Function, _RegionFunction).apply
+
+
+def _recorded(
+    ctx, inputs: list, gradients: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor | None]:
+    """Where backward itself is to be differentiated: by PyTorch's operators, from the leaves."""
+    derivative, reference = ctx.way.derivative, ctx.call.region.reference
+    leaves = inputs[: len(ctx.call.region.leaves)]
+    for at, reference_to, version in ctx.others:
+        leaf = reference_to()
+        if leaf is None or (not leaf.is_inference() and leaf._version != version):
+            raise RuntimeError(
+                "a second derivative of a region that Ingot ran needs a tensor that was freed or "
+                "written since: keep it, or set INGOT=off"
+            )
+        leaves[at] = leaf
+    device, dtype, enabled = ctx.autocast
+    with torch.autocast(device, dtype, enabled):
+        results = reference.module(*leaves)
+    return torch.autograd.grad(
+        [r for r, has in zip(results, derivative.differentiable) if has],
+        [leaves[at] for at in derivative.wanted],
+        gradients,
+        create_graph=True,
+        allow_unused=True,
+    )
+
+
+def _autocast_of(device: str) -> tuple[str, torch.dtype, bool]:
+    return device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+
+
+def _increment_versions(tensors: list[torch.Tensor]) -> None:
+    """As after an operator of PyTorch's that writes in place: autograd's check must see it."""
+    try:
+        _increment_version(tensors)
+    except TypeError:  # PyTorch 2.4 takes one tensor
+        for tensor in tensors:
+            torch.autograd.graph.increment_version(tensor)
+    except RuntimeError:
+        # Tensors made in inference mode have no version.
+        for tensor in tensors:
+            if not tensor.is_inference():
+                torch.autograd.graph.increment_version(tensor)
+
+
+def _updated(graph: dict) -> list[int]:
+    """Positions among the leaves of the buffers that a region writes in place."""
+    leaves = [
+        at
+        for at, value in enumerate(graph["values"])
+        if value["op"] in ("input", "parameter", "buffer")
+    ]
+    updated = set()
+    for value in graph["values"]:
+        moves = value["op"] in ("batch_norm", "instance_norm")
+        if moves and value["attributes"].get("training"):
+            updated.update(leaves.index(at) for at in value["args"][3:] if at >= 0)
+    return sorted(updated)

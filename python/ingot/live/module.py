@@ -1,0 +1,222 @@
+"""`ingot.optimize`: an nn.Module that computes what the original does, faster.
+
+The optimised module *is* the original under another class: both share one `__dict__`, and with it
+parameters, buffers, submodules, attributes and hooks. Whatever a user does to one, the other sees;
+state_dict, train(), to(), optimisers and pickling need no code of ours. Only `forward` differs: it
+hands the original's to TorchDynamo, whose backend Ingot is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ingot.live import policy
+from ingot.live.reporting import report
+from ingot.live.state import State, intercepted
+from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError, library
+
+
+def _original_forward(cls: type):
+    """The forward that the user's class would have without us."""
+    after = False
+    for base in cls.__mro__:
+        if after and "forward" in base.__dict__:
+            return base.__dict__["forward"]
+        after = after or base is OptimizedModule
+    raise TypeError(f"{cls.__name__} has no forward of its own")
+
+
+def _original_class(cls: type) -> type:
+    after = False
+    for base in cls.__mro__:
+        if after:
+            return base
+        after = base is OptimizedModule
+    return cls
+
+
+class OptimizedModule(nn.Module):
+    """Put before a model's class, it makes its calls run through Ingot:
+    `class ModelNew(ingot.OptimizedModule, Model)`. `ingot.optimize` does so for an instance.
+
+    `ingot_precision` and `ingot_options` are class attributes that such a class may set.
+    """
+
+    # Outside of __dict__, which the original shares.
+    __slots__ = ("_ingot",)
+
+    ingot_precision: str | None = None
+    ingot_options: dict | None = None
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        # What watches this thread's operators must see the original's. TorchDynamo, compiling for
+        # somebody else, takes the branch while it traces.
+        if intercepted():
+            return type(self)._ingot_original(self, *args, **kwargs)
+        try:
+            state = self._ingot
+        except AttributeError:
+            state = _new_state(self)
+        return state.call(self, *args, **kwargs)
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "forward" not in cls.__dict__:
+            cls._ingot_original = _original_forward(cls)
+
+    def _replicate_for_data_parallel(self) -> nn.Module:
+        """DataParallel makes its replicas anew at every call: they share what was compiled."""
+        replica = super()._replicate_for_data_parallel()
+        object.__setattr__(replica, "_ingot", _state_of(self))
+        return replica
+
+    def ingot_prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles and loads all that a call with tensors like these needs, so that it can be
+        captured in a CUDA graph. Runs nothing: buffers stay as they are. Whether gradients are on
+        and which training flags are set counts as it would at the call. Where Python code that
+        TorchDynamo cannot capture breaks the forward in two, what comes before it is prepared."""
+        _state_of(self).prepare(self, args, kwargs, with_kernels=True)
+
+    def ingot_freeze(self) -> None:
+        """Keeps the weights of matrix products, packed as Ingot's own kernels read them, for the
+        calls in eval mode that follow; costs as much memory as the weights, on their device.
+
+        Nothing goes stale that PyTorch counts: a parameter that was replaced, moved, loaded or
+        written is packed again at the next call. What it does not count, writes through `.data`
+        and by foreign kernels, asks for another `ingot_freeze()`. CUDA graphs captured meanwhile
+        read the packed weights, which live until one of these, `ingot_unfreeze()` or such a change:
+        capture again after it. Calls in training mode and with a library's products are as before:
+        `ingot_report()["programs"][i]["frozen_bytes"]` stays 0, and the log says so. Raises
+        IngotError in training mode."""
+        state = _state_of(self)
+        if self.training:
+            raise IngotError(
+                f"{state.name} is in training mode; weights are frozen for inference: call eval() "
+                "first",
+                STATUS_INVALID_ARGUMENT,
+            )
+        state.set_frozen(True)
+
+    def ingot_unfreeze(self) -> None:
+        """Gives the packed weights' memory back; weights are packed at every call again."""
+        _state_of(self).set_frozen(False)
+
+    def ingot_report(self, batch: int | None = None) -> dict:
+        """What was taken over and what was not, over all that was captured so far.
+
+        Returns `operators_replaced` (list of {what, where, by}), `optimisations` (list of {what,
+        identity_or_reason, where}), `unsupported` (list of {what, where, why}), `programs` (the
+        library's explanation of each region, with its mode and the bytes of frozen weights that it
+        keeps). batch: for which sizes and predicted
+        times are given (default: that of the last call, else 1)."""
+        state = _state_of(self)
+        return report(state.graphs, batch)
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        cls = type(self)
+        dynamic = cls.__dict__.get("_ingot_dynamic", False)
+        settings = _state_of(self).settings()
+        getstate = next(
+            (b.__dict__["__getstate__"] for b in cls.__mro__ if "__getstate__" in b.__dict__), None
+        )
+        if getstate is None or getstate is getattr(object, "__getstate__", None):
+            state = self.__dict__.copy()
+        else:
+            state = getstate(self)
+        home = _original_class(cls) if dynamic else cls
+        return _rebuild, (home, dynamic, settings), state
+
+
+def _make_state(module: OptimizedModule, **settings) -> State:
+    cls = type(module)
+    state = State(cls._ingot_original, _original_class(cls).__name__, **settings)
+    object.__setattr__(module, "_ingot", state)
+    return state
+
+
+def _new_state(module: OptimizedModule) -> State:
+    cls = type(module)
+    return _make_state(module, precision=cls.ingot_precision, options=cls.ingot_options)
+
+
+def _state_of(module: OptimizedModule) -> State:
+    try:
+        return module._ingot
+    except AttributeError:
+        return _new_state(module)
+
+
+def _rebuild(home: type, dynamic: bool, settings: dict) -> OptimizedModule:
+    cls = _optimized_class(home) if dynamic else home
+    module = cls.__new__(cls)
+    _make_state(module, **settings)
+    return module
+
+
+_classes: dict[type, type] = {}
+
+
+def _optimized_class(cls: type) -> type:
+    made = _classes.get(cls)
+    if made is None:
+        name = f"Optimized{cls.__name__}"
+        body = {"__doc__": cls.__doc__, "__module__": cls.__module__, "_ingot_dynamic": True}
+        initialised = getattr(cls, "cls_to_become", None)
+        if initialised is not None:  # what PyTorch makes of a lazy module at its first call
+            body["cls_to_become"] = _optimized_class(initialised)
+        made = _classes[cls] = type(name, (OptimizedModule, cls), body)
+    return made
+
+
+def optimize(
+    module: nn.Module,
+    example_inputs: Sequence[Any] | torch.Tensor | None = None,
+    *,
+    precision: str | None = None,
+    device: str | torch.device | None = None,
+    options: dict | None = None,
+) -> OptimizedModule:
+    """An nn.Module that computes what `module` does and shares everything with it.
+
+    example_inputs: arguments of a call; only shapes, dtypes and strides matter, and the batch size
+    (the first dimension) may differ from call to call. With them the module is captured and planned
+    now, else at its first call. Kernels are compiled when first needed, or by `ingot_prepare`.
+    precision: of float32 matrix products, "fp32", "ieee", "high", "tf32", "bf16" or "fp16"; None
+    follows PyTorch's own switches. device: where to move the module first. options: further options
+    of ingot_program_create.
+
+    Parts that Ingot does not know are named by a warning and run by PyTorch. Raises TypeError where
+    `module` is not an nn.Module that can be shared, ValueError for an unknown precision, IngotError
+    where the library is absent.
+    """
+    policy.check_precision(precision)
+    if isinstance(module, torch.jit.ScriptModule):
+        raise TypeError("TorchScript modules cannot be captured: give the module it was made from")
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"ingot.optimize takes an nn.Module, not a {type(module).__name__}")
+    library()  # a missing or foreign library is reported here, not at the first call
+    if device is not None:
+        module.to(device)
+    cls = type(module) if isinstance(module, OptimizedModule) else _optimized_class(type(module))
+    optimized = cls.__new__(cls)
+    object.__setattr__(optimized, "__dict__", module.__dict__)
+    state = _make_state(optimized, precision=precision, options=options)
+    if example_inputs is not None:
+        _capture_now(optimized, state, example_inputs, device)
+    return optimized
+
+
+def _capture_now(module, state: State, example_inputs, device) -> None:
+    if isinstance(example_inputs, torch.Tensor):
+        example_inputs = (example_inputs,)
+    if not isinstance(example_inputs, (list, tuple)):
+        raise TypeError("example_inputs must be a list or tuple of a call's arguments")
+    args = tuple(example_inputs)
+    if device is not None:
+        args = pytree.tree_map_only(torch.Tensor, lambda t: t.to(device), args)
+    state.prepare(module, args, {}, with_kernels=False)

@@ -1,0 +1,122 @@
+"""What only a product of a backward pass reads, computed just before it.
+
+dW = dYᵀ·f(h) wants f(h) as a tensor of its own, which a region would hold beside all its other
+results. Computed by itself, and multiplied as early as can be, it is gone before those are made:
+that matches eager, which kept f(h), in peak memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ingot.capture.captured import Captured, Region, Slot, TorchStep, slots_read
+from ingot.live.products import transposed_product
+
+_LEAVES = ("input", "parameter", "buffer")
+_ELEMENTWISE = {"approximate", "min", "max", "alpha", "beta", "threshold", "negative_slope"}
+
+
+def apart(captured: Captured) -> Captured:
+    """The same with such operands in regions of their own."""
+    steps = list(captured.steps)
+    outputs = {o.index for o in captured.outputs if isinstance(o, Slot)}
+    for region in captured.regions:
+        for slot in region.results:
+            readers = [step for step in steps if slot in slots_read(step)]
+            if slot in outputs or len(readers) != 1 or len(region.results) == 1:
+                continue
+            place, (reader,) = region.results.index(slot), readers
+            is_product = isinstance(reader, TorchStep) and reader.target is transposed_product
+            if is_product and _is_elementwise(region, place):
+                region = _moved(steps, region, place, reader)
+    return replace(captured, steps=steps)
+
+
+def _moved(steps: list, region: Region, place: int, product: TorchStep) -> Region:
+    """Changes the steps; what is left of the region."""
+    alone, rest = _alone(region, place), _without(region, place)
+    steps.remove(product)
+    at = steps.index(region)
+    steps[at] = rest
+    made_here = {*rest.results, *(s.result for s in steps[at + 1 :] if isinstance(s, TorchStep))}
+    made_here.update(slot for s in steps[at + 1 :] if isinstance(s, Region) for slot in s.results)
+    waits = made_here.intersection(slots_read(product))
+    # Behind the region where its other operand is made there: before what it itself feeds.
+    position = at if not waits else _behind(steps, waits)
+    steps[position:position] = [alone, product]
+    return rest
+
+
+def _behind(steps: list, slots: set[int]) -> int:
+    makers = [
+        at
+        for at, step in enumerate(steps)
+        if slots.intersection(step.results if isinstance(step, Region) else [step.result])
+    ]
+    return max(makers) + 1
+
+
+def _needed(region: Region, place: int) -> list[int]:
+    """Values that a result follows from, in order."""
+    values = region.graph["values"]
+    needed, ahead = set(), [region.graph["results"][place]["value"]]
+    while ahead:
+        at = ahead.pop()
+        if at >= 0 and at not in needed:
+            needed.add(at)
+            ahead += values[at].get("args", [])
+    return sorted(needed)
+
+
+def _is_elementwise(region: Region, place: int) -> bool:
+    """Then it costs little to compute again what the rest of the region computes, too."""
+    values = [region.graph["values"][at] for at in _needed(region, place)]
+    computed = [value for value in values if "args" in value]
+    return bool(computed) and all(
+        value["op"] != "matmul"
+        and set(value.get("attributes", {})) <= {*_ELEMENTWISE, "shape", "dtype"}
+        for value in computed
+    )
+
+
+def _alone(region: Region, place: int) -> Region:
+    values, needed = region.graph["values"], _needed(region, place)
+    renamed = {old: new for new, old in enumerate(needed)}
+    renamed[-1] = -1
+    kept = [dict(values[at]) for at in needed]
+    for value in kept:
+        if "args" in value:
+            value["args"] = [renamed[at] for at in value["args"]]
+    ordinals = {at: n for n, at in enumerate(_leaves(region))}
+    leaves = [ordinals[at] for at in needed if at in ordinals]
+    result = region.graph["results"][place]
+    graph = {
+        **region.graph,
+        "name": f"{region.graph['name']}_operand",
+        "values": kept,
+        "results": [{**result, "value": renamed[result["value"]]}],
+    }
+    return replace(
+        region,
+        graph=graph,
+        leaves=[region.leaves[n] for n in leaves],
+        leaf_layouts=[region.leaf_layouts[n] for n in leaves],
+        results=[region.results[place]],
+        result_layouts=[region.result_layouts[place]],
+    )
+
+
+def _without(region: Region, place: int) -> Region:
+    def rest(items: list) -> list:
+        return [*items[:place], *items[place + 1 :]]
+
+    return replace(
+        region,
+        graph={**region.graph, "results": rest(region.graph["results"])},
+        results=rest(region.results),
+        result_layouts=rest(region.result_layouts),
+    )
+
+
+def _leaves(region: Region) -> list[int]:
+    return [at for at, value in enumerate(region.graph["values"]) if value["op"] in _LEAVES]

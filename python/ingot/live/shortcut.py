@@ -1,0 +1,88 @@
+"""What TorchDynamo compiled for a frame, called without its evaluator of frames around it.
+
+Dynamo's guards are asked (the tree in C++ of a cache entry), and the bytecode that Dynamo wrote is
+called as a plain function: a fifth of the host time of the way through the evaluator. On any doubt
+a call goes Dynamo's way.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch._dynamo
+
+_PLAIN = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
+
+_counter = itertools.count()
+
+
+class Shortcut:
+    """matches(locals): whether Dynamo's guards hold; run(*arguments): the frame, compiled."""
+
+    __slots__ = ("_check", "_wrapper", "run")
+
+    def __init__(self, wrapper: Any, run: Callable):
+        self._wrapper, self._check, self.run = wrapper, wrapper.root.check, run
+
+    def matches(self, frame_locals: dict) -> bool:
+        # An entry that Dynamo has given up, because something that it guards by address was freed,
+        # has no cache entry any more.
+        return self._wrapper.cache_entry is not None and self._check(frame_locals)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._wrapper.cache_entry is not None
+
+
+def parameters_of(function: Callable) -> tuple[str, ...] | None:
+    """Names of a function's parameters, where calls of it are simple enough for a shortcut."""
+    code = function.__code__
+    if code.co_flags & _PLAIN or code.co_kwonlyargcount or function.__closure__:
+        return None
+    return code.co_varnames[: code.co_argcount]
+
+
+def latest(function: Callable) -> Shortcut | None:
+    """For the cache entry that Dynamo used last for this function; None where there is none, or
+    where its frame breaks in two (what resumes it would have to be Dynamo's again)."""
+    try:
+        entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(function.__code__)
+        if not entries:
+            return None
+        wrapper, code = entries[0].guard_manager, entries[0].code
+        if wrapper.cache_entry is None or any("resume_in" in name for name in code.co_names):
+            return None
+        return Shortcut(wrapper, _plain_function(function, code))
+    except (AttributeError, TypeError):  # other releases of PyTorch: Dynamo's own way
+        return None
+
+
+def _plain_function(function: Callable, code: types.CodeType) -> Callable:
+    """The compiled frame. The graph's function that it calls is wrapped, to switch Dynamo off
+    around it: here it is off already, so the bytecode gets another name, for what is inside."""
+    names, made_here = [], []
+    for name in code.co_names:
+        made = function.__globals__.get(name)
+        if name.startswith("__compiled_fn") and hasattr(made, "_torchdynamo_orig_callable"):
+            while hasattr(made, "_torchdynamo_orig_callable"):
+                made = made._torchdynamo_orig_callable
+            name = f"__ingot_{next(_counter)}{name}"
+            function.__globals__[name] = made
+            made_here.append(name)
+        names.append(name)
+    code = code.replace(co_names=tuple(names))
+    plain = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+    # The user's module must not keep what its models were compiled to.
+    weakref.finalize(plain, _forget, function.__globals__, made_here).atexit = False
+    return plain
+
+
+def _forget(namespace: dict, names: list[str]) -> None:
+    for name in names:
+        namespace.pop(name, None)

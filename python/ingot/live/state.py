@@ -1,0 +1,171 @@
+"""What an optimised module knows beside the original's attributes."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ingot.capture.exporting import batched_inputs
+from ingot.live import dynamo, shortcut
+from ingot.live.backend import Graph, Session, compile_graph, switched_off
+from ingot.runtime.library import IngotError
+
+_peek_functorch = torch._C._functorch.peek_interpreter_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_jit_tracing = torch._C._get_tracing_state
+_dynamo = torch.compiler.is_dynamo_compiling
+_forward_ad = torch.autograd.forward_ad
+_forward_hooks = nn.modules.module._global_forward_hooks
+_forward_pre_hooks = nn.modules.module._global_forward_pre_hooks
+_backward_hooks = nn.modules.module._global_backward_hooks
+_backward_pre_hooks = nn.modules.module._global_backward_pre_hooks
+_fx_tracing = torch.fx._symbolic_trace.is_fx_symbolic_tracing
+_compile_lock = torch._dynamo.convert_frame.compile_lock
+
+# Combinations of modes, gradients and sizes in turn.
+_MAX_SHORTCUTS = 6
+
+
+def intercepted() -> bool:
+    """Whether something watches this thread's operators (torch.compile, torch.export, vmap,
+    jit.trace, modes, hooks on all modules): it must see the original's.
+    torch.compiler.is_compiling() is of no use: while one thread exports a module it is true in all.
+    """
+    return (
+        _dynamo()
+        or _dispatch_modes() > 0
+        or _peek_functorch() is not None
+        or _jit_tracing() is not None
+        or _forward_ad._current_level >= 0
+        # Dynamo does not guard these: what is compiled already would not call them.
+        or bool(_forward_hooks or _forward_pre_hooks or _backward_hooks or _backward_pre_hooks)
+    )
+
+
+class _PreparedError(Exception):
+    """Ends a call that was made to prepare others."""
+
+
+def _weakly(method: Callable) -> Callable:
+    """A bound method that does not keep its object."""
+    bound = weakref.WeakMethod(method)
+    return lambda *args: bound()(*args)
+
+
+class State(Session):
+    def __init__(
+        self,
+        original_forward: Callable,
+        name: str,
+        precision: str | None = None,
+        options: dict | None = None,
+    ):
+        super().__init__(name, precision, options)
+        self.original_forward = original_forward
+        self.frozen = False
+        self._training = False
+        self._preparing = threading.local()
+        self._off = switched_off()
+        self._function = dynamo.with_own_code(original_forward)
+        # Dynamo keeps every backend for good, and code that it compiled: neither may keep programs.
+        backend, seen = _weakly(self._backend), _weakly(self._seen)
+        self._compiled = dynamo.compiled(self._function, backend, seen)
+        weakref.finalize(self, dynamo.forget, self._function.__code__).atexit = False
+        self._parameters = shortcut.parameters_of(self._function)
+        self._shortcuts: tuple[shortcut.Shortcut, ...] = ()
+
+    def settings(self) -> dict:
+        return {"precision": self.precision, "options": self.options}
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """args: the module, then those of the call."""
+        names = self._parameters
+        plain = not kwargs and names is not None and len(args) == len(names)
+        if plain:
+            frame_locals = dict(zip(names, args))
+            for known in self._shortcuts:
+                if known.matches(frame_locals):
+                    return known.run(*args)
+        return self._through_dynamo(args, kwargs, plain)
+
+    def _through_dynamo(self, args: tuple, kwargs: dict, plain: bool) -> Any:
+        if self._off or self._symbolically_traced():
+            return self.original_forward(*args, **kwargs)
+        result = self._compiled(*args, **kwargs)
+        if plain:
+            found = shortcut.latest(self._function)
+            if found is not None:
+                alive = (known for known in self._shortcuts if known.is_alive)
+                self._shortcuts = (found, *alive)[:_MAX_SHORTCUTS]
+        return result
+
+    @staticmethod
+    def _symbolically_traced() -> bool:
+        """Whether torch.fx traces this call. Its flag is one for all threads, and is set while
+        another thread compiles too: then this one waits."""
+        if not _fx_tracing():
+            return False
+        with _compile_lock:
+            return _fx_tracing()
+
+    def prepare(self, module: nn.Module, args: tuple, kwargs: dict, with_kernels: bool) -> None:
+        """Captures and plans what a call like this one needs, and compiles its kernels."""
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        batch = batched_inputs(tensors)[1]
+        self._preparing.batch = batch if with_kernels else None
+        self._preparing.now = True
+        try:
+            self.call(module, *args, **kwargs)
+        except _PreparedError:
+            return
+        finally:
+            self._preparing.now = False
+        if with_kernels:
+            problem = self.graphs[-1].problem if self.graphs else "Ingot is switched off"
+            raise IngotError(f"{self.name} cannot be prepared: {problem}")
+
+    def made(self, graph: Graph) -> Callable:
+        run, preparing = graph.compiled.run, self._preparing
+        if self.frozen:
+            self._freeze(graph)
+
+        def call(*args: Any) -> Any:
+            if getattr(preparing, "now", False):
+                if preparing.batch is not None:
+                    device = max(a.get_device() for a in args if isinstance(a, torch.Tensor))
+                    for program in graph.compiled.programs:
+                        program.prepare(preparing.batch, device)
+                raise _PreparedError
+            return run(args)
+
+        return call
+
+    def mode(self) -> str:
+        return "training" if self._training else "eval"
+
+    def set_frozen(self, frozen: bool) -> None:
+        self.frozen = frozen
+        for graph in self.graphs:
+            self._freeze(graph)
+
+    def _freeze(self, graph: Graph) -> None:
+        """Weights are kept for inference alone: a training step changes them anyway."""
+        for program in graph.compiled.programs if graph.compiled else ():
+            if self.frozen and graph.mode == "eval":
+                program.freeze()
+            else:
+                program.unfreeze()
+
+    def _seen(self, module: Any) -> None:
+        """Before a frame is compiled."""
+        if isinstance(module, nn.Module):
+            self._training = module.training
+
+    def _backend(self, gm: torch.fx.GraphModule, examples: list) -> Callable:
+        return compile_graph(self, gm, examples)

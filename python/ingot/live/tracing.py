@@ -1,0 +1,339 @@
+"""From TorchDynamo's graph to the ATen graph that the importer reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import tracing
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+)
+from torch.fx.traceback import preserve_node_meta
+from torch.utils import _pytree as pytree
+
+from ingot.capture import CaptureError
+from ingot.capture.captured import Source
+from ingot.capture.importer import Feed, Placeholder, device_type_of
+from ingot.capture.nodes import PARAMETER, mutates
+
+_batch_norm = torch.nn.functional.batch_norm
+
+
+def feed_of(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Feed:
+    """examples: what Dynamo hands to a backend: tensors without data, and symbolic numbers. Raises
+    CaptureError where PyTorch must run the graph whole."""
+    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    found = [_placeholder(*each) for each in zip(inputs, range(len(inputs)), examples)]
+    values = [_value(node, example) for node, example in zip(inputs, examples)]
+    if any(isinstance(value, torch.Tensor) and value.is_neg() for value in values):
+        raise CaptureError("an input is a negated view: its memory holds other numbers")
+    copy = _with_own_batch_norm(gm, {n.name: p.source.path for n, p in zip(inputs, found)})
+    for tried, batch in _with_batch(values, found):
+        graph, attributes = _traced(copy, tried)
+        if batch is None or not batch.node.expr.is_number:
+            break
+    size = _leading_size(values, found) if batch is None else None
+    placeholders = {}
+    nodes = (node for node in graph.nodes if node.op == "placeholder")
+    for node, known, value in zip(nodes, found, tried):
+        if known.role[0] == "input" and isinstance(value, torch.Tensor) and value.dim() >= 2:
+            known.batched = batch is None and value.shape[0] == size
+        placeholders[node] = known
+        if known.source.kind == "parameter":
+            node.meta[PARAMETER] = known.source.path
+    symbol = None if batch is None else batch.node.expr
+    return Feed(graph, attributes, placeholders, device_type_of(tried), symbol, size)
+
+
+def _value(node: torch.fx.Node, example: Any) -> Any:
+    return node.meta.get("example_value", example)
+
+
+def views_among_results(graph: torch.fx.Graph) -> list[str]:
+    """Nodes that PyTorch must run, so that results which share memory go on doing so."""
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    sharing: dict[Any, set[torch.fx.Node]] = {}
+    for node in output.all_input_nodes:
+        sharing.setdefault(_memory(node), set()).add(node)
+    sharing.pop(None, None)
+    found = []
+    for nodes in sharing.values():
+        for node in nodes if len(nodes) > 1 else ():
+            base = next(iter(node.all_input_nodes), None)
+            while base is not None and _memory(base) == _memory(node):
+                found.append(node.name)
+                node, base = base, next(iter(base.all_input_nodes), None)
+    return found
+
+
+def _memory(node: torch.fx.Node) -> Any:
+    value = node.meta.get("val")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
+
+
+# Inputs ----------------------------------------------------------------------------------------
+
+
+def _placeholder(node: torch.fx.Node, index: int, example: Any) -> Placeholder:
+    name = _source_name(node)
+    path = _path(name) or node.name
+    if not isinstance(example, torch.Tensor):
+        return Placeholder(Source("input", path, index), ("input", node.name))
+    kind = "input"
+    if isinstance(example, nn.Parameter) or isinstance(
+        node.meta.get("example_value"), nn.Parameter
+    ):
+        kind = "parameter"
+    elif "_buffers[" in name:
+        kind = "buffer"
+    return Placeholder(Source(kind, path, index), (kind, path if kind != "input" else node.name))
+
+
+def _source_name(node: torch.fx.Node) -> str:
+    source = getattr(node, "_dynamo_source", None)
+    if source is None:
+        source = getattr(node.meta.get("grapharg"), "source", None)
+    name = getattr(source, "name", "")
+    return name() if callable(name) else str(name)
+
+
+_CONTAINERS = ("_modules", "_parameters", "_buffers")
+
+
+def _path(name: str) -> str:
+    """ "gemm.weight" for "L['self']._modules['gemm']._parameters['weight']"."""
+    found = re.findall(r"\['([^']+)'\]|\.(\w+)", name)
+    words = [a or b for a, b in found]
+    if len(words) > 1:  # what the frame calls the module
+        words = words[1:]
+    return ".".join(w for w in words if w not in _CONTAINERS)
+
+
+# The batch -------------------------------------------------------------------------------------
+
+
+def _leading(values: Sequence[Any], found: Sequence[Placeholder]) -> list[torch.Tensor]:
+    return [
+        v
+        for v, p in zip(values, found)
+        if p.source.kind == "input" and isinstance(v, torch.Tensor) and v.dim() >= 2
+    ]
+
+
+def _leading_size(values, found) -> int:
+    leading = _leading(values, found)
+    return int(leading[0].shape[0]) if leading else 1
+
+
+def _with_batch(values: list, found: Sequence[Placeholder]) -> Iterator[tuple[list, Any]]:
+    """Values to trace with, and among them the symbolic size of the batch (or None); further ones
+    where tracing has bound it to a number.
+
+    Numbers that are symbolic elsewhere are bound to their values: a guard of Dynamo's, as if the
+    model's own code had asked. Where nothing is symbolic, the batch is made so for the tracing:
+    what is written for any size is imported better, and Dynamo's guards hold it to this one. First
+    of all inputs of the first one's size, then of that alone: an operand of the same size need not
+    have the batch in front.
+    """
+    sizes = [v.shape[0] for v in _leading(values, found)]
+    batch = next((s for s in sizes if isinstance(s, torch.SymInt) and s.node.expr.is_Symbol), None)
+    for value in values:
+        for size in value.shape if isinstance(value, torch.Tensor) else ():
+            if isinstance(size, torch.SymInt):
+                other = batch is None or size.node.expr.free_symbols - {batch.node.expr}
+                if other and not size.node.expr.is_number:
+                    int(size)
+    settled = [_settled(value) for value in values]
+    if batch is not None:
+        yield settled, batch
+    if any(isinstance(v, torch.SymInt) and not v.node.expr.is_number for v in values):
+        if batch is None:  # numbers that the model computes with stay as they are
+            yield settled, None
+            return
+    values = [_with_numbers(value) for value in values]
+    batched = [
+        at
+        for at, (value, known) in enumerate(zip(values, found))
+        if known.source.kind == "input"
+        and isinstance(value, torch.Tensor)
+        and value.dim() >= 2
+        and value.shape[0] == _leading_size(values, found) > 1
+    ]
+    for chosen in (batched, batched[:1]):
+        if chosen:
+            yield _with_symbolic_batch(values, chosen)
+    yield values, None
+
+
+def _settled(value: Any) -> Any:
+    """With integers for the sizes that were bound."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if not any(isinstance(s, torch.SymInt) and s.node.expr.is_number for s in value.shape):
+        return value
+    return _like(value, [_number(s) for s in value.shape], [_number(s) for s in value.stride()])
+
+
+def _with_numbers(value: Any) -> Any:
+    if isinstance(value, torch.SymInt):
+        return int(value)
+    if not isinstance(value, torch.Tensor):
+        return value
+    return _like(value, [int(s) for s in value.shape], [int(s) for s in value.stride()])
+
+
+def _number(size: Any) -> Any:
+    return int(size) if isinstance(size, torch.SymInt) and size.node.expr.is_number else size
+
+
+def _like(value: torch.Tensor, sizes: list, strides: list, mode: Any = None) -> torch.Tensor:
+    with tracing(None), mode or value.fake_mode:
+        made = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+    return made.requires_grad_(value.requires_grad)
+
+
+def _with_symbolic_batch(values: list, batched: Sequence[int]) -> tuple[list, torch.SymInt]:
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    made = []
+    for at, value in enumerate(values):
+        if isinstance(value, torch.Tensor):
+            front = [DimDynamic.DUCK if at in batched else DimDynamic.STATIC][: value.dim()]
+            context = StatelessSymbolicContext(
+                dynamic_sizes=[*front, *[DimDynamic.STATIC] * (value.dim() - 1)]
+            )
+            blank = torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device="meta"
+            )
+            fake = mode.from_tensor(blank, symbolic_context=context)
+            value = _like(value, fake.shape, fake.stride(), mode)
+        made.append(value)
+    return made, made[batched[0]].shape[0]
+
+
+# Operators --------------------------------------------------------------------------------------
+
+
+def _traced(gm: torch.fx.GraphModule, values: Sequence[Any]) -> tuple[torch.fx.Graph, nn.Module]:
+    mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
+    if mode is None:
+        raise CaptureError("it takes no tensors")
+    run = torch.fx.Interpreter(gm).run
+    try:
+        # The mode may be our own: Dynamo's, found through its context, would not mix with it.
+        with tracing(None), mode, enable_python_dispatcher(), preserve_node_meta():
+            traced = _pre_dispatch(run)(*values)
+            if any(mutates(node) for node in traced.graph.nodes):
+                traced = _pre_dispatch(_functional(run))(*values)
+    except Exception as error:  # many kinds
+        raise CaptureError(f"it cannot be traced: {_first_line(error)}") from error
+    for node in traced.graph.nodes:
+        if node.op == "call_function" and "set_grad_enabled" in str(node.target):
+            raise CaptureError("its forward switches gradients on or off")
+    return traced.graph, traced
+
+
+def _pre_dispatch(function: Callable) -> Callable:
+    """Traces to ATen as autograd sees it: linear, batch_norm and the like stay whole."""
+    return make_fx(function, pre_dispatch=True, _allow_non_fake_inputs=True)
+
+
+def _functional(function: Callable) -> Callable:
+    """The same without writes into tensors but the last ones, into the inputs that it changes."""
+
+    def functional(*args: Any) -> Any:
+        with FunctionalTensorMode(pre_dispatch=True):
+            wrapped = [FunctionalTensor.to_functional(a) if _is_tensor(a) else a for a in args]
+            results = function(*wrapped)
+        for given, after in zip(args, wrapped):
+            if _is_tensor(given):
+                torch._sync(after)
+                changed = torch._from_functional_tensor(after.elem)
+                if changed is not given:
+                    given.copy_(changed)
+        return pytree.tree_map_only(FunctionalTensor, _unwrapped, results)
+
+    return functional
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _unwrapped(tensor: FunctionalTensor) -> torch.Tensor:
+    torch._sync(tensor)
+    return torch._from_functional_tensor(tensor.elem)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _with_own_batch_norm(gm: torch.fx.GraphModule, paths: dict[str, str]) -> torch.fx.GraphModule:
+    """Batch norms as the operator that carries the counter of batches beside the statistics, which
+    PyTorch's does not: one step moves all three."""
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    output = graph.graph_copy(gm.graph, copies)
+    graph.output(output)
+    counters = _counters(graph, paths)
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target is not _batch_norm:
+            continue
+        x, mean, var, weight, bias, training, momentum, eps = _batch_norm_arguments(node)
+        if training and momentum is None:
+            continue
+        count = None
+        if training and isinstance(mean, torch.fx.Node):
+            owner = paths.get(mean.name, "").rpartition(".")[0]
+            if counters.get(owner):
+                counted = counters[owner].pop(0)
+                count = counted.args[0]
+                counted.replace_all_uses_with(count)
+                graph.erase_node(counted)
+        with graph.inserting_before(node):
+            made = graph.call_function(
+                torch.ops.ingot.batch_norm.default,
+                (x, weight, bias, mean, var, count, bool(training), momentum, eps),
+            )
+        made.meta = dict(node.meta)
+        node.replace_all_uses_with(made)
+        graph.erase_node(node)
+    return torch.fx.GraphModule(gm, graph)
+
+
+def _batch_norm_arguments(node: torch.fx.Node) -> tuple:
+    names = (
+        "input",
+        "running_mean",
+        "running_var",
+        "weight",
+        "bias",
+        "training",
+        "momentum",
+        "eps",
+    )
+    defaults = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
+    given = {**defaults, **dict(zip(names, node.args)), **node.kwargs}
+    return tuple(given[name] for name in names)
+
+
+def _counters(graph: torch.fx.Graph, paths: dict[str, str]) -> dict[str, list[torch.fx.Node]]:
+    """By the path of a norm, the nodes that count its batches, one for each time that it runs."""
+    found: dict[str, list[torch.fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op == "call_method" and node.target == "add_" and node.args[1:] == (1,):
+            owner, _, name = paths.get(node.args[0].name, "").rpartition(".")
+            if name == "num_batches_tracked" and not any(u.op == "output" for u in node.users):
+                found.setdefault(owner, []).append(node)
+    return found

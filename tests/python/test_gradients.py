@@ -1,0 +1,316 @@
+"""Gradients through regions: as near to fp64 as eager's, by whatever way they are asked for."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from pathlib import Path
+
+import ingot
+import pytest
+import torch
+from ingot.capture.backward_operators import BACKWARD_OPERATORS
+from ingot.live import products
+from ingot.live.gradients import RegionCall
+from ingot.model_file import load_model_file
+from torch import nn
+from torch.utils import _pytree as pytree
+
+FOLDER = Path(__file__).resolve().parents[1] / "models"
+# Eager has no gradients of in_place: it writes into what its backward pass reads.
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "in_place")
+# Whose backward pass runs by PyTorch's operators.
+BY_OPERATORS = {"maxpool_sum_scale"}
+
+
+class Model(nn.Module):
+    def __init__(self, features=24):
+        super().__init__()
+        self.gemm = nn.Linear(16, features)
+        self.scale = nn.Parameter(torch.rand(features) + 0.5)
+        self.bn = nn.BatchNorm1d(features)
+
+    def forward(self, x):
+        return torch.tanh(self.bn(self.gemm(x) * self.scale))
+
+
+class Two(Model):
+    def forward(self, x):
+        y = self.gemm(x) * self.scale
+        return torch.relu(y), torch.softmax(self.bn(y), dim=1)
+
+
+class Detached(Model):
+    def forward(self, x):
+        y = self.gemm(x)
+        return self.bn(y * torch.sigmoid(y.detach())) * self.scale
+
+
+def three_of(model: nn.Module) -> tuple[nn.Module, nn.Module, nn.Module]:
+    """Optimised, eager, and in double precision."""
+    twin, exact = copy.deepcopy(model), copy.deepcopy(model).double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ingot.optimize(model), twin, exact
+
+
+def calls_of(module: nn.Module) -> list[RegionCall]:
+    compiled = [graph.compiled for graph in module._ingot.graphs if graph.compiled]
+    return [call for one in compiled for call in one.calls if call is not None]
+
+
+def backwards_of(module: nn.Module) -> list:
+    return [way for call in calls_of(module) for way in call._backwards.values()]
+
+
+def gradients_of(module: nn.Module, inputs: list, seed: int = 0) -> list:
+    """Of the inputs and the parameters, for random gradients of all results."""
+    parameters = list(module.parameters())
+    wide = any(p.dtype == torch.float64 for p in parameters)
+    own = [
+        (t.double() if wide else t.clone()).requires_grad_() if t.is_floating_point() else t
+        for t in inputs
+    ]
+    torch.manual_seed(seed)  # for what draws random numbers
+    results = [r for r in pytree.tree_leaves(module(*own)) if r.requires_grad]
+    torch.manual_seed(seed)
+    given = [torch.rand(r.shape).to(r.dtype) for r in results]
+    torch.autograd.backward(results, given)
+    found = [t.grad for t in (*own, *parameters) if t.requires_grad]
+    for parameter in parameters:
+        parameter.grad = None
+    return found
+
+
+def error(found: torch.Tensor, truth: torch.Tensor) -> float:
+    return ((found.double() - truth).norm() / truth.norm().clamp_min(1e-30)).item()
+
+
+def check_against_fp64(module, twin, exact, inputs: list) -> None:
+    found, eager, truth = (gradients_of(m, inputs) for m in (module, twin, exact))
+    for own, other, exactly in zip(found, eager, truth):
+        assert (own is None) == (exactly is None)
+        if own is not None and exactly.norm() > 1e-12:
+            assert error(own, exactly) <= max(2e-6, 2 * error(other, exactly))
+
+
+@pytest.mark.parametrize("mode", ["training", "eval"])
+@pytest.mark.parametrize("name", NAMES)
+def test_models(name, mode):
+    torch.manual_seed(1)
+    loaded = load_model_file(FOLDER / f"{name}.py")
+    inputs = loaded.make_inputs()
+    module, twin, exact = three_of(loaded.make_module().train(mode == "training"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_against_fp64(module, twin, exact, inputs)
+    for way in backwards_of(module):
+        assert bool(way.programs) == (name not in BY_OPERATORS)
+
+
+@pytest.fixture
+def three():
+    torch.manual_seed(0)
+    return three_of(Model())
+
+
+def test_batches_one_apart_share_their_programs(three):
+    for rows in (2, 7, 8, 9, 33):
+        check_against_fp64(*three, [torch.randn(rows, 16)])
+    (way,) = backwards_of(three[0])
+    assert way.programs and way.derivative.batch is None
+
+
+@pytest.mark.parametrize("model", [Model, Two, Detached])
+def test_forms(model):
+    torch.manual_seed(0)
+    module, twin, exact = three_of(model())
+    check_against_fp64(module, twin, exact, [torch.randn(11, 16)])
+    assert backwards_of(module)
+
+
+def test_one_of_two_results():
+    torch.manual_seed(0)
+    module, twin, _ = three_of(Two())
+    x = torch.randn(11, 16)
+    for place in (0, 1):
+        found = torch.autograd.grad(module(x)[place].sum(), module.gemm.weight)
+        expected = torch.autograd.grad(twin(x)[place].sum(), twin.gemm.weight)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_unused_parameters_have_none(three):
+    module = three[0]
+    loss = module(torch.randn(5, 16)).sum()
+    other = torch.zeros(3, requires_grad=True)
+    found = torch.autograd.grad(loss, [module.scale, other], allow_unused=True)
+    assert found[0] is not None and found[1] is None
+
+
+def test_frozen_parameters(three):
+    module, twin, _ = three
+    for m in (module, twin):
+        m.gemm.weight.requires_grad_(False)
+    x = torch.randn(9, 16, requires_grad=True)
+    found = torch.autograd.grad(module(x).square().sum(), [x, module.gemm.bias, module.bn.weight])
+    expected = torch.autograd.grad(twin(x).square().sum(), [x, twin.gemm.bias, twin.bn.weight])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_accumulation(three):
+    module, twin, _ = three
+    for rows in (4, 6):
+        x = torch.randn(rows, 16)
+        module(x).square().sum().backward()
+        twin(x).square().sum().backward()
+    for own, other in zip(module.parameters(), twin.parameters()):
+        torch.testing.assert_close(own.grad, other.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_retained_graph_and_its_end(three):
+    module = three[0]
+    loss = module(torch.randn(6, 16)).square().sum()
+    first = torch.autograd.grad(loss, module.gemm.weight, retain_graph=True)
+    again = torch.autograd.grad(loss, module.gemm.weight)
+    assert torch.equal(first[0], again[0])
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(loss, module.gemm.weight)
+
+
+def test_second_derivatives(three):
+    module, twin, _ = three
+    x = torch.randn(6, 16, requires_grad=True)
+    found = []
+    for m in (module, twin):
+        (slope,) = torch.autograd.grad(m(x).square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(slope.square().sum(), [x, m.gemm.weight, m.scale]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "shaped",
+    [
+        lambda y: y.sum(),
+        lambda y: y.t().contiguous().t().mul(2).sum(),
+        lambda y: (y.t() @ torch.ones(y.shape[0], 3)).square().sum(),
+        lambda y: y[::2, 1::3].sum() + y[:, :1].expand_as(y).sum(),
+        lambda y: (y.unsqueeze(0).expand(3, *y.shape) * 2).sum(),
+    ],
+)
+def test_gradients_of_any_strides(three, shaped):
+    module, twin, _ = three
+    x = torch.randn(10, 16, requires_grad=True)
+    found, expected = (
+        torch.autograd.grad(shaped(m(x)) + m.bn.weight.sum(), [x, *m.parameters()])
+        for m in (module, twin)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
+
+
+def test_transposed_and_expanded_gradients_given():
+    torch.manual_seed(0)
+    module, twin, _ = three_of(nn.Sequential(nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 8)))
+    x = torch.randn(10, 16, requires_grad=True)
+    for given in (
+        torch.rand(8, 10).t(),
+        torch.rand(10, 1).expand(10, 8),
+        torch.rand(8).expand(10, 8),
+    ):
+        found, expected = (
+            torch.autograd.grad(m(x), [x, *m.parameters()], given) for m in (module, twin)
+        )
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
+
+
+def test_autocast(three):
+    module, twin, exact = three
+    x = torch.randn(12, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, eager = gradients_of(module, [x]), gradients_of(twin, [x])
+    truth = gradients_of(exact, [x])
+    for own, other, exactly in zip(found, eager, truth):
+        assert own.dtype == other.dtype
+        if exactly.norm() > 1e-6:
+            assert error(own, exactly) <= max(0.02, 1.5 * error(other, exactly))
+
+
+class Softmax(Model):
+    def forward(self, x):
+        return torch.softmax(self.scale * self.bn(self.gemm(x)), dim=1)
+
+
+class Block(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.norm = nn.LayerNorm(16)
+        self.up, self.down = nn.Linear(16, features), nn.Linear(features, 16)
+
+    def forward(self, x):
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+@pytest.mark.parametrize(
+    ("model", "of_input"),
+    [(m, of_input) for m in (Model, Softmax, Block) for of_input in (False, True)],
+)
+def test_peak_memory_of_a_training_step(model, of_input):
+    """Not above eager's: what backward read last is freed while it runs."""
+    torch.manual_seed(0)
+    module, twin, _ = three_of(model(256))
+    x = torch.randn(2048, 16, requires_grad=of_input)
+    given = torch.randn_like(twin(x).detach())
+
+    def step(m):
+        m.zero_grad()
+        x.grad = None
+        m(x).backward(given)
+
+    peaks = []
+    for m in (module, twin):
+        step(m), step(m)
+        peaks.append(peak_of(lambda m=m: step(m)))
+    assert peaks[0] <= peaks[1]
+
+
+def peak_of(step) -> int:
+    """Bytes of host memory beyond what was taken before."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        step()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("m", "n", "k"), [(60, 45, 37), (1, 8, 300), (24, 1, 2), (130, 70, 1)])
+def test_products_that_contract_the_batch(m, n, k, transposed):
+    """By a program, as on a GPU, from operands as they lie."""
+    torch.manual_seed(0)
+    gradient, x = torch.randn(k, m), torch.randn(k, n)
+    if transposed:
+        x = x.t().contiguous().t()
+    program = products.program_of("fp32", gradient.t(), x)
+    for g in (gradient, gradient[:1].expand(k, m), gradient.repeat(1, 2)[:, m:]):
+        found = products.run(program, g.t(), x)
+        torch.testing.assert_close(found, g.t() @ x, rtol=1e-5, atol=1e-5)
+        assert found.is_contiguous()
+
+
+def test_batch_norms_of_both_libraries_are_taken_apart_alike():
+    """cuDNN's, which PyTorch chooses on a GPU, hands on the same statistics."""
+    aten = torch.ops.aten
+    x, gradient = torch.randn(9, 5, 3), torch.randn(9, 5, 3)
+    weight, bias = torch.rand(5) + 0.5, torch.randn(5)
+    norm = BACKWARD_OPERATORS[aten.cudnn_batch_norm.default]
+    y, mean, rstd, reserve = norm(x, weight, bias, None, None, True, 0.1, 1e-5)
+    expected = torch.native_batch_norm(x, weight, bias, None, None, True, 0.1, 1e-5)
+    torch.testing.assert_close((y, mean, rstd), expected, rtol=1e-5, atol=1e-5)
+    backward = BACKWARD_OPERATORS[aten.cudnn_batch_norm_backward.default]
+    found = backward(x, gradient, weight, None, None, mean, rstd, 1e-5, reserve)
+    given = (gradient, x, weight, None, None, mean, rstd, True, 1e-5, [True] * 3)
+    expected = aten.native_batch_norm_backward(*given)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
