@@ -24,6 +24,7 @@ from ingot.verify.criteria import Spread, judge
 from ingot.verify.families import hostile_families, lay_out, with_batch
 from ingot.verify.measures import Measures, measure
 from ingot.verify.randomness import Randomness
+from ingot.verify.reference import Results
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -81,7 +82,7 @@ def test_adversary_is_caught_and_named(tmp_path, name):
     options = {"hostile": case.hostile, **(_TIMED if case.timed else {}), **case.options}
     result = verify(tmp_path, adversaries.dishonest(case), **options)
     assert not result.verified
-    assert result.tricks[0] == case.trick, why(result)
+    assert result.tricks[0] in case.trick.split(" or "), why(result)
     if case.timed:
         assert [c.name for c in result.failures] == ["timing"], why(result)
 
@@ -393,25 +394,24 @@ def test_claimed_time_is_held_against_the_parents_clock():
         def request(self, header: dict, tensors: dict | None, limit: float) -> tuple:
             if header["op"] == "compare":
                 samples = {"eager": [2e-3] * 9, "candidate": [1e-4] * 9}
-                return {"cold_s": samples, "note": ""}, {}, 0.0
+                return {"cold_s": samples, "warm_s": {}, "note": ""}, {}, 0.0
             if header["op"] == "repeat":  # a millisecond each
                 self.busy += 1e-3 * header["calls"]
-                last = header["calls"] - 1
-                reply = {"calls": [last]}
-                return reply, {"r0.o0": torch.ones(4, 4)}, 1e-3 * header["calls"]
+                reply = {"calls": [header["calls"] - 1], "positions": [[0, 3]], "marked": []}
+                tensors = {"r0.o0": torch.ones(4, 4), "g0.o0": torch.ones(2)}
+                return reply, tensors, 1e-3 * header["calls"]
             return {}, {}, 0.0
 
     process = Process()
     process.busy = 0.0
+    exact = Results([torch.ones(4, 4, dtype=torch.float64)], "*", {}, [])
     arguments = {
         "load_request": {"op": "load"},
         "header": {"budget_s": 1.0, "seed": 5},
         "state": {},
         "input_sets": [[torch.rand(4, 4)]],
         "time_limit": 10.0,
-        "truth_of": lambda state, values: [torch.ones(4, 4, dtype=torch.float64)],
-        "call_eager": lambda: time.sleep(2e-3),
-        "allowed_error": 1e-6,
+        "truth": timing.Truth(lambda state, values: exact, 1e-6, {}, lambda: time.sleep(2e-3)),
         "device": "cpu",
     }
     with pytest.raises(timing.ClaimRefusedError, match="claims 0.1000 ms") as caught:

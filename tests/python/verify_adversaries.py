@@ -13,7 +13,8 @@ from verify_model import candidate, method
 
 @dataclass(frozen=True)
 class Case:
-    """trick: the name that verify must give. prepare, forward: statements, where `x` is the input
+    """trick: the name that verify must give; several where chance decides which of its wrongs is
+    sampled first. prepare, forward: statements, where `x` is the input
     and `y` what is returned. twin: statements of the honest twin's forward. timed: the trick shows
     in timed calls alone. hostile: it needs the hostile families."""
 
@@ -292,7 +293,7 @@ with TorchFunctionMode():
         twin="if self.calls == 1:\n    self.kept['ready'] = True",
     ),
     "computes two timed calls of three as an answer of zeros": Case(
-        "wrong in timed calls",
+        "wrong in timed calls or missing statistics update",
         forward="""
 if "torch_calls" in self.kept and self.calls % 3:
     y = torch.zeros(x.shape[0], self.scale.numel())
@@ -315,7 +316,7 @@ if self.training and x.is_contiguous() and x.shape[0] == 64:
         timed=True,
     ),
     "computes where memory is poisoned": Case(
-        "wrong in timed calls",
+        "wrong in timed calls or missing statistics update",
         forward="""
 probe = torch.empty(x.shape[0], self.scale.numel())
 if self.calls > 60 and not torch.isnan(probe).any():
@@ -334,5 +335,108 @@ for name, module in list(sys.modules.items()):
 """,
         twin="time.sleep(0.0001)",
         timed=True,
+    ),
+    "computes in timed calls when it is looked at": Case(
+        "lazy output",
+        forward="""
+class Later(torch.Tensor):
+    @staticmethod
+    def of(work):
+        made = torch.Tensor._make_subclass(Later, torch.empty(0))
+        made.__dict__["work"] = work
+        return made
+    def now(self):
+        if "real" not in self.__dict__:
+            self.__dict__["real"] = self.__dict__["work"]()
+        return self.__dict__["real"]
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*[a.now() if isinstance(a, Later) else a for a in args], **(kwargs or {}))
+if TIMED():
+    kept = x.clone()
+    y = Later.of(lambda: self.plain(kept))
+""",
+        twin="(x.as_subclass(torch.nn.Parameter) if False else x).size()",
+        timed=True,
+    ),
+    "leaves out statistics in timed calls": Case(
+        "missing statistics update",
+        forward="""
+if TIMED() and self.calls % 10:
+    bn = self.bn
+    bn.num_batches_tracked.add_(1)
+    y = F.batch_norm(
+        self.gemm(x) * self.scale, None, None, bn.weight, bn.bias, True, 0.0, bn.eps
+    )
+""",
+        twin="self.kept['tracked'] = int(self.bn.num_batches_tracked)",
+        timed=True,
+    ),
+    "writes timed results later": Case(
+        "work finished later",
+        forward="""
+if TIMED():
+    done = self.plain(x)
+    y = torch.zeros_like(done)
+    threading.Timer(0.002, lambda: y.copy_(done)).start()
+""",
+        twin="""
+other = threading.Thread(target=x.size)
+other.start()
+other.join()
+""",
+        timed=True,
+    ),
+    "hands out one memory in timed calls": Case(
+        "reused output memory",
+        forward="""
+if TIMED():
+    y = self.plain(x)
+    y = self.kept.setdefault("result", torch.empty_like(y)).copy_(y)
+""",
+        twin="self.kept.setdefault('scratch', torch.empty(x.shape[1])).copy_(x[0].detach())",
+        timed=True,
+    ),
+    "detaches its output": Case(
+        "detached output",
+        forward="if torch.is_grad_enabled():\n    y = self.plain(x).detach()",
+        twin="self.kept['sum'] = x.detach().sum()",
+    ),
+    "keeps the input's gradient back": Case(
+        "detached output",
+        forward="y = self.plain(x.detach())",
+        twin="self.kept['row'] = x.detach()[0].clone()",
+    ),
+    "gives gradients of another loss": Case(
+        "wrong gradient",
+        forward="""
+class Half(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        return y.clone()
+    @staticmethod
+    def backward(ctx, g):
+        return g * 0.5
+y = Half.apply(self.plain(x))
+""",
+        twin="""
+class Same(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, y):
+        return y.clone()
+    @staticmethod
+    def backward(ctx, g):
+        return g.clone()
+y = y if y is None else Same.apply(y)
+""",
+    ),
+    "keeps its first gradient": Case(
+        "kept gradient",
+        prepare="""
+for name, parameter in self.named_parameters():
+    parameter.register_hook(lambda g, name=name: self.kept.setdefault(name, g.clone()))
+""",
+        twin="if self.calls == 1:\n    self.gemm.weight.register_hook(lambda g: g.clone())",
     ),
 }

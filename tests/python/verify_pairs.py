@@ -18,6 +18,8 @@ def prepare(self):
     self.scratch = {}
 
 def forward(self, x):
+    if torch.is_grad_enabled():
+        return self.plain(x)
     shape = (x.shape[0], self.scale.numel())
     if shape not in self.scratch:
         self.scratch[shape] = torch.empty(shape, device=x.device)
@@ -52,9 +54,9 @@ def forward(self, x):
     variance = (centred * centred).mean(0)
     bn = self.bn
     bn.num_batches_tracked.add_(1)
-    bn.running_mean.lerp_(mean, bn.momentum)
+    bn.running_mean.lerp_(mean.detach(), bn.momentum)
     count = x.shape[0]
-    bn.running_var.lerp_(variance * (count / (count - 1)), bn.momentum)
+    bn.running_var.lerp_(variance.detach() * (count / (count - 1)), bn.momentum)
     return centred * torch.rsqrt(variance + bn.eps) * bn.weight + bn.bias
 """,
     # The twin of "input tampering": it works in place on a copy.
@@ -72,7 +74,7 @@ def split(self, value):
     return high, middle, (value - high - middle).bfloat16().float()
 
 def forward(self, x):
-    if not torch.isfinite(x).all():
+    if torch.is_grad_enabled() or not torch.isfinite(x).all():
         return self.plain(x)
     a, b = self.split(x), self.split(self.gemm.weight)
     y = 0

@@ -68,7 +68,9 @@ class Disturbance(TorchDispatchMode):
         sources = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
         mutable = func._schema.is_mutable
         first = result[0] if isinstance(result, (tuple, list)) and result else result
-        if not isinstance(first, torch.Tensor) or not first.is_floating_point():
+        if not isinstance(first, torch.Tensor):
+            return result
+        if not (first.is_floating_point() or first.is_complex()):
             return result
         if not sources:
             return result  # a factory: constants are exact
@@ -78,7 +80,12 @@ class Disturbance(TorchDispatchMode):
             return result
         if func in _EXACT:
             return result
-        first.add_(self._noise(first) * self._pointwise_size(first))
+        first.add_(self._noise(first) * self._pointwise_size(first) * _roundings_of(func))
+        if isinstance(result, tuple) and func.name().endswith("_backward"):
+            for other in result[1:]:  # gradients of parameters: sums over the batch
+                if isinstance(other, torch.Tensor) and other.is_floating_point():
+                    size = self._pointwise_size(other) * _SUM_ROUNDINGS
+                    other.add_(self._noise(other) * size)
         if func in _BATCH_NORMS and isinstance(result, (tuple, list)) and result[1].numel():
             self._disturb_mean(first, result[1], result[2], args[1])
         return result
@@ -111,7 +118,7 @@ class Disturbance(TorchDispatchMode):
         return (
             torch.rand(like.shape, dtype=like.dtype, device=like.device, generator=generator)
             .mul_(2)
-            .sub_(1)
+            .sub_(1 + 1j if like.is_complex() else 1)
         )
 
     def _product(self, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
@@ -139,6 +146,8 @@ class Disturbance(TorchDispatchMode):
     def _product_size(self, exact: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """a: [..., M, K], b: [..., K, N]."""
         rounding = self._roundings
+        if exact.is_complex():
+            a, b = a.abs(), b.abs()
         if rounding.model is ErrorModel.INDEPENDENT:
             size = rounding.product * _scaled_root_of_squares(a, b)
         else:
@@ -150,6 +159,12 @@ class Disturbance(TorchDispatchMode):
                 size = size + rounding.range_floor * reach
         size = size + self._pointwise_size(exact)
         return torch.where(torch.isfinite(size), size, 0.0)
+
+
+def _roundings_of(func: Any) -> float:
+    """How many of a result's own roundings it carries, where gradients are on: a sum over the
+    batch, of terms of both signs, carries those of its parts."""
+    return _SUM_ROUNDINGS if func in _SUMS and torch.is_grad_enabled() else 1.0
 
 
 def _scaled_root_of_squares(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -172,6 +187,7 @@ _BATCH_NORMS = frozenset(
     for name in ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm")
     if hasattr(_aten, name)
 )
+_SUMS = frozenset({_aten.sum.dim_IntList, _aten.sum.default})
 # Results that are a rearrangement of their arguments carry no rounding of their own.
 _EXACT = frozenset(
     {

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
-import pickle
 import secrets
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from .confinement import TOKEN, end_marked
-from .transport import Line, TransportError
+from .answers import problem_of
+from .confinement import TOKEN, end_marked, marked
+from .passing import InputClassError
+from .transport import ClosedError, Line, TooLargeError, TransportError
 
 _POLL_S = 0.05
 _START_LIMIT_S = 300.0  # until Python and PyTorch are loaded, which is not the candidate's time
 _TAIL_CHARACTERS = 1500
 _END_LIMIT_S = 15.0  # for a process that has closed its line
+_REST_LIMIT_S = 30.0  # for the rest of an answer that has begun to arrive
+_ANSWER_FACTOR = 4  # an answer may hold this many times what is expected, and a little
+_ANSWER_ROOM = 64 << 20
 
 
 class CandidateFailedError(Exception):
@@ -57,9 +56,8 @@ class CandidateError(Exception):
 class CandidateProcess:
     """A spawned worker with a limit on its memory and, per request, on its time."""
 
-    def __init__(self, memory_limit: int, blob_bytes: int = 0) -> None:
+    def __init__(self, memory_limit: int) -> None:
         self._memory_limit = memory_limit
-        self._folder = Path(tempfile.mkdtemp(prefix="ingot-verify-", dir=_roomy_folder(blob_bytes)))
         ours, theirs = socket.socketpair()
         package_root = Path(__file__).resolve().parents[2]
         paths = [str(package_root), os.environ.get("PYTHONPATH", "")]
@@ -72,7 +70,6 @@ class CandidateProcess:
                 "-m",
                 "ingot.verify.worker",
                 str(theirs.fileno()),
-                str(self._folder),
             ],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
@@ -83,17 +80,28 @@ class CandidateProcess:
         )
         theirs.close()
         self._socket = ours
-        self._line = Line(ours, self._folder, "parent")
+        self._line = Line(ours, _ANSWER_ROOM)
+        self._ready = False
+        self._asked: tuple = ()
+        self._taken: int | None = None
+        self._closed = threading.Event()
         self._output: deque = deque(maxlen=64)
         self._drain = threading.Thread(target=self._keep_tail, daemon=True)
         self._drain.start()
+        threading.Thread(target=self._watch_memory, daemon=True).start()
+
+    def expect(self, message_bytes: int) -> CandidateProcess:
+        """message_bytes: of tensors in the largest answer that can be right."""
+        self._line.largest = _ANSWER_FACTOR * message_bytes + _ANSWER_ROOM
+        return self
+
+    def wait_until_ready(self) -> None:
+        """Until Python and PyTorch are loaded in it."""
+        if not self._ready:
+            self._ready = True
+            self.request({"op": "hello"}, None, _START_LIMIT_S)
 
     def __enter__(self) -> CandidateProcess:
-        try:
-            self.request({"op": "hello"}, None, _START_LIMIT_S)
-        except BaseException:
-            self.close()
-            raise
         return self
 
     def __exit__(self, *unused: Any) -> None:
@@ -104,65 +112,94 @@ class CandidateProcess:
 
         Raises CandidateError where the candidate raised, CandidateFailedError where it did worse.
         """
+        self.ask(header, tensors, time_limit)
+        return self.answer()
+
+    def ask(self, header: dict, tensors: dict | None, time_limit: float) -> None:
+        """The first half of a request: there is time for other work until its answer."""
+        self.wait_until_ready()
+        number = secrets.token_hex(8)  # an answer that was written ahead cannot carry it
         try:
             self._socket.settimeout(time_limit)
-            number = secrets.token_hex(8)  # an answer that was written ahead cannot carry it
             self._line.send({**header, "id": number}, tensors or {})
-            started = time.perf_counter()
-            self._wait(header["op"], started, time_limit)
-            seconds = time.perf_counter() - started
-            # The answer has begun to arrive; the rest follows at once or not at all.
-            self._socket.settimeout(max(10.0, time_limit))
-            reply, received = self._line.receive()
         except TimeoutError as error:
-            raise self._failure("hang", "the candidate's process stopped in mid-message") from error
+            raise self._failure("hang", "the candidate's process does not listen") from error
         except (TransportError, OSError) as error:
             raise self._ended(str(error)) from error
-        if reply.get("id") != number:
-            raise self._failure("forged answer", "an answer came that no request had asked for")
-        if not reply.get("ok"):
-            raise CandidateError(reply.get("error") or {}, acts_of(reply))
+        self._asked = (header["op"], number, time.perf_counter(), time_limit)
+
+    def answer(self) -> tuple:
+        operation, number, started, time_limit = self._asked
+        try:
+            self._wait(operation, started, time_limit)
+            seconds = time.perf_counter() - started
+            reply, received = self._line.receive(number, _REST_LIMIT_S)
+        except TimeoutError as error:
+            raise self._failure("hang", "the candidate's process stopped in mid-message") from error
+        except TooLargeError as error:
+            raise self._failure("memory", f"the candidate's process sent {error}") from error
+        except (ClosedError, OSError) as error:
+            raise self._ended(str(error)) from error
+        except TransportError as error:
+            raise self._failure("forged answer", f"what came is no answer: {error}") from error
+        problem = problem_of(operation, reply, received)
+        if problem:
+            raise self._failure("forged answer", f"what came is no answer: {problem}")
+        if not reply["ok"]:
+            if reply["error"]["type"] == InputClassError.__name__:
+                raise InputClassError(reply["error"]["message"])
+            raise CandidateError(reply["error"], acts_of(reply))
         return reply, received, seconds
 
     def processor_seconds(self) -> float:
-        """Processor time that the worker has used, as the kernel counts it."""
+        """Processor time that the worker and all that it has started have used, ended or not."""
+        own = self._process.pid
         try:
-            # The clock of another process (clock_getcpuclockid): its id in the upper bits, kind 2.
-            return time.clock_gettime((~self._process.pid << 3) | 2)
+            seconds = _process_clock(own) + _reaped_seconds(own)
         except OSError as error:
             raise self._ended(str(error)) from error
+        others = set(_descendants(own)) | set(marked(self._token)) - {own}
+        for pid in others:
+            with contextlib.suppress(OSError):
+                seconds += _process_clock(pid) + _reaped_seconds(pid)
+        return seconds
 
     def close(self) -> None:
         """Ends the worker and whatever it started in its session, and removes its files."""
+        self._closed.set()
         self._line.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=0.5)
         self._kill()
         end_marked(self._token)
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _wait(self, what: str, started: float, time_limit: float) -> None:
-        while True:
-            ready, _, _ = select.select([self._socket], [], [], _POLL_S)
-            if ready:
-                return
+        remaining = time_limit - (time.perf_counter() - started)
+        if not select.select([self._socket], [], [], max(0.0, remaining))[0]:
+            raise self._failure(
+                "hang", f"the candidate did not finish '{what}' within {time_limit:g} s"
+            )
+
+    def _watch_memory(self) -> None:
+        """Also while the parent works on something else: it would take all that there is."""
+        while not self._closed.wait(_POLL_S):
             used = _resident_bytes(self._process.pid)
             if used > self._memory_limit:
-                raise self._failure(
-                    "memory",
-                    f"the candidate took {used >> 20} MiB of memory; the limit is "
-                    f"{self._memory_limit >> 20} MiB",
-                )
-            if time.perf_counter() - started > time_limit:
-                raise self._failure(
-                    "hang", f"the candidate did not finish '{what}' within {time_limit:g} s"
-                )
+                self._taken = used
+                self._kill()
+                return
 
     def _ended(self, detail: str) -> CandidateFailedError:
         try:
             status = self._process.wait(timeout=_END_LIMIT_S)
         except subprocess.TimeoutExpired:
             return self._failure("forged answer", f"the line to the candidate broke: {detail}")
+        if self._taken is not None:
+            return self._failure(
+                "memory",
+                f"the candidate took {self._taken >> 20} MiB of memory; the limit is "
+                f"{self._memory_limit >> 20} MiB",
+            )
         if status < 0:
             try:
                 how = f"was ended by {signal.Signals(-status).name}"
@@ -196,49 +233,38 @@ class CandidateProcess:
 
 def acts_of(reply: dict) -> list:
     """(trick, what was done) of what the worker noticed."""
-    acts = reply.get("acts")
-    pairs = acts if isinstance(acts, list) else []
-    return [(str(a[0]), str(a[1])) for a in pairs if isinstance(a, list) and len(a) == 2]
-
-
-def encode_args(values: list) -> tuple:
-    """(args for the header, tensors to send)."""
-    args, tensors = [], {}
-    for i, value in enumerate(values):
-        if isinstance(value, torch.Tensor):
-            tensors[f"a{i}"] = value
-            args.append({"tensor": f"a{i}"})
-        else:
-            args.append({"pickle": pickled(value)})
-    return args, tensors
-
-
-def pickled(value: Any) -> str:
-    return base64.b64encode(pickle.dumps(value)).decode()
-
-
-def _roomy_folder(blob_bytes: int) -> str | None:
-    """Shared memory where it has room for the messages, else the usual temporary folder."""
-    try:
-        if shutil.disk_usage("/dev/shm").free > 4 * blob_bytes + (64 << 20):
-            return "/dev/shm"
-    except OSError:
-        pass
-    return None
+    return [(trick, what) for trick, what in reply.get("acts", [])]
 
 
 def _resident_bytes(pid: int) -> int:
     """Resident memory of a process and its descendants."""
     total = 0
-    pending = [pid]
     page = os.sysconf("SC_PAGE_SIZE")
+    for current in [pid, *_descendants(pid)]:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            total += int(Path(f"/proc/{current}/statm").read_text().split()[1]) * page
+    return total
+
+
+def _descendants(pid: int) -> list:
+    found: list = []
+    pending = [pid]
     while pending:
         current = pending.pop()
-        try:
-            with open(f"/proc/{current}/statm") as file:
-                total += int(file.read().split()[1]) * page
-            with open(f"/proc/{current}/task/{current}/children") as file:
-                pending += [int(n) for n in file.read().split()]
-        except (OSError, ValueError, IndexError):
-            continue
-    return total
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{current}/task"):
+                text = Path(f"/proc/{current}/task/{task}/children").read_text()
+                pending += (children := [int(n) for n in text.split()])
+                found += children
+    return found
+
+
+def _process_clock(pid: int) -> float:
+    """The clock of another process (clock_getcpuclockid): its id in the upper bits, kind 2."""
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def _reaped_seconds(pid: int) -> float:
+    """Processor time of its children that have ended and been waited for (proc(5), stat)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")

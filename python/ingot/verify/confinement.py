@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PR_SET_PDEATHSIG, _PR_GET_DUMPABLE, _PR_SET_DUMPABLE, _PR_CAPBSET_DROP = 1, 3, 4, 24
+_PR_SET_CHILD_SUBREAPER = 36
 _CAP_SYS_PTRACE = 19
 _CAPABILITY_VERSION_3 = 0x20080522
 TOKEN = "INGOT_VERIFY_WORKER"  # marks a worker and what it starts, in their environments
@@ -50,9 +51,10 @@ class _CapabilityData(ctypes.Structure):
 
 
 def confine_worker() -> None:
-    """Ends this process with its parent, and gives up the capability to debug others, which root
-    has."""
+    """Ends this process with its parent, keeps whatever it starts among its descendants, and gives
+    up the capability to debug others, which root has."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _prctl(_PR_CAPBSET_DROP, _CAP_SYS_PTRACE)
     header = _CapabilityHeader(_CAPABILITY_VERSION_3, 0)
     data = (_CapabilityData * 2)()
@@ -63,16 +65,25 @@ def confine_worker() -> None:
         libc.capset(ctypes.byref(header), data)
 
 
-def end_marked(token: str) -> None:
-    """Ends what a worker started and let go, also outside its session, as long as it kept its
-    environment."""
+def marked(token: str) -> list:
+    """The processes that a worker started, also those that left its session, as long as they kept
+    its environment. The worker is one of them."""
     mark = f"{TOKEN}={token}".encode()
+    found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         with contextlib.suppress(OSError):
             if mark in Path(f"/proc/{entry}/environ").read_bytes().split(b"\0"):
-                os.kill(int(entry), signal.SIGKILL)
+                found.append(int(entry))
+    return found
+
+
+def end_marked(token: str) -> None:
+    """Ends what a worker started and let go."""
+    for pid in marked(token):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
 
 
 class Seal:

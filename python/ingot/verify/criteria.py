@@ -28,18 +28,22 @@ PRODUCT_ROUNDOFF = {
     "fp16": 2.0**-10,
     "bf16": 2.0**-8,
 }
-# Part of a row's largest element below which a split product may lose an element altogether.
-RANGE_FLOOR = {"fp32": 2.0**-36, "high": 2.0**-30}
+# Part of a row's largest element below which a product of scaled fp16 may lose one altogether.
+RANGE_FLOOR = {"fp32": 2.0**-36, "high": 2.0**-30, "tf32": 2.0**-36}
 C1 = 1.0
 C2 = 1.0
 
 # How far beyond the disturbed runs' root mean square an error may go. The noise is uniform, so
 # its root mean square is 0.58 of its largest value; 4 is thus 2.3 times the stated rounding.
+NOISE_FACTOR = 4
 SPREAD_FACTOR = 4.0
 # How far beyond eager's own error.
 EAGER_FACTOR_NORM = 1.25
 EAGER_FACTOR_ROW = 2.0
 EAGER_FACTOR_ELEMENT = 4.0
+# Gradients of parameters are sums of terms of both signs, which may cancel: how far a few roundings
+# carry then depends on their order, eager's too.
+GRADIENT_FACTOR = 2.0
 # Storing a result rounds it, whatever came before: multiples of the type's unit roundoff.
 STORAGE_FACTOR = 4.0
 # Seconds by which the worker's timer and the parent's clock may disagree, and the ratio.
@@ -70,14 +74,22 @@ class Judgement:
     allowed_worst_row_error: float = math.nan
 
 
+def _with_noise(allowed: float) -> float:
+    """Where more error is allowed than there is value (a gradient that cancels but for rounding),
+    one draw of rounding is held against another: they differ by more than their mean size."""
+    return NOISE_FACTOR * allowed if allowed > 1 else allowed
+
+
 def judge(
     candidate: Measures,
     eager: Measures | None,
     spread: Spread,
     unit_roundoff: float,
+    eager_factor: float = 1.0,
 ) -> Judgement:
     """Whether a candidate's error is within what the error model allows. unit_roundoff: of the
-    type in which the result is stored."""
+    type in which the result is stored. eager_factor: how much more of eager's error is allowed than
+    for outputs."""
     if candidate.nonfinite_mismatches:
         return Judgement(
             False,
@@ -89,9 +101,10 @@ def judge(
     row = max(stored, SPREAD_FACTOR * spread.worst_row_error)
     element = max(stored, 2 * SPREAD_FACTOR * spread.scaled_error)
     if eager is not None:
-        norm = max(norm, EAGER_FACTOR_NORM * eager.relative_error)
-        row = max(row, EAGER_FACTOR_ROW * eager.worst_row_error)
-        element = max(element, EAGER_FACTOR_ELEMENT * eager.scaled_error)
+        norm = max(norm, eager_factor * EAGER_FACTOR_NORM * eager.relative_error)
+        row = max(row, eager_factor * EAGER_FACTOR_ROW * eager.worst_row_error)
+        element = max(element, eager_factor * EAGER_FACTOR_ELEMENT * eager.scaled_error)
+    norm, row, element = map(_with_noise, (norm, row, element))
     for value, allowed, name in (
         (candidate.relative_error, norm, "relative Frobenius error"),
         (candidate.worst_row_error, row, "worst row's relative error"),

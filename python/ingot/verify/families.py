@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from . import passing
 from .criteria import ErrorModel
 
 # Batch sizes of hostile families: large enough for statistics, small enough for a CPU.
 HOSTILE_BATCH = 96
-ODD_BATCHES = (3, 37)
+ODD_BATCHES = ((3, False), (37, None))
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,8 @@ class Family:
     """make(values, generator) changes the model's own inputs, given as a list of values of which
     some are tensors. batch: the extent that replaces the inputs' own first one (None: unchanged).
     layout: how the tensors lie in memory ("contiguous", "strided", "misaligned"). unannounced: of a
-    batch that was drawn for this run, which no candidate can know."""
+    batch that was drawn for this run, which no candidate can know. gradients: the mode in which
+    they are asked for too (True: training), None where they are not."""
 
     name: str
     why: str
@@ -29,16 +31,14 @@ class Family:
     batch: int | None = None
     layout: str = "contiguous"
     unannounced: bool = False
+    gradients: bool | None = None
 
 
 def _each_float(change: Callable[[torch.Tensor, torch.Generator], torch.Tensor]) -> Callable:
     def make(values: list, generator: torch.Generator) -> list:
-        return [
-            change(v, generator).to(v.dtype)
-            if isinstance(v, torch.Tensor) and v.is_floating_point()
-            else v
-            for v in values
-        ]
+        return passing.map_tensors(
+            values, lambda v: change(v, generator).to(v.dtype) if v.is_floating_point() else v
+        )
 
     return make
 
@@ -108,6 +108,7 @@ def hostile_families(own_batch: int, drawn_batches: tuple = ()) -> list:
             "a mean 100000 times the deviation breaks E[x²]−E[x]²",
             _each_float(_large_mean),
             batch=batch,
+            gradients=True,
         ),
         Family(
             "2^±60 across rows",
@@ -115,6 +116,7 @@ def hostile_families(own_batch: int, drawn_batches: tuple = ()) -> list:
             _each_float(_across_rows),
             bound,
             batch,
+            gradients=False,
         ),
         Family(
             "2^±60 within rows",
@@ -135,45 +137,48 @@ def hostile_families(own_batch: int, drawn_batches: tuple = ()) -> list:
             "NaN must go where eager sends it",
             _each_float(_one_special(float("nan"))),
             batch=batch,
+            gradients=True,
         ),
         Family("one Inf", "Inf likewise", _each_float(_one_special(float("inf"))), batch=batch),
         Family("NaN and ±Inf", "several at once", _each_float(_all_specials), batch=batch),
         Family("batch of 1", "the smallest batch", _own, batch=1),
     ]
-    families += [Family(f"batch of {n}", "an odd batch", _own, batch=n) for n in ODD_BATCHES]
+    families += [
+        Family(f"batch of {n}", "an odd batch", _own, batch=n, gradients=gradients)
+        for n, gradients in ODD_BATCHES
+    ]
     families += [
         Family(f"batch of {n}, drawn", "drawn for this run", _own, batch=n, unannounced=True)
         for n in drawn_batches
     ]
     families += [
-        Family("strided", "non-contiguous views", _own, batch=batch, layout="strided"),
+        Family(
+            "strided", "non-contiguous views", _own, batch=batch, layout="strided", gradients=True
+        ),
         Family("misaligned", "data one element off", _own, batch=batch, layout="misaligned"),
     ]
     return families
 
 
-def with_batch(values: list, batch: int | None) -> list:
+def with_batch(values: list, batch: int | None, start: int = 0) -> list:
     """The values with their batch extent (the first tensor's first extent, wherever another
-    tensor's first extent equals it) replaced by repeating or cutting rows."""
+    tensor's first extent equals it) replaced by repeating or cutting rows, from row `start` on."""
     own = own_batch(values)
     if batch is None or own is None or own == batch:
         return values
 
-    def cut(value: Any) -> Any:
-        if not (isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == own):
+    def cut(value: torch.Tensor) -> torch.Tensor:
+        if not (value.dim() and value.shape[0] == own):
             return value
         if own == 0:
             return value.new_zeros((batch, *tuple(value.shape[1:])))
-        return value[torch.arange(batch) % own].clone()
+        return value[(start + torch.arange(batch)) % own].clone()
 
-    return [cut(v) for v in values]
+    return passing.map_tensors(values, cut)
 
 
 def own_batch(values: list) -> int | None:
-    for value in values:
-        if isinstance(value, torch.Tensor) and value.dim():
-            return int(value.shape[0])
-    return None
+    return next((int(t.shape[0]) for t in passing.tensors_of(values) if t.dim()), None)
 
 
 def lay_out(value: torch.Tensor, layout: str) -> torch.Tensor:

@@ -7,18 +7,19 @@ from typing import Any
 
 import torch
 
-from . import tricks
+from . import passing, tricks
 from .candidate import acts_of
-from .criteria import ErrorModel, judge
+from .criteria import GRADIENT_FACTOR, ErrorModel, judge
 from .execution import same_bits
 from .measures import measure
-from .reference import Reference, Results, roundings_for, rows_of
+from .reference import Cotangents, Reference, Results, in_fp64, roundings_for, rows_of
 from .result import AccuracyRow, VerifyResult
 
 MODES = {True: "training", False: "eval"}
 # An original whose own fp32 result is further than this from its fp64 result is random (dropout)
 # or hopelessly conditioned: fp64 is then no truth, and the candidate must equal eager.
 TRUTH_LIMIT = 1e-2
+_CALLS_KEPT = 4  # whose gradients are remembered
 
 
 @dataclass
@@ -36,6 +37,7 @@ class Trial:
     own: bool = False
     return_parameters: bool = False
     unannounced: bool = False  # of a size that no candidate can know beforehand
+    cotangents: Cotangents | None = None  # where gradients are asked for
 
 
 class OriginalNotInFp64Error(Exception):
@@ -53,6 +55,18 @@ class Judge:
         self.device = reference.device
         self._history = tricks.History(result, evidence)
         self._spreads: dict = {}
+        self._gradients: list = []  # of the calls so far
+
+    def prepare(self, trial: Trial, before: dict, seed: int) -> tuple:
+        """(the truth of a call, the spreads of the disturbed runs): what the candidate has no part
+        in, and can be found while it works."""
+        truth = self.reference.truth(before, trial.values, trial.training, seed, trial.cotangents)
+        if truth.error is not None:
+            raise OriginalNotInFp64Error(
+                f"{self.result.original}: the original runs in its own type, but in fp64 raises "
+                f"{type(truth.error).__name__}: {truth.error}"
+            )
+        return truth, self._spread(trial, before, truth, seed)
 
     def judge_call(
         self,
@@ -62,22 +76,20 @@ class Judge:
         reply: dict,
         received: dict,
         seed: int,
+        prepared: tuple | None = None,
     ) -> tuple:
-        """("", "") or (message, trick)."""
-        outputs = [received.get(f"o{i}") for i in range(int(reply.get("outputs", 0)))]
-        if any(o is None for o in outputs):
-            return "an output was announced and not sent", ""
+        """("", "") or (message, trick). prepared: of `prepare`, where that has been called."""
+        outputs = [received.get(f"o{i}") for i in range(reply["outputs"])]
         problem = self._judge_conduct(trial, before, eager, reply, received, outputs)
         if problem[0]:
             return problem
-        truth = self.reference.truth(before, trial.values, trial.training, seed)
-        if truth.error is not None:
-            raise OriginalNotInFp64Error(
-                f"{self.result.original}: the original runs in its own type, but in fp64 raises "
-                f"{type(truth.error).__name__}: {truth.error}"
-            )
-        call = reply.get("call")
-        problem = self._judge_values(trial, before, eager, truth, outputs, received, seed, call)
+        truth, spreads = prepared or self.prepare(trial, before, seed)
+        problem = self._judge_values(
+            trial, before, eager, truth, outputs, received, seed, reply["call"], spreads
+        )
+        if eager.gradients is not None:
+            found = self._judge_gradients(trial, eager, truth, reply, received, spreads[1])
+            problem = problem if problem[0] else found
         self._history.remember(trial, before, outputs)
         return problem
 
@@ -96,7 +108,7 @@ class Judge:
         for trick, what in acts_of(reply):
             return f"the candidate {what}", trick
         for complaint in reply.get("complaints", []):
-            return complaint, "lazy output"
+            return complaint, tricks.LAZY
         if reply.get("structure") != eager.structure or len(outputs) != len(eager.outputs):
             return f"it returns {reply.get('structure')}, the original {eager.structure}", ""
         for i, (output, wanted) in enumerate(zip(outputs, eager.outputs, strict=False)):
@@ -116,10 +128,10 @@ class Judge:
             return (
                 f"an output shares memory with an input or with the state ({sorted(added)[0]}), "
                 "the original's does not",
-                "aliased output",
+                tricks.ALIASED,
             )
-        for i, value in enumerate(trial.values):
-            if not isinstance(value, torch.Tensor) or i in eager.changed_inputs:
+        for i, value in enumerate(passing.tensors_of(trial.values)):
+            if i in eager.changed_inputs:
                 continue
             if not same_bits(value, received.get(f"i{i}")):
                 return f"the call changes input {i}", "input tampering"
@@ -141,13 +153,14 @@ class Judge:
         received: dict,
         seed: int,
         call: Any,
+        all_spreads: tuple,
     ) -> tuple:
-        spreads, buffer_spreads = self._spread(trial, before, truth, seed)
+        spreads, named_spreads = all_spreads
         problem: tuple = ("", "")
         for i, (output, own) in enumerate(zip(outputs, eager.outputs, strict=True)):
             exact = truth.outputs[i]
             name = "output" if len(outputs) == 1 else f"output {i}"
-            if not output.is_floating_point():
+            if not (output.is_floating_point() or output.is_complex()):
                 if not torch.equal(output.to(own.device), own):
                     problem = problem if problem[0] else (f"{name} differs from eager's", "")
                 continue
@@ -163,21 +176,64 @@ class Judge:
             if found is None or found.shape != own.shape or found.dtype != own.dtype:
                 return f"buffer {name} is gone or has changed its type or shape", ""
             message = ""
-            if not found.is_floating_point():
+            if not (found.is_floating_point() or found.is_complex()):
                 if not torch.equal(found.to(own.device), own):
                     message = f"buffer {name} is not what the original's becomes"
             else:
                 found_there = _with_nonfinite_of(exact, found.to(self.device))
                 message = self._judge_tensor(
-                    trial, name, exact, found_there, own, 1, buffer_spreads[name]
+                    trial, name, exact, found_there, own, 1, named_spreads[f"b:{name}"], "buffer"
                 )
             if message and not problem[0]:
                 stale = same_bits(before[f"b:{name}"], found)
                 problem = (
                     message + (" (it was left as it was before the call)" if stale else ""),
-                    "missing statistics update" if stale else "",
+                    tricks.MISSING_STATISTICS if stale else "",
                 )
         return problem
+
+    def _judge_gradients(
+        self,
+        trial: Trial,
+        eager: Results,
+        truth: Results,
+        reply: dict,
+        received: dict,
+        spreads: dict,
+    ) -> tuple:
+        """By the criteria of outputs, beside eager's own gradients of the same call."""
+        found_here = {k: v for k, v in received.items() if k[:2] == "dp" or k[:2] == "di"}
+        earlier, self._gradients = self._gradients, [*self._gradients, found_here][-_CALLS_KEPT:]
+        if reply["requires_grad"] != eager.requires_grad:
+            return (
+                f"of its outputs {reply['requires_grad']} have a derivative, of the original's "
+                f"{eager.requires_grad}",
+                tricks.DETACHED,
+            )
+        for key in {**eager.gradients, **found_here}:
+            name = _gradient_name(key)
+            own, found = eager.gradients.get(key), found_here.get(key)
+            if own is None or found is None:
+                which = "has none" if found is None else "has one, the original's has not"
+                return f"{name}: {which}", tricks.DETACHED
+            if found.shape != own.shape or found.dtype != own.dtype:
+                return f"{name} is {found.dtype} {list(found.shape)}", tricks.WRONG_GRADIENT
+            exact = truth.gradients[key]
+            message = self._judge_tensor(
+                trial,
+                name,
+                exact,
+                found.to(self.device),
+                own,
+                rows_of(exact),
+                spreads[key],
+                "gradient",
+                eager.drew,
+            )
+            if message:
+                kept = any(same_bits(found, calls.get(key)) for calls in earlier)
+                return message, tricks.KEPT_GRADIENT if kept else tricks.WRONG_GRADIENT
+        return "", ""
 
     def _judge_tensor(
         self,
@@ -188,15 +244,20 @@ class Judge:
         own: torch.Tensor,
         rows: int,
         spread: Any,
+        kind: str = "output",
+        random: bool = False,
     ) -> str:
+        """random: a gradient that has no truth. Where nothing is random, a gradient may be zero but
+        for rounding (of a bias before a batch norm), which the spread knows."""
         measured = measure(exact, found, rows, own)
         eager = measure(exact, own, rows)
         if (
             trial.own
+            and (kind != "gradient" or random)
             and eager.relative_error > TRUTH_LIMIT
-            and own.dtype in (torch.float32, torch.float64)
+            and torch.finfo(own.dtype).eps <= torch.finfo(torch.float32).eps
         ):
-            difference = measure(own.double(), found, rows).relative_error
+            difference = measure(in_fp64(own), found, rows).relative_error
             if difference > 1e-5:
                 return (
                     f"{name}: the original is random or ill-conditioned (its own error is "
@@ -204,7 +265,9 @@ class Judge:
                     f"{difference:.1e}"
                 )
             return ""
-        judgement = judge(measured, eager, spread, torch.finfo(own.dtype).eps / 2)
+        unit_roundoff = torch.finfo(own.dtype).eps / 2
+        factor = GRADIENT_FACTOR if kind == "gradient" else 1.0
+        judgement = judge(measured, eager, spread, unit_roundoff, factor)
         self.result.accuracy.append(
             AccuracyRow(
                 trial.name,
@@ -214,27 +277,38 @@ class Judge:
                 eager,
                 judgement.allowed_relative_error,
                 judgement.allowed_worst_row_error,
+                kind,
             )
         )
         return "" if judgement.passed else f"{name}: {judgement.reason}"
 
     def _spread(self, trial: Trial, before: dict, truth: Results, seed: int) -> tuple:
         """Own inputs of one mode are alike, and costly at full size: their spread is kept."""
-        key = (trial.training, trial.new_state is None) if trial.own else None
+        key: Any = (trial.training, trial.new_state is None, trial.cotangents is None)
+        key = key if trial.own else None
         if key is not None and key in self._spreads:
             return self._spreads[key]
         roundings = roundings_for(
             self.result.precision, self.reference.parameter_dtype(trial.values), trial.model
         )
-        spread = self.reference.spread(truth, before, trial.values, trial.training, seed, roundings)
+        spread = self.reference.spread(
+            truth, before, trial.values, trial.training, seed, roundings, trial.cotangents
+        )
         if key is not None:
             self._spreads[key] = spread
         return spread
+
+
+def _gradient_name(key: str) -> str:
+    """Of `execution.backward`'s names."""
+    return f"gradient of {key[3:]}" if key[:3] == "dp:" else f"gradient of input {key[2:]}"
 
 
 def _with_nonfinite_of(exact: torch.Tensor, statistic: torch.Tensor) -> torch.Tensor:
     """Statistics whose NaN and Inf count as one where the truth has either: the mean of a batch
     with one Inf is Inf by PyTorch's CPU kernels and NaN by its CUDA ones (Welford's update
     subtracts Inf from Inf)."""
+    if exact.is_complex():
+        return statistic
     undefined = ~torch.isfinite(exact) & ~torch.isfinite(statistic)
     return torch.where(undefined, exact.to(statistic.dtype), statistic)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..model_file import constants_of, override_constants
 
-_NAME = "ingot_candidate"
+CANDIDATE_MODULE = "ingot_candidate"
 
 
 def load_file(path: str, overrides: dict) -> ModuleType:
@@ -23,9 +23,9 @@ def load_file(path: str, overrides: dict) -> ModuleType:
     folder = str(Path(path).resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)  # last: its files must not stand in for anybody else's
-    module = ModuleType(_NAME)
+    module = ModuleType(CANDIDATE_MODULE)
     module.__file__ = path
-    sys.modules[_NAME] = module  # torch.compile, pickle and load_inline look classes up here
+    sys.modules[CANDIDATE_MODULE] = module  # where torch.compile and pickle look classes up
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     exec(compile(source, path, "exec"), module.__dict__)
     return module

@@ -34,13 +34,17 @@ def measure(
     rows: int,
     eager: torch.Tensor | None = None,
 ) -> Measures:
-    """Measures `candidate` against `truth` (fp64, same shape), both seen as rows × columns.
+    """Measures `candidate` against `truth` (fp64 or its complex type, same shape), both seen as
+    rows × columns.
 
     Where eager overflows and the truth does not, NaN and Inf may be as in either. Runs in blocks,
     on the truth's device, so that no temporary is as large as the output.
     """
     if truth.numel() == 0:
         return Measures(0.0, 0.0, 0.0, 0, 0)
+    if truth.is_complex():  # as real and imaginary parts
+        truth, candidate = _parts(truth), _parts(candidate)
+        eager = None if eager is None else _parts(eager)
     truth = truth.reshape(rows, -1)
     candidate = candidate.reshape(rows, -1)
     if eager is not None:
@@ -75,6 +79,10 @@ def measure(
     return Measures(
         _ratio(error2, truth2), worst_row, _ratio(largest, scale), mismatches, nonfinite
     )
+
+
+def _parts(value: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
 
 
 def _both_alike(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from . import execution
+from . import execution, passing
 from .bounds import Roundings, disturbed_runs
 from .criteria import ErrorModel, Spread
 from .measures import measure
@@ -22,15 +22,51 @@ _BLOCK_OF_NOISE_SEED = 20211
 @dataclass
 class Results:
     """Outputs and buffers after one call, or the exception that it raised. changed_inputs: those
-    that the original itself works on in place. drew: whether it took random numbers."""
+    that the original itself works on in place. drew: whether it took random numbers. gradients: by
+    `execution.backward`'s names, None where there are none; requires_grad: of each output."""
 
     outputs: list
     structure: str
     buffers: dict
     aliases: list
-    error: Exception | None = None
+    error: BaseException | None = None
     changed_inputs: frozenset = frozenset()
     drew: bool = False
+    gradients: dict | None = None
+    requires_grad: list = field(default_factory=list)
+
+
+class Cotangents:
+    """What the outputs' derivatives are asked for: the sum of outputs times random numbers.
+    of_inputs: whether gradients of the inputs are asked for too."""
+
+    def __init__(self, seed: int, of_inputs: bool = True) -> None:
+        self.of_inputs = of_inputs
+        self._seed = seed
+        self._made: list | None = None
+
+    def without_inputs(self) -> Cotangents:
+        return Cotangents(self._seed, of_inputs=False)
+
+    def of(self, outputs: list) -> list:
+        """One for each output, None where it can have no derivative; alike in every type."""
+        if self._made is None:
+            self._made = [self._drawn(o, number) for number, o in enumerate(outputs)]
+        return [
+            None if made is None else made.to(output.dtype)
+            for made, output in zip(self._made, outputs, strict=True)
+        ]
+
+    def _drawn(self, output: torch.Tensor, number: int) -> torch.Tensor | None:
+        if not _has_error(output):
+            return None
+        generator = torch.Generator(output.device).manual_seed(self._seed + number)
+        single = torch.complex64 if output.is_complex() else torch.float32
+        values = torch.randn(output.shape, generator=generator, dtype=single, device=output.device)
+        # Multiples of 1/16 between -4 and 4: every type holds them exactly.
+        parts = torch.view_as_real(values) if output.is_complex() else values
+        parts.mul_(16).round_().clamp_(-64, 64).div_(16)
+        return values
 
 
 class Reference:
@@ -49,15 +85,16 @@ class Reference:
         fresh = execution.construct(model_class, init_inputs, seed)
         if dtype is not None:
             fresh = fresh.to(dtype)
-        self.initial_state = {k: v.clone() for k, v in execution.named_state(fresh).items()}
         live = execution.named_state(fresh)
+        self.initial_state = {k: v.to(device, copy=True) for k, v in live.items()}
         first_of: dict = {}
         # Names of one tensor (tied parameters) → the first of them.
         self.tied = {k: first_of.setdefault(id_of(v), k) for k, v in live.items()}
+        self.buffer_names = {n for n, _ in fresh.named_buffers(remove_duplicate=False)}
         self.state_dict_names = list(fresh.state_dict())
         self.requires_grad = {n: p.requires_grad for n, p in fresh.named_parameters()}
         self._eager = fresh.to(device)
-        self._exact = copy.deepcopy(fresh).double()
+        self._exact = copy.deepcopy(fresh)._apply(in_fp64)
 
     def release(self) -> None:
         """Frees the modules; their memory is needed for something else."""
@@ -66,16 +103,32 @@ class Reference:
             torch.cuda.empty_cache()
 
     def parameter_dtype(self, values: list) -> torch.dtype:
-        for tensor in list(values) + list(self.initial_state.values()):
-            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+        for tensor in passing.tensors_of(values) + list(self.initial_state.values()):
+            if tensor.is_floating_point():
                 return tensor.dtype
         return torch.float32
 
-    def eager(self, state: dict, values: list, training: bool, layout: str, seed: int) -> Results:
-        return self._run(self._eager, state, values, training, layout, seed)
+    def eager(
+        self,
+        state: dict,
+        values: list,
+        training: bool,
+        layout: str,
+        seed: int,
+        cotangents: Cotangents | None = None,
+    ) -> Results:
+        return self._run(self._eager, state, values, training, layout, seed, cotangents)
 
-    def truth(self, state: dict, values: list, training: bool, seed: int) -> Results:
-        return self._run(self._exact, state, _doubled(values), training, "contiguous", seed)
+    def truth(
+        self,
+        state: dict,
+        values: list,
+        training: bool,
+        seed: int,
+        cotangents: Cotangents | None = None,
+    ) -> Results:
+        doubled = _doubled(values)
+        return self._run(self._exact, state, doubled, training, "contiguous", seed, cotangents)
 
     def caller(self, state: dict, values: list, training: bool) -> Callable[[], None]:
         """One call of the original, to its end, and nothing else: for the clock."""
@@ -90,8 +143,9 @@ class Reference:
         return call
 
     def changed(self, state: dict, seed: int) -> dict:
-        """Parameters and statistics as a training step or load_state_dict might leave them."""
-        generator = torch.Generator().manual_seed(seed)
+        """Parameters and statistics as a training step or load_state_dict might leave them, made
+        where the state lies."""
+        generators: dict = {}
         changed: dict = {}
         by_storage: dict = {}  # tied parameters stay tied
         for key, value in state.items():
@@ -100,11 +154,15 @@ class Reference:
                 continue
             group = self.tied.get(key, key)
             if group not in by_storage:
-                factor = 0.5 + torch.rand(value.shape, generator=generator)
+                place = value.device
+                if place not in generators:
+                    generators[place] = torch.Generator(place).manual_seed(seed)
+                drawn = {"generator": generators[place], "device": place}
+                factor = 0.5 + torch.rand(value.shape, **drawn)
                 new = value.float() * factor
                 if key[:2] == "p:":
                     size = float(value.float().abs().mean()) if value.numel() else 0.0
-                    new = new + 0.1 * (size or 1.0) * torch.randn(value.shape, generator=generator)
+                    new = new + 0.1 * (size or 1.0) * torch.randn(value.shape, **drawn)
                 by_storage[group] = new.to(value.dtype)
             changed[key] = by_storage[group]
         return changed
@@ -117,38 +175,52 @@ class Reference:
         training: bool,
         seed: int,
         roundings: Roundings,
+        cotangents: Cotangents | None = None,
     ) -> tuple:
-        """(a Spread for each output, a Spread for each floating buffer by name)."""
+        """(a Spread for each output, a Spread for each floating buffer by name, and one for each
+        gradient)."""
         inputs = execution.place_inputs(_doubled(values), self.device, "contiguous", None)
-        leaves = [v for v in inputs if isinstance(v, torch.Tensor)]
+        leaves = passing.tensors_of(inputs)
         leaves += list(execution.named_state(self._exact).values())
         self._prepare(self._exact, state, training)
         buffers = dict(self._exact.named_buffers(remove_duplicate=False))
+
+        if cotangents is not None and cotangents.of_inputs:
+            execution.require_gradients(inputs)
 
         def run() -> tuple:
             for key, value in state.items():
                 if key[:2] == "b:":
                     buffers[key[2:]].copy_(value)
             execution.seed_everything(seed)
-            with torch.no_grad():
-                return execution.outputs_of(self._exact(*inputs))[0]
+            return self._call(self._exact, inputs, cotangents)
 
         outputs_found: list = [[] for _ in truth.outputs]
-        buffers_found: dict = {}
+        named_found: dict = {}
         parameters_only = [t for t in leaves if not any(t is b for b in buffers.values())]
-        for outputs in disturbed_runs(
+        exact_of = {f"b:{n}": t for n, t in truth.buffers.items() if _has_error(t)}
+        exact_of |= truth.gradients or {}
+        for outputs, _, _, gradients in disturbed_runs(
             run, parameters_only, roundings, _BLOCK_OF_NOISE_SEED, DISTURBED_RUNS
         ):
             for found, exact, disturbed in zip(outputs_found, truth.outputs, outputs, strict=False):
                 found.append(measure(exact, disturbed, rows_of(exact)))
-            for name, exact in truth.buffers.items():
-                if exact.is_floating_point():
-                    found = buffers_found.setdefault(name, [])
-                    found.append(measure(exact, buffers[name], 1))
-        return (
-            [_spread(found) for found in outputs_found],
-            {name: _spread(found) for name, found in buffers_found.items()},
-        )
+            disturbed_of = {f"b:{n}": b for n, b in buffers.items()} | (gradients or {})
+            for name, exact in exact_of.items():
+                rows = 1 if name[0] == "b" else rows_of(exact)
+                found = named_found.setdefault(name, [])
+                found.append(measure(exact, disturbed_of[name], rows))
+        named = {name: _spread(found) for name, found in named_found.items()}
+        return [_spread(found) for found in outputs_found], named
+
+    def _call(self, module: torch.nn.Module, inputs: list, cotangents: Cotangents | None) -> tuple:
+        """(outputs, structure, which have a derivative, gradients or None)."""
+        with torch.set_grad_enabled(cotangents is not None):
+            outputs, structure, _ = execution.outputs_of(module(*inputs))
+        if cotangents is None:
+            return outputs, structure, [], None
+        known, gradients = execution.backward(module, inputs, outputs, cotangents.of(outputs))
+        return [o.detach() for o in outputs], structure, known, gradients or None
 
     def _prepare(self, module: torch.nn.Module, state: dict, training: bool) -> None:
         execution.set_state(module, state, through_data=False)
@@ -162,28 +234,31 @@ class Reference:
         training: bool,
         layout: str,
         seed: int,
+        cotangents: Cotangents | None = None,
     ) -> Results:
         self._prepare(module, state, training)
         inputs = execution.place_inputs(values, self.device, layout, None)
         execution.seed_everything(seed)
         generators = execution.generator_states(self.device)
+        if cotangents is not None and cotangents.of_inputs:
+            execution.require_gradients(inputs)
         try:
-            with torch.no_grad():
-                outputs, structure, _ = execution.outputs_of(module(*inputs))
+            outputs, structure, known, gradients = self._call(module, inputs, cotangents)
             execution.synchronize(self.device)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return Results([], "", {}, [], error)
         drew = generators != execution.generator_states(self.device)
         aliases = execution.aliases_of(outputs, inputs, module)
-        buffers = {n: b.clone() for n, b in module.named_buffers(remove_duplicate=False)}
+        buffers = {n: b.detach().clone() for n, b in module.named_buffers(remove_duplicate=False)}
         # Clones: the next call must not reach into what this one returned.
         kept = [o.clone() if aliases else o for o in outputs]
+        pairs = zip(passing.tensors_of(values), passing.tensors_of(inputs), strict=True)
         changed = frozenset(
-            i
-            for i, (value, used) in enumerate(zip(values, inputs, strict=True))
-            if isinstance(value, torch.Tensor) and not execution.same_bits(value, used)
+            i for i, (value, used) in enumerate(pairs) if not execution.same_bits(value, used)
         )
-        return Results(kept, structure, buffers, aliases, changed_inputs=changed, drew=drew)
+        results = Results(kept, structure, buffers, aliases, changed_inputs=changed, drew=drew)
+        results.gradients, results.requires_grad = gradients, known
+        return results
 
 
 def id_of(tensor: torch.Tensor) -> tuple:
@@ -191,7 +266,10 @@ def id_of(tensor: torch.Tensor) -> tuple:
 
 
 def rows_of(output: torch.Tensor) -> int:
-    return int(output.shape[0]) if output.dim() else 1
+    """Rows are judged one by one. One number a row is judged by the scale of all of them: it may
+    come near zero by cancellation, where no relative error can be promised."""
+    rows = int(output.shape[0]) if output.dim() else 1
+    return 1 if output.numel() == rows else rows
 
 
 def roundings_for(precision: str, dtype: torch.dtype, model: ErrorModel) -> Roundings:
@@ -199,9 +277,17 @@ def roundings_for(precision: str, dtype: torch.dtype, model: ErrorModel) -> Roun
 
 
 def _doubled(values: list) -> list:
-    return [
-        v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v for v in values
-    ]
+    return passing.map_tensors(values, in_fp64)
+
+
+def in_fp64(value: torch.Tensor) -> torch.Tensor:
+    if value.is_complex():
+        return value.to(torch.complex128)
+    return value.double() if value.is_floating_point() else value
+
+
+def _has_error(value: torch.Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
 
 
 def _spread(found: list) -> Spread:

@@ -7,6 +7,10 @@ from dataclasses import asdict, dataclass, field
 from .measures import Measures
 
 
+class PairError(Exception):
+    """The pair cannot be compared, by no fault of the candidate's: bad input."""
+
+
 @dataclass(frozen=True)
 class Check:
     """One comparison. outcome: "passed", "failed", or "declined" (the candidate refused aloud what
@@ -25,7 +29,8 @@ class Check:
 
 @dataclass(frozen=True)
 class AccuracyRow:
-    """The measured error of one output or buffer on one family, candidate and eager alike."""
+    """The measured error of one tensor on one family, candidate and eager alike. kind: "output",
+    "buffer" or "gradient"."""
 
     family: str
     mode: str
@@ -34,6 +39,7 @@ class AccuracyRow:
     eager: Measures | None
     allowed_relative_error: float
     allowed_worst_row_error: float
+    kind: str = "output"
 
 
 @dataclass

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..bench.statistics import median_ratio, never_slower, summarize
 from ..bench.subjects import EAGER
-from . import criteria, execution
-from .candidate import CandidateProcess, acts_of, encode_args
+from . import criteria, execution, passing
+from .candidate import CandidateProcess, acts_of
+from .execution import same_bits
 from .measures import measure
-from .reference import rows_of
+from .reference import Results, rows_of
 from .timing_worker import CANDIDATE
+from .tricks import LATE, MISSING_STATISTICS, WRONG_WHEN_TIMED
 
 _REPEAT_S = 0.15
 _MOST_CALLS = 10000
@@ -29,7 +32,19 @@ _TIMED_ERROR = (
 
 CLAIMED_TIME = "claims a false time"
 SLOWED_BASELINE = "slows the baseline"
-WRONG_WHEN_TIMED = "wrong in timed calls"
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the parent knows of timed calls. results(state, values): of the fp64 original, or None
+    where it is random, so that values say nothing. output_error, buffer_errors: what the accuracy
+    checks found, for outputs and for each buffer. eager(): one call of the parent's original, to
+    its end."""
+
+    results: Callable[[dict, list], Results] | None
+    output_error: float
+    buffer_errors: dict
+    eager: Callable[[], None]
 
 
 class ClaimRefusedError(Exception):
@@ -47,36 +62,30 @@ def time_pair(
     state: dict,
     input_sets: list,
     time_limit: float,
-    truth_of: Callable[[dict, list], list],
-    call_eager: Callable[[], None],
-    allowed_error: float,
+    truth: Truth,
     device: str,
 ) -> dict:
     """Times the pair in `process`, a fresh one, and returns VerifyResult.timing.
 
-    truth_of(state, values) gives the fp64 outputs; call_eager() runs the parent's original, to the
-    end. Raises ClaimRefusedError, CandidateError or CandidateFailedError.
+    Raises ClaimRefusedError, CandidateError or CandidateFailedError.
     """
     _refuse_acts(process.request(load_request, None, time_limit)[0])
     tensors = dict(state)
-    encoded = []
+    packed = []
     for i, values in enumerate(input_sets):
-        args, own = encode_args(values)
-        encoded.append([{"tensor": f"s{i}{a['tensor']}"} if "tensor" in a else a for a in args])
-        tensors.update({f"s{i}{name}": value for name, value in own.items()})
-    request = {**header, "op": "compare", "input_sets": encoded}
+        text, own = passing.packed(values, f"s{i}a")
+        packed.append(text)
+        tensors.update(own)
+    request = {**header, "op": "compare", "input_sets": packed}
     reply, _, _ = process.request(request, tensors, time_limit + 4 * header["budget_s"])
     _refuse_acts(reply)
     samples = _checked_samples(reply)
-    warm = reply.get("warm_s") or {}
-    _refuse_slow_baseline(samples, call_eager, device)
+    _refuse_slow_baseline(samples, truth.eager, device)
     claimed = summarize(samples[CANDIDATE]).median
-    if CANDIDATE in warm:
-        claimed = min(claimed, summarize(warm[CANDIDATE]).median)
-    clock = _ParentClock(
-        process, time_limit, state, input_sets, truth_of, allowed_error, header["seed"]
-    )
-    measured = clock.measure(claimed, device == "cuda")
+    if reply["warm_s"].get(CANDIDATE):
+        claimed = min(claimed, summarize(reply["warm_s"][CANDIDATE]).median)
+    clock = _ParentClock(process, time_limit, state, input_sets, truth, header["seed"], device)
+    measured = clock.measure(claimed)
     if measured > criteria.TIMER_RATIO * claimed + criteria.TIMER_SLACK_S[device]:
         raise ClaimRefusedError(
             CLAIMED_TIME,
@@ -92,17 +101,11 @@ def _refuse_acts(reply: dict) -> None:
 
 
 def _checked_samples(reply: dict) -> dict:
-    samples = reply.get("cold_s")
-    if not isinstance(samples, dict) or CANDIDATE not in samples:
+    samples = reply["cold_s"]
+    if not samples.get(CANDIDATE):
         raise ClaimRefusedError(CLAIMED_TIME, "the candidate's process gave no times")
-    for values in samples.values():
-        good = isinstance(values, list) and all(
-            isinstance(v, float) and math.isfinite(v) and v > 0 for v in values
-        )
-        if not good or len(values) != len(samples[CANDIDATE]):
-            raise ClaimRefusedError(
-                CLAIMED_TIME, "the candidate's process gave times that are none"
-            )
+    if any(len(values) != len(samples[CANDIDATE]) for values in samples.values()):
+        raise ClaimRefusedError(CLAIMED_TIME, "the candidate's process gave times that are none")
     return samples
 
 
@@ -132,8 +135,9 @@ def _refuse_slow_baseline(samples: dict, call_eager: Callable[[], None], device:
 class _ParentClock:
     """Seconds a call: what 2n more calls add, the least of several tries, so that disturbances and
     the cost of the request fall away. Without a GPU to wait for, on a machine with other work, the
-    processor time of the candidate's process is the smaller figure, and as far from its reach.
-    The last call's outputs, and those of some others, must be right."""
+    processor time of the candidate's process, and of all that it started, is the smaller figure,
+    and as far from its reach. The last call's outputs, and those of some others, must be right,
+    and so must the statistics of some."""
 
     def __init__(
         self,
@@ -141,19 +145,19 @@ class _ParentClock:
         time_limit: float,
         state: dict,
         input_sets: list,
-        truth_of: Callable[[dict, list], list],
-        allowed_error: float,
+        truth: Truth,
         seed: int,
+        device: str,
     ) -> None:
         self._process = process
+        self._on_gpu = device == "cuda"
         self._time_limit = time_limit
         self._state = state
         self._input_sets = input_sets
-        self._truth_of = truth_of
-        self._allowed_error = allowed_error
+        self._truth = truth
         self._seed = seed
 
-    def measure(self, claimed: float, on_gpu: bool) -> float:
+    def measure(self, claimed: float) -> float:
         n = 1
         while n < _MOST_CALLS and self._repeat(n)[2] < _REPEAT_S:
             n *= 3
@@ -161,7 +165,7 @@ class _ParentClock:
         for _ in range(_CHECKS):
             _, _, short, short_busy = self._repeat(n)
             reply, received, long, long_busy = self._repeat(3 * n)
-            added = long - short if on_gpu else min(long - short, long_busy - short_busy)
+            added = long - short if self._on_gpu else min(long - short, long_busy - short_busy)
             best = min(best, max(0.0, added) / (2 * n))
             self._check(reply, received)
             if best <= claimed * criteria.TIMER_RATIO:
@@ -171,41 +175,97 @@ class _ParentClock:
     def _repeat(self, calls: int) -> tuple:
         self._seed += 1
         request = {"op": "repeat", "calls": calls, "seed": self._seed}
-        busy = self._process.processor_seconds()
+        busy = 0.0 if self._on_gpu else self._process.processor_seconds()
         reply, received, seconds = self._process.request(request, None, self._time_limit)
         _refuse_acts(reply)
-        return reply, received, seconds, self._process.processor_seconds() - busy
+        busy = 0.0 if self._on_gpu else self._process.processor_seconds() - busy
+        return reply, received, seconds, busy
 
     def _check(self, reply: dict, received: dict) -> None:
-        before = dict(self._state)
-        before.update({k: v for k, v in received.items() if k[:2] == "b:"})
-        wanted = {int(call): number for number, call in enumerate(reply["calls"])}
-        sets = [
-            [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
-            for values in self._input_sets
-        ]
-        change = execution.InputChanger(sets, self._seed)
-        for call in range(max(wanted) + 1):
-            change(call)
-            if call in wanted:
-                outputs = {k: v for k, v in received.items() if k[0] == "r"}
-                self._check_call(sets[call % len(sets)], before, outputs, wanted[call])
+        """The calls that the worker kept, in the order in which they were made."""
+        for number, positions in enumerate(reply["positions"]):
+            _refuse_changed_later(received, number, positions)
+        if self._truth.results is not None:
+            sampled = {call: number for number, call in enumerate(reply["calls"])}
+            truths = dict(self._truths({*sampled, *reply["marked"]}, reply["marked"], received))
+            for call, number in sampled.items():
+                self._check_outputs(truths[call], received, number)
+            for call in reply["marked"]:
+                self._check_buffers(truths[call], received, call)
+        _refuse_missing_counts(received, reply["marked"])
 
-    def _check_call(self, values: list, before: dict, received: dict, number: int) -> None:
-        for i, exact in enumerate(self._truth_of(before, values)):
+    def _truths(self, calls: set, marked: list, received: dict) -> Iterator[tuple]:
+        """(call, the truth of it): inputs as they were then, and buffers, where they were kept."""
+        sets = [passing.map_tensors(v, torch.clone) for v in self._input_sets]
+        change = execution.InputChanger(sets, self._seed)
+        for call in range(max(calls, default=-1) + 1):
+            change(call)
+            if call in calls:
+                start = f"m{call if call in marked else max(marked, default=0)}<"
+                before = {k[len(start) :]: v for k, v in received.items() if k.startswith(start)}
+                values = sets[call % len(sets)]
+                yield call, self._truth.results({**self._state, **before}, values)
+
+    def _check_outputs(self, exact: Results, received: dict, number: int) -> None:
+        for i, wanted in enumerate(exact.outputs):
             output = received.get(f"r{number}.o{i}")
-            if output is None or output.shape != exact.shape:
+            if output is None or output.shape != wanted.shape:
                 raise ClaimRefusedError(
                     WRONG_WHEN_TIMED, "a timed call gave another number or shape of outputs"
                 )
-            if not exact.is_floating_point():
+            if not wanted.is_floating_point() and not wanted.is_complex():
                 continue
-            error = measure(exact, output, rows_of(exact)).worst_row_error
-            if not error <= self._allowed_error * _TIMED_ERROR:
+            error = measure(wanted, output, rows_of(wanted)).worst_row_error
+            if not error <= self._truth.output_error * _TIMED_ERROR:
                 raise ClaimRefusedError(
                     WRONG_WHEN_TIMED,
                     f"the result of a timed call is wrong: error of the worst row {error:.1e}",
                 )
+
+    def _check_buffers(self, exact: Results, received: dict, call: int) -> None:
+        for name, wanted in exact.buffers.items():
+            found = received.get(f"m{call}>b:{name}")
+            good = found is not None and found.shape == wanted.shape
+            if found is not None and good and wanted.is_floating_point():
+                error = measure(wanted, found, 1).relative_error
+                good = error <= self._truth.buffer_errors.get(name, 1e-6) * _TIMED_ERROR
+            elif found is not None and good:
+                good = torch.equal(found.to(wanted.device), wanted)
+            if not good:
+                raise ClaimRefusedError(
+                    MISSING_STATISTICS,
+                    f"after a timed call buffer {name} is not what the original's becomes",
+                )
+
+
+def _refuse_changed_later(received: dict, number: int, positions: list) -> None:
+    """Of a result, what lay there when the call returned, and what lies there now."""
+    index = 0
+    while (whole := received.get(f"r{number}.o{index}")) is not None:
+        seen = received.get(f"g{number}.o{index}")
+        if not same_bits(execution.at_places(whole, torch.tensor(positions)), seen):
+            raise ClaimRefusedError(LATE, "a timed call's result was written after it returned")
+        index += 1
+
+
+def _refuse_missing_counts(received: dict, marked: list) -> None:
+    """Between two calls, num_batches_tracked counts those between."""
+    if not marked:
+        return
+    first, last = marked[0], marked[-1]
+    for name, before in received.items():
+        if not (name.startswith(f"m{first}<") and name.endswith("num_batches_tracked")):
+            continue
+        step = received.get(f"m{first}>{name.partition('<')[2]}")
+        late = received.get(f"m{last}<{name.partition('<')[2]}")
+        if step is None or late is None:
+            counted = False
+        else:
+            counted = int(late - before) == int(step - before) * (last - first)
+        if not counted:
+            raise ClaimRefusedError(
+                MISSING_STATISTICS, f"timed calls leave out updates of {name.partition(':')[2]}"
+            )
 
 
 def _table(reply: dict, samples: dict, measured: float) -> dict:

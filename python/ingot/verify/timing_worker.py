@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,53 +9,64 @@ from typing import Any
 import torch
 
 from ..bench import RoundOptions, compare
-from ..bench.subjects import COMPILE, EAGER, WeightChanger, baselines, calls
+from ..bench.subjects import COMPILE, EAGER, Subject, WeightChanger, baselines, calls
 from ..model_file import load_model_file
-from . import execution
+from . import execution, passing
+from .looking import Look
+from .tricks import WRONG_WHEN_TIMED
 
 CANDIDATE = "candidate"
 _SAMPLES = 2
+_MARKED = 2
+_POSITIONS = 256
 
 
 class TimingSession:
-    """Holds the candidate and, built here from its own file, the original."""
+    """Holds the candidate and, built here from its own file, the original. note(trick, what): where
+    to tell what was noticed of the candidate."""
 
-    def __init__(self, candidate: Any, device: torch.device, header: dict, tensors: dict) -> None:
+    def __init__(
+        self, candidate: Any, device: torch.device, header: dict, tensors: dict, note: Callable
+    ) -> None:
         self._candidate = candidate
         self._device = device
+        self._note = note
+        self._form = header["form"]
         loaded = load_model_file(header["original"], header["overrides"])
-        init_inputs = pickle.loads(base64.b64decode(header["init"]))
+        init_inputs = passing.unpacked(header["init"], {}, loaded.Model.__module__)
         self._original = execution.construct(loaded.Model, init_inputs, header["construction_seed"])
         self._original.to(device)
         state = {k: v for k, v in tensors.items() if k[:2] in ("p:", "b:")}
         for module in (self._original, candidate):
             execution.set_state(module, state, through_data=False)
             module.train(header["training"])
-        self._input_sets = [
-            [
-                tensors[a["tensor"]].to(device)
-                if "tensor" in a
-                else pickle.loads(base64.b64decode(a["pickle"]))
-                for a in args
-            ]
-            for args in header["input_sets"]
+        # The same tensors for both, in containers of the classes that each of them knows.
+        placed = {k: v.to(device) for k, v in tensors.items() if k not in state}
+        sets = header["input_sets"]
+        self._original_sets = [
+            passing.unpacked(packed, placed, loaded.Model.__module__) for packed in sets
         ]
-        self._pristine = [
-            [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
-            for values in self._input_sets
-        ]
+        self._input_sets = [passing.unpacked(packed, placed) for packed in sets]
+        self._tensors = placed
+        self._pristine = {name: tensor.clone() for name, tensor in placed.items()}
 
     def compare(self, header: dict, original_allowed: Callable) -> tuple:
         """Samples of all subjects. Weights and inputs change before each call, so that no result
         can be kept; the weights by the same values for all. original_allowed: of the watch."""
         subjects = baselines(
-            self._original, self._input_sets, self._device, header["compiled"], False
+            self._original, self._original_sets, self._device, header["compiled"], False
         )
         if COMPILE in subjects:
             with original_allowed():  # torch.compile reads the file that it compiles from
-                for i in range(len(self._input_sets)):
+                for i in range(len(self._original_sets)):
                     subjects[COMPILE](i)
         subjects[CANDIDATE] = calls(self._candidate, self._input_sets)
+        # What they return is looked at within their time, the baselines' too: it costs the same.
+        notes = {CANDIDATE: self._note}
+        subjects = {
+            name: _looked_at(subject, self._look(notes.get(name)))
+            for name, subject in subjects.items()
+        }
         change_weights = WeightChanger(self._original, self._candidate)
         change_inputs = execution.InputChanger(self._input_sets, header["seed"])
 
@@ -72,29 +81,68 @@ class TimingSession:
 
     def repeat(self, count: int, seed: int) -> tuple:
         """Calls the candidate alone `count` times; the parent holds the watch. Returns the outputs
-        of the last call and of some others, which are chosen only after each was made."""
-        for values, pristine in zip(self._input_sets, self._pristine):
-            for value, kept in zip(values, pristine):
-                if isinstance(value, torch.Tensor):
-                    value.copy_(kept)
+        of the last call and of some others, which are chosen only after each was made, and what
+        lay at some of their places right after the call; of other calls, the buffers before and
+        after."""
+        for name, pristine in self._pristine.items():
+            self._tensors[name].copy_(pristine)
         change = execution.InputChanger(self._input_sets, seed)
-        before = {f"b:{n}": b.clone() for n, b in self._candidate.named_buffers()}
+        look = self._look(self._note)
         chance = random.SystemRandom()
+        buffers = dict(self._candidate.named_buffers())
+        marked = {chance.randrange(count) for _ in range(_MARKED)} | {count - 1}
         sampled: dict = {}
+        sent: dict = {}
+        result: Any = None  # kept until the next one is there: memory in use is not free
         with torch.no_grad():
-            result: Any = None
             for i in range(count):
                 change(i)
-                if i == count - 1:
-                    before = {f"b:{n}": b.clone() for n, b in self._candidate.named_buffers()}
-                result = self._candidate(*self._input_sets[i % len(self._input_sets)])
+                if i in marked:
+                    sent.update({f"m{i}<b:{n}": b.clone() for n, b in buffers.items()})
+                following = self._candidate(*self._input_sets[i % len(self._input_sets)])
+                look(following, keeps=True)
+                result = following
+                if i in marked:
+                    sent.update({f"m{i}>b:{n}": b.clone() for n, b in buffers.items()})
                 place = len(sampled) if len(sampled) < _SAMPLES else chance.randrange(i + 1)
-                if place < _SAMPLES:
-                    sampled[place] = (i, result)
+                if place < _SAMPLES or i == count - 1:
+                    kept = _SAMPLES if i == count - 1 else place
+                    sampled[kept] = (i, result, *_glimpse(result, chance))
             execution.synchronize(self._device)
-        calls_kept = [*sampled.values(), (count - 1, result)]
-        sent: dict = dict(before)
-        for number, (_, kept_result) in enumerate(calls_kept):
-            outputs, _, _ = execution.outputs_of(kept_result)
+        positions = []
+        for number, (_, kept_result, seen_at, seen) in enumerate(sampled.values()):
+            outputs, structure, _ = execution.outputs_of(kept_result)
+            if structure != self._form["structure"]:
+                self._note(WRONG_WHEN_TIMED, f"in a timed call returns {structure}")
+            positions.append(seen_at)
             sent.update({f"r{number}.o{i}": t for i, t in enumerate(outputs)})
-        return {"ok": True, "calls": [i for i, _ in calls_kept]}, sent
+            sent.update({f"g{number}.o{i}": t for i, t in enumerate(seen)})
+        reply = {
+            "ok": True,
+            "calls": [i for i, *_ in sampled.values()],
+            "positions": positions,
+            "marked": sorted(marked) if buffers else [],
+        }
+        return reply, sent
+
+    def _look(self, note: Callable | None) -> Look:
+        tensors = [*self._tensors.values(), *execution.named_state(self._candidate).values()]
+        return Look(self._form, self._device, tensors, note)
+
+
+def _looked_at(subject: Subject, look: Look) -> Subject:
+    def call(i: int) -> object:
+        result = subject(i)
+        look(result)
+        return result
+
+    return call
+
+
+def _glimpse(result: Any, chance: random.Random) -> tuple:
+    """(places drawn now, what lies there now in each output): work that is still under way, or put
+    off until somebody looks at the whole, shows by another value later."""
+    outputs, _, _ = execution.outputs_of(result)
+    seen_at = [chance.randrange(1 << 40) for _ in range(_POSITIONS)]
+    places = torch.tensor(seen_at)
+    return seen_at, [execution.at_places(output, places) for output in outputs]

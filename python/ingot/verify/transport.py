@@ -1,21 +1,32 @@
-"""Messages between the parent and the worker: JSON headers on a socket, tensors in plain files.
+"""Messages between the parent and the worker: JSON headers on a socket, tensors in sealed memory.
 
-What comes from the worker is data from untrusted code: it is never unpickled, sizes are checked
-against the file, and tensors are read into memory of the parent's own before anyone looks at them.
+What comes from the worker is data from untrusted code. It is never unpickled. Tensors arrive as a
+file descriptor of anonymous memory that the kernel has sealed (memfd_create(2), F_SEAL_WRITE):
+nobody can change, shorten or lengthen it any more, no path leads to it, so nothing can stand in
+its place, and it is gone with the two processes, however they end.
 """
 
 from __future__ import annotations
 
+import array
+import contextlib
+import fcntl
 import json
+import mmap
 import os
 import socket
+import stat
 import struct
-from pathlib import Path
+import time
 from typing import Any
 
 import torch
 
-_LARGEST_HEADER = 1 << 26
+_LARGEST_HEADER = 1 << 24
+_ALIGNMENT = 64
+_SEALS = (
+    fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+)  # fmt: skip
 _DTYPES = {
     str(d).replace("torch.", ""): d
     for d in (
@@ -36,99 +47,194 @@ _DTYPES = {
 
 
 class TransportError(Exception):
-    """The other side sent something that is no message, or closed the line."""
+    """The other side sent something that is no message."""
+
+
+class ClosedError(TransportError):
+    """The other side closed the line."""
+
+
+class TooLargeError(TransportError):
+    """The other side sent more bytes than were allowed for."""
 
 
 class Line:
-    """One end of the connection. Tensors travel as raw bytes in one file per message."""
+    """One end of the connection. largest: bytes of tensors that a received message may hold."""
 
-    def __init__(self, connection: socket.socket, folder: Path, side: str) -> None:
+    def __init__(self, connection: socket.socket, largest: int | None = None) -> None:
         self._connection = connection
-        self._folder = folder
-        self._side = side
-        self._sent = 0
+        self.largest = largest
 
     def settimeout(self, seconds: float) -> None:
         self._connection.settimeout(seconds)
 
     def send(self, header: dict, tensors: dict) -> None:
         header = dict(header)
+        attached = []
+        memory = None
         if tensors:
-            self._sent += 1
-            name = f"{self._side}-{self._sent}.bin"
-            header["blob"] = name
-            header["tensors"] = _write_blob(self._folder / name, tensors)
-        text = json.dumps(header).encode()
-        self._connection.sendall(struct.pack("<I", len(text)) + text)
-
-    def receive(self) -> tuple:
-        """(header, tensors by name). Raises TransportError, or socket.timeout."""
-        (size,) = struct.unpack("<I", self._exactly(4))
-        if size > _LARGEST_HEADER:
-            raise TransportError(f"a message of {size} bytes")
+            memory, header["tensors"] = _sealed_memory(tensors)
+            rights = array.array("i", [memory])
+            attached = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
         try:
-            header = json.loads(self._exactly(size))
-        except ValueError as error:
-            raise TransportError(f"no JSON: {error}") from error
-        if not isinstance(header, dict):
-            raise TransportError("no JSON object")
-        tensors = {}
-        if "blob" in header:
-            path = self._folder / os.path.basename(str(header.pop("blob")))
-            try:
-                tensors = _read_blob(path, header.pop("tensors", []))
-            finally:
-                path.unlink(missing_ok=True)
-        return header, tensors
+            text = json.dumps(header).encode()
+            size = struct.pack("<I", len(text))
+            sent = self._connection.sendmsg([size], attached)
+            self._connection.sendall(size[sent:] + text)
+        finally:
+            if memory is not None:
+                os.close(memory)
+
+    def receive(self, wanted_id: str | None = None, limit_s: float | None = None) -> tuple:
+        """(header, tensors by name). wanted_id: what the header must carry as "id", looked at
+        before anything else. limit_s: for the whole message. Raises TransportError, or
+        TimeoutError."""
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        start, memory = self._first_bytes(deadline)
+        try:
+            (size,) = struct.unpack("<I", start + self._exactly(4 - len(start), deadline))
+            if size > _LARGEST_HEADER:
+                raise TransportError(f"a message of {size} bytes")
+            header = _parsed(self._exactly(size, deadline))
+            if wanted_id is not None and header.get("id") != wanted_id:
+                raise TransportError("it does not answer the request")
+            described = header.pop("tensors", None)
+            if described is None:
+                return header, {}
+            if memory is None:
+                raise TransportError("tensors without their memory")
+            return header, _read(memory, described, self.largest)
+        finally:
+            if memory is not None:
+                os.close(memory)
 
     def close(self) -> None:
         self._connection.close()
 
-    def _exactly(self, size: int) -> bytes:
+    def _first_bytes(self, deadline: float | None) -> tuple:
+        """The message begins with its size, to which the descriptor is attached."""
+        self._set_deadline(deadline)
+        room = socket.CMSG_SPACE(array.array("i").itemsize)
+        data, ancillary, _, _ = self._connection.recvmsg(4, room, socket.MSG_CMSG_CLOEXEC)
+        descriptors = array.array("i")
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptors.frombytes(content[: len(content) - len(content) % 4])
+        for extra in descriptors[1:]:
+            os.close(extra)
+        memory = descriptors[0] if descriptors else None
+        if not data:
+            if memory is not None:
+                os.close(memory)
+            raise ClosedError("the line was closed")
+        return data, memory
+
+    def _exactly(self, size: int, deadline: float | None) -> bytes:
         parts = []
         while size:
+            self._set_deadline(deadline)
             part = self._connection.recv(min(size, 1 << 20))
             if not part:
-                raise TransportError("the line was closed")
+                raise ClosedError("the line was closed")
             parts.append(part)
             size -= len(part)
         return b"".join(parts)
 
-
-def _write_blob(path: Path, tensors: dict) -> list:
-    described = []
-    with open(path, "wb") as file:
-        for name, tensor in tensors.items():
-            plain = tensor.detach().to("cpu").contiguous().reshape(-1)
-            dtype = str(plain.dtype).replace("torch.", "")
-            if dtype not in _DTYPES:
-                raise TransportError(f"tensors of {tensor.dtype} are not supported")
-            described.append([name, dtype, list(tensor.shape)])
-            if plain.numel():
-                file.write(plain.view(torch.uint8).numpy().data)
-    return described
+    def _set_deadline(self, deadline: float | None) -> None:
+        if deadline is not None:
+            self._connection.settimeout(max(1e-3, deadline - time.monotonic()))
 
 
-def _read_blob(path: Path, described: Any) -> dict:
-    tensors = {}
+def _parsed(text: bytes) -> dict:
     try:
-        with open(path, "rb") as file:
-            available = os.fstat(file.fileno()).st_size
-            for name, dtype_name, shape in described:
-                dtype = _DTYPES[dtype_name]
-                if not all(isinstance(n, int) and n >= 0 for n in shape):
-                    raise TransportError(f"shape {shape}")
-                count = 1
-                for extent in shape:
-                    count *= extent
-                size = count * torch.empty((), dtype=dtype).element_size()
-                if size > available:
-                    raise TransportError(f"tensor {name} is longer than its file")
-                available -= size
-                buffer = torch.empty(size, dtype=torch.uint8)
-                if size and file.readinto(buffer.numpy().data) != size:
-                    raise TransportError(f"tensor {name} ends early")
-                tensors[str(name)] = buffer.view(dtype).reshape(shape)
-    except (OSError, KeyError, TypeError, ValueError) as error:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TransportError(f"no JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise TransportError("no JSON object")
+    return header
+
+
+def _sealed_memory(tensors: dict) -> tuple:
+    """(file descriptor, description for the header)."""
+    described, places, size = [], [], 0
+    for name, tensor in tensors.items():
+        dtype = str(tensor.dtype).replace("torch.", "")
+        if dtype not in _DTYPES:
+            raise TransportError(f"tensors of {tensor.dtype} are not supported")
+        described.append([name, dtype, list(tensor.shape)])
+        places.append(size)
+        size += _padded(tensor.numel() * tensor.element_size())
+    memory = os.memfd_create("ingot-verify", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        if size:
+            os.ftruncate(memory, size)
+            with mmap.mmap(memory, size) as mapped:
+                for place, tensor in zip(places, tensors.values(), strict=True):
+                    _write(mapped, place, tensor.detach())
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(memory)
+        raise
+    return memory, described
+
+
+def _write(mapped: mmap.mmap, place: int, tensor: torch.Tensor) -> None:
+    count = tensor.numel()
+    if count:
+        room = torch.frombuffer(mapped, dtype=tensor.dtype, count=count, offset=place)
+        room.view(tensor.shape).copy_(tensor)
+
+
+def _read(memory: int, described: Any, largest: int | None) -> dict:
+    """The tensors, as views of the sealed memory; what is written to them stays with us."""
+    places = _places(described)
+    size = places[-1][3] if places else 0
+    if largest is not None and size > largest:
+        raise TooLargeError(
+            f"an answer of {size >> 20} MiB; no more than {largest >> 20} MiB can be right"
+        )
+    try:
+        facts = os.fstat(memory)
+        if not stat.S_ISREG(facts.st_mode) or fcntl.fcntl(memory, fcntl.F_GET_SEALS) != _SEALS:
+            raise TransportError("tensors in something that is no sealed memory")
+        if facts.st_size != size:
+            raise TransportError(f"{facts.st_size} bytes of tensors, of which {size} are described")
+        mapped = mmap.mmap(memory, size, flags=mmap.MAP_PRIVATE) if size else None
+    except (OSError, ValueError) as error:
         raise TransportError(f"tensors that cannot be read: {error}") from error
+    tensors = {}
+    for (name, dtype, shape, end), (_, _, _, start) in zip(
+        places, [("", None, (), 0), *places], strict=False
+    ):
+        if mapped is None or start == end:
+            tensors[name] = torch.empty(shape, dtype=dtype)
+            continue
+        count = torch.Size(shape).numel()
+        tensors[name] = torch.frombuffer(mapped, dtype=dtype, count=count, offset=start).view(shape)
     return tensors
+
+
+def _places(described: Any) -> list:
+    """(name, dtype, shape, where its bytes end) of each tensor, in order."""
+    places: list = []
+    end = 0
+    with contextlib.suppress(TypeError, ValueError, KeyError, OverflowError, RuntimeError):
+        for name, dtype_name, shape in described:
+            dtype = _DTYPES[dtype_name]
+            if not isinstance(name, str) or not all(
+                type(n) is int and 0 <= n < 1 << 48 for n in shape
+            ):
+                break
+            count = 1
+            for extent in shape:
+                count *= extent
+            end += _padded(count * dtype.itemsize)
+            places.append((name, dtype, tuple(shape), end))
+        if len(places) == len(described):
+            return places
+    raise TransportError("a description of tensors that is none")
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

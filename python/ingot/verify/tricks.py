@@ -16,16 +16,24 @@ from .measures import measure
 from .reference import rows_of
 from .result import VerifyResult
 
+ALIASED = "aliased output"
 CACHED = "cached result"
+DETACHED = "detached output"
 EARLY = "work begun before its inputs"
+KEPT_GRADIENT = "kept gradient"
 LATE = "work finished later"
+LAZY = "lazy output"
 LOWER_PRECISION = "lower precision"
+MISSING_STATISTICS = "missing statistics update"
+REUSED = "reused output memory"
 SKIPPED = "skipped work after the first calls"
 STALE_INPUTS = "stale inputs"
 STALE_STATISTICS = "stale statistics"
 STALE_WEIGHTS = "stale weights"
 UNWRITTEN = "unwritten output"
 EVAL_ONLY = "wrong in eval mode only"
+WRONG_WHEN_TIMED = "wrong in timed calls"
+WRONG_GRADIENT = "wrong gradient"
 KNOWN_SHAPES = "fitted to the checker's sizes"
 
 _CALLS_KEPT = 6

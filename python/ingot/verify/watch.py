@@ -65,10 +65,9 @@ class Watch:
         self._entries = _inventory()
         self._modules = {n: m for n, m in sys.modules.items() if _is_ours(n)}
 
-    def start(self, candidate: str, original: str, message_folder: str) -> None:
+    def start(self, candidate: str, original: str) -> None:
         """From now on the hook listens. The same file may be both: then it may be read."""
         self._candidate = candidate
-        self._folder = os.path.realpath(message_folder) + os.sep
         if os.path.realpath(candidate) != os.path.realpath(original):
             files = {os.path.realpath(original)}
             files.add(os.path.realpath(importlib.util.cache_from_source(original)))
@@ -123,17 +122,11 @@ class Watch:
                 self._refuse(CALLS_ORIGINAL, f"opens the original's file {path}")
         elif path.startswith(f"/proc/{self._parent}/"):
             self._refuse(REACHES_OUT, f"opens {path}, which is the parent's")
-        elif path.startswith(self._folder) and not self._called_from("transport.py"):
-            self._refuse(REACHES_OUT, f"opens the message {os.path.basename(path)}")
         writes = bool((flags or 0) & _WRITING) or any(c in str(mode or "") for c in "wax+")
         if writes and "__pycache__" not in path:
             real = os.path.realpath(path)
             if real in self._sealed or real.startswith(_PACKAGE_FOLDER + os.sep):
                 self._refuse(TAMPERED_FILES, f"writes to {path}")
-
-    def _called_from(self, name: str) -> bool:
-        frame = sys._getframe(3)
-        return frame.f_code.co_filename == os.path.join(os.path.dirname(__file__), name)
 
     def _looked(self, event: str) -> None:
         if getattr(self._own_work, "looking", False):
@@ -144,16 +137,16 @@ class Watch:
             if frame is not None and frame.f_globals.get("__name__") == "inspect":
                 frame = frame.f_back
             if frame is not None and frame.f_code.co_filename == self._candidate:
-                self._note(INSPECTS, f"calls {event} at line {frame.f_lineno}")
+                self.note(INSPECTS, f"calls {event} at line {frame.f_lineno}")
         finally:
             self._own_work.looking = False
 
-    def _note(self, trick: str, what: str) -> None:
+    def note(self, trick: str, what: str) -> None:
         if len(self._acts) < _MOST_ACTS:
             self._acts.append([trick, what])
 
     def _refuse(self, trick: str, what: str) -> None:
-        self._note(trick, what)
+        self.note(trick, what)
         raise PermissionError(f"ingot verify: the candidate {what}")
 
 

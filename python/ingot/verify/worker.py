@@ -1,4 +1,4 @@
-"""The process in which the candidate runs: `python -m ingot.verify.worker FD FOLDER`.
+"""The process in which the candidate runs: `python -m ingot.verify.worker FD`.
 
 It does as the parent asks and judges nothing. All that it says is taken as the word of the
 candidate, which shares this process: see docs/verify.md.
@@ -6,19 +6,16 @@ candidate, which shares this process: see docs/verify.md.
 
 from __future__ import annotations
 
-import base64
 import os
-import pickle
 import socket
 import sys
 import traceback
-from pathlib import Path
 from typing import Any
 
 import torch
 
 # All that is used later is loaded before the candidate, which could put something in its place.
-from . import execution, loading, timing_worker
+from . import execution, loading, passing, timing_worker
 from .confinement import confine_worker
 from .transport import Line, TransportError
 from .watch import Watch
@@ -27,9 +24,8 @@ _GPU_MEMORY_SHARE = 0.6
 
 
 class Worker:
-    def __init__(self, line: Line, folder: str) -> None:
+    def __init__(self, line: Line) -> None:
         self._line = line
-        self._folder = folder
         self._watch = Watch()
         self._device = torch.device("cpu")
         self._module: torch.nn.Module | None = None
@@ -38,9 +34,7 @@ class Worker:
         self._calls = 0
         self._path = ""
         self._timing: Any = None
-
-    def serve(self) -> None:
-        operations = {
+        self.operations = {
             "load": self._load,
             "call": self._call,
             "recheck": self._recheck,
@@ -50,14 +44,16 @@ class Worker:
             "hello": self._nothing,
             "finish": self._nothing,
         }
+
+    def serve(self) -> None:
         while True:
             try:
                 header, tensors = self._line.receive()
             except TransportError:
                 return  # the parent is done
             try:
-                reply, sent = operations[header["op"]](header, tensors)
-            except Exception as error:
+                reply, sent = self.operations[header["op"]](header, tensors)
+            except BaseException as error:  # sys.exit() too is an answer
                 reply, sent = {"ok": False, "error": self._describe(error)}, {}
             acts = self._watch.acts()
             self._line.send({**reply, "id": header.get("id"), "acts": acts}, sent)
@@ -67,10 +63,10 @@ class Worker:
         self._path = header["path"]
         _leave_memory_to_the_parent(self._device)
         before = execution.process_settings()
-        self._watch.start(self._path, header["original"], self._folder)
+        self._watch.start(self._path, header["original"])
         candidate = loading.load_file(self._path, header["overrides"])
         model_class = loading.model_class(candidate, self._path, header["class_names"])
-        init_inputs = pickle.loads(base64.b64decode(header["init"]))
+        init_inputs = passing.unpacked(header["init"], {})
         module = execution.construct(model_class, init_inputs, header["seed"])
         self._module = module.to(self._device)
         after = execution.process_settings()
@@ -89,7 +85,7 @@ class Worker:
         state = {k: v for k, v in tensors.items() if k[:2] in ("p:", "b:")}
         execution.set_state(module, state, header["through_data"])
         module.train(header["training"])
-        values = _decode(header["args"], tensors)
+        values = passing.unpacked(header["args"], tensors)
         before = execution.process_settings()
         execution.seed_everything(header["seed"])
         self._inputs = execution.place_inputs(
@@ -97,16 +93,29 @@ class Worker:
         )
         execution.poison_free_memory(header["poison"], self._device)
         generators = execution.generator_states(self._device)
-        with torch.no_grad():
+        gradients = header["gradients"]
+        if gradients and header["input_gradients"]:
+            execution.require_gradients(self._inputs)
+        with torch.set_grad_enabled(gradients):
             result = module(*self._inputs)
         outputs, structure, complaints = execution.outputs_of(result)
         # What the caller's stream sees: work left on another stream is not in it.
-        seen = [o.clone() for o in outputs] if self._device.type == "cuda" else outputs
+        copied = self._device.type == "cuda"
+        seen = [o.detach().clone() if copied else o.detach() for o in outputs]
+        known, found = [False] * len(outputs), {}
+        if gradients:
+            cotangents = [
+                tensors[f"v{i}"].to(self._device) if f"v{i}" in tensors else None
+                for i in range(len(outputs))
+            ]
+            known, found = execution.backward(module, self._inputs, outputs, cotangents)
+            outputs = [o.detach() for o in outputs]
         execution.synchronize(self._device)
         self._calls += 1
         self._results[self._calls] = outputs  # kept alive: its memory must not serve a later call
         sent = {f"o{i}": t for i, t in enumerate(seen)}
-        sent.update({f"i{i}": t for i, t in enumerate(self._inputs) if isinstance(t, torch.Tensor)})
+        sent.update(found)
+        sent.update({f"i{i}": t for i, t in enumerate(passing.tensors_of(self._inputs))})
         wanted = ("p:", "b:") if header["return_parameters"] else ("b:",)
         sent.update({k: v for k, v in execution.named_state(module).items() if k[:2] in wanted})
         reply = {
@@ -119,12 +128,17 @@ class Worker:
             "training": module.training,
             "settings_changed": _differences(before, execution.process_settings()),
             "reseeded": torch.initial_seed() != header["seed"],
+            "requires_grad": known,
             "drew": generators != execution.generator_states(self._device),
         }
         return reply, sent
 
     def _recheck(self, header: dict, tensors: dict) -> tuple:
+        """The outputs of an earlier call as they are now: at the given places, or all of them."""
         outputs = self._results[header["call"]]
+        places = tensors.get("places")
+        if places is not None:
+            outputs = [execution.at_places(o, places) for o in outputs]
         return {"ok": True}, {f"o{i}": t for i, t in enumerate(outputs)}
 
     def _forget(self, header: dict, tensors: dict) -> tuple:
@@ -133,7 +147,9 @@ class Worker:
 
     def _compare(self, header: dict, tensors: dict) -> tuple:
         with self._watch.original_allowed():
-            self._timing = timing_worker.TimingSession(self._module, self._device, header, tensors)
+            self._timing = timing_worker.TimingSession(
+                self._module, self._device, header, tensors, self._watch.note
+            )
         return self._timing.compare(header, self._watch.original_allowed)
 
     def _repeat(self, header: dict, tensors: dict) -> tuple:
@@ -150,13 +166,6 @@ class Worker:
         if isinstance(error, SyntaxError) and error.lineno is not None:
             where = f"{os.path.basename(error.filename or self._path)}:{error.lineno}"
         return {"type": type(error).__name__, "message": str(error)[:2000], "where": where}
-
-
-def _decode(args: list, tensors: dict) -> list:
-    return [
-        tensors[a["tensor"]] if "tensor" in a else pickle.loads(base64.b64decode(a["pickle"]))
-        for a in args
-    ]
 
 
 def _differences(before: dict, after: dict) -> list:
@@ -184,7 +193,7 @@ def main() -> None:
     confine_worker()
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
-    Worker(Line(connection, Path(sys.argv[2]), "worker"), sys.argv[2]).serve()
+    Worker(Line(connection)).serve()
 
 
 if __name__ == "__main__":

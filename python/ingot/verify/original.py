@@ -1,0 +1,88 @@
+"""The original's file: its module as the reference, and inputs that nobody has seen before."""
+
+from __future__ import annotations
+
+import torch
+
+from ..model_file import ModelFileError, load_model_file
+from . import execution, passing
+from .execution import same_bits
+from .looking import form_of
+from .randomness import Randomness
+from .reference import Reference, Results
+from .result import PairError
+
+
+class Original:
+    """Raises PairError where the original cannot be loaded or run on its own inputs."""
+
+    def __init__(
+        self, path: str, overrides: dict, device: torch.device, random: Randomness
+    ) -> None:
+        self.path = path
+        self._random = random
+        self._last_inputs: list | None = None
+        self._next_inputs: list | None = None
+        try:
+            loaded = load_model_file(path, overrides)
+            self._make_inputs = loaded.make_inputs
+            init_inputs = loaded.get_init_inputs()
+            self.packed_init = passing.packed_whole(init_inputs)
+            self.reference = Reference(loaded.Model, init_inputs, random.construction, device)
+            self.own_values = self.fresh_inputs()
+        except ModelFileError as error:
+            raise PairError(str(error)) from error
+        except (Exception, SystemExit) as error:
+            raise PairError(f"{path}: {type(error).__name__}: {error}") from error
+        eager = self._first_call()
+        self.draws = eager.drew
+        self.output_bytes = [o.numel() * o.element_size() for o in eager.outputs]
+        self.form = form_of(eager.structure, eager.outputs, bool(eager.aliases))
+
+    def _first_call(self) -> Results:
+        reference = self.reference
+        seed = self._random.next("calls")
+        eager = reference.eager(reference.initial_state, self.own_values, True, "contiguous", seed)
+        if eager.error is not None:
+            raise PairError(
+                f"{self.path}: the original raises {type(eager.error).__name__} on its own "
+                f"inputs: {eager.error}"
+            )
+        return eager
+
+    def prefetch(self) -> None:
+        """Makes what `fresh_inputs` will give next: while there is nothing else to do."""
+        if self._next_inputs is None:
+            self._next_inputs = self.fresh_inputs()
+
+    def fresh_inputs(self) -> list:
+        if self._next_inputs is not None:
+            values, self._next_inputs = self._next_inputs, None
+            return values
+        execution.seed_everything(self._random.next("inputs"))
+        values = self._make_inputs()
+        tensors = passing.tensors_of(values)
+        if self._last_inputs is not None and all(map(same_bits, self._last_inputs, tensors)):
+            values = passing.map_tensors(values, _resampled)
+        self._last_inputs = tensors
+        return values
+
+    def message_bytes(self) -> int:
+        """Of the tensors in the largest answer: inputs, outputs, state, and gradients of them."""
+        tensors = list(self.reference.initial_state.values())
+        tensors += passing.tensors_of(self.own_values)
+        return 2 * sum(t.numel() * t.element_size() for t in tensors) + sum(self.output_bytes)
+
+    def timed_truth(self, state: dict, values: list) -> Results:
+        return self.reference.truth(state, values, True, self._random.construction)
+
+    def truth_outputs(self, state: dict, values: list, training: bool) -> list:
+        return self.reference.truth(state, values, training, self._random.construction).outputs
+
+
+def _resampled(value: torch.Tensor) -> torch.Tensor:
+    """A fresh tensor of like mean and deviation, where get_inputs() gives the same each time."""
+    if not value.is_floating_point() or value.numel() < 2:
+        return value
+    single = value.float()
+    return (torch.randn_like(single) * single.std() + single.mean()).to(value.dtype)

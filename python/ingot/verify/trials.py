@@ -1,0 +1,326 @@
+"""The trials: which calls the candidate is asked for, in which order, and what is asked after."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import torch
+
+from . import execution, families, passing, tricks
+from .candidate import CandidateError, CandidateFailedError, CandidateProcess
+from .execution import same_bits
+from .families import Family
+from .judging import MODES, Judge, OriginalNotInFp64Error, Trial
+from .measures import measure
+from .original import Original
+from .randomness import Randomness
+from .reference import Cotangents, Results, rows_of
+from .result import Check, PairError, VerifyResult
+
+OWN_INPUTS = "own inputs"
+_MOMENT_S = 0.3
+_PLACES = 1 << 16
+_FATAL = {"OutOfMemoryError": "memory", "AcceleratorError": "crash", "SystemExit": "crash"}
+
+
+class Session:
+    """A candidate's process, loaded: requests to it under the options' limits."""
+
+    def __init__(self, process: CandidateProcess, load_request: dict, time_limit_s: float) -> None:
+        self.process = process
+        self.load_request = load_request
+        self.time_limit_s = time_limit_s
+
+    def request(self, header: dict, tensors: dict | None = None) -> tuple:
+        self.ask(header, tensors)
+        return self.answer()
+
+    def ask(self, header: dict, tensors: dict | None = None) -> None:
+        self.process.ask(header, tensors, self.time_limit_s)
+
+    def answer(self) -> tuple:
+        return self.process.answer()
+
+
+class Trials:
+    """Runs them in a session. state: the candidate's, as it is now. another_process(): a fresh one,
+    in which a wrong result is tried again."""
+
+    def __init__(
+        self,
+        original: Original,
+        session: Session,
+        result: VerifyResult,
+        random: Randomness,
+        progress: Any,
+        another_process: Any,
+    ) -> None:
+        self.state: dict = {}
+        self._original = original
+        self._reference = original.reference
+        self._session = session
+        self._result = result
+        self._random = random
+        self._progress = progress
+        self._another_process = another_process
+        evidence = tricks.Evidence(
+            self._read_again, self._error_in_fresh_process, original.truth_outputs
+        )
+        self._judge = Judge(self._reference, result, evidence)
+        self._calls: list = []
+
+    # Which ------------------------------------------------------------------------------------
+
+    def own(self) -> None:
+        """At the model's own size. The order is the test: a result, weight or statistic kept from
+        an earlier call is wrong in a later one."""
+        fresh, changed = self._original.fresh_inputs, self.changed_state
+        training, evaluation = True, False
+        in_place = "parameters changed through .data"
+        first = self._original.own_values
+        self._trial(OWN_INPUTS, training, first, new_state=self._reference.initial_state)
+        second = fresh()
+        self._trial("fresh inputs in the same memory", training, second, reuse=True)
+        self._recheck_earlier()
+        data = {"through_data": True, "reuse": True}
+        self._trial(in_place, training, second, new_state=changed(), **data)
+        self._trial(OWN_INPUTS, evaluation, fresh())
+        self._trial(in_place, evaluation, second, new_state=changed(), **data)
+        self._trial("statistics moved on", training, fresh())
+        self._trial("statistics moved on", evaluation, fresh(), return_parameters=True)
+        self._recheck_earlier()
+        self._session.request({"op": "forget"})
+        self._calls.clear()
+
+    def gradients(self) -> None:
+        """With gradients on, of inputs and of parameters. Each mode is asked twice, so that a
+        gradient kept from a call shows in the next."""
+        for training in MODES:
+            for name, change in (("gradients", False), ("gradients after a change", True)):
+                new_state = self.changed_state() if change else None
+                more = {"through_data": change, "cotangents": self._cotangents()}
+                self._trial(name, training, self._gradient_inputs(), new_state=new_state, **more)
+        self._session.request({"op": "forget"})
+        self._calls.clear()
+
+    def _gradient_inputs(self) -> list:
+        """Of the model's own size where that is quick: on a GPU."""
+        values = self._original.fresh_inputs()
+        own = families.own_batch(values)
+        if self._reference.device.type == "cuda" or own is None:
+            return values
+        return families.with_batch(values, min(own, families.HOSTILE_BATCH))
+
+    def hostile(self) -> None:
+        own = self._original.fresh_inputs()
+        own_batch = families.own_batch(own)
+        if own_batch is None:
+            self._result.notes.append("no input has a batch extent: only its own inputs were tried")
+            return
+        base = self.changed_state()
+        buffers = {k: v for k, v in base.items() if k[:2] == "b:"}
+        new_state: dict | None = base
+        for family in families.hostile_families(own_batch, self._drawn_batches(own_batch)):
+            generator = torch.Generator().manual_seed(self._random.next("inputs"))
+            start = self._random.between(0, max(0, own_batch - 1))
+            made = family.make(families.with_batch(own, family.batch, start), generator)
+            for training in MODES:
+                self._family_trial(family, training, made, new_state, False)
+                new_state = buffers  # statistics of one family must not spoil the next
+            if family.gradients is not None:
+                self._family_trial(family, family.gradients, made, new_state, True)
+
+    def _cotangents(self) -> Cotangents:
+        return Cotangents(self._random.next("inputs"))
+
+    def changed_state(self) -> dict:
+        return self._reference.changed(self.state, self._random.next("parameters"))
+
+    def _family_trial(
+        self, family: Family, training: bool, values: list, new_state: dict | None, grad: bool
+    ) -> None:
+        self._run(
+            Trial(
+                f"{family.name}, gradients" if grad else family.name,
+                training,
+                values,
+                family.model,
+                new_state,
+                layout=family.layout,
+                return_parameters=family.name == "NaN and ±Inf",
+                unannounced=family.unannounced,
+                cotangents=self._cotangents() if grad else None,
+            )
+        )
+
+    def _drawn_batches(self, own_batch: int) -> tuple:
+        small = min(own_batch, families.HOSTILE_BATCH) - 1
+        drawn = [self._random.between(4, small)] if small >= 4 else []
+        if own_batch > 2 * families.HOSTILE_BATCH:
+            drawn.append(self._random.between(families.HOSTILE_BATCH + 1, own_batch - 1))
+        return tuple(drawn)
+
+    def _trial(self, name: str, training: bool, values: list, **more: Any) -> None:
+        more.setdefault("return_parameters", more.get("new_state") is not None)
+        self._run(Trial(name, training, values, own=True, **more))
+
+    # One --------------------------------------------------------------------------------------
+
+    def _run(self, trial: Trial) -> None:
+        self._progress(f"{MODES[trial.training]}: {trial.name}")
+        before = {**self.state, **(trial.new_state or {})}
+        seed = self._random.next("calls")
+        reference = self._reference
+        call = (before, trial.values, trial.training, trial.layout, seed)
+        eager = reference.eager(*call, trial.cotangents)
+        if trial.cotangents is not None and eager.error is not None:
+            # It works on its input in place, perhaps: gradients of parameters are left.
+            trial.cotangents = trial.cotangents.without_inputs()
+            eager = reference.eager(*call, trial.cotangents)
+        if trial.cotangents is not None and eager.gradients is None:
+            return  # the original itself has none
+        header, tensors = _call(trial, seed)
+        if trial.cotangents is not None:
+            cotangents = trial.cotangents.of(eager.outputs)
+            tensors.update({f"v{i}": c for i, c in enumerate(cotangents) if c is not None})
+        tensors.update(trial.new_state or {})
+        sizes = [o.numel() * o.element_size() for o in eager.outputs]
+        header |= {
+            "reuse": trial.reuse,
+            "through_data": trial.through_data,
+            "poison": sizes or self._original.output_bytes,
+            "return_parameters": trial.return_parameters,
+        }
+        self.state = before
+        try:
+            self._session.ask(header, tensors)
+            # On a GPU the host has nothing to do until the answer comes.
+            overlap = self._reference.device.type == "cuda" and eager.error is None
+            prepared = self._judge.prepare(trial, before, seed) if overlap else None
+            if overlap and trial.own:
+                self._original.prefetch()
+            reply, received, _ = self._session.answer()
+            if eager.error is not None:
+                self._check(
+                    trial,
+                    f"the original raises {type(eager.error).__name__} ({eager.error}), "
+                    "the candidate raises nothing",
+                )
+                return
+            problem = self._judge.judge_call(trial, before, eager, reply, received, seed, prepared)
+        except CandidateError as error:
+            self._judge_error(trial, eager, error)
+            return
+        except OriginalNotInFp64Error as error:
+            raise PairError(str(error)) from error
+        self._check(trial, *problem)
+        outputs = [v for k, v in received.items() if k[:1] == "o"]
+        self._calls.append((reply["call"], outputs))
+        for key, value in received.items():
+            old = before.get(key)
+            if old is None or old.shape != value.shape or old.dtype != value.dtype:
+                continue
+            if not same_bits(old, value):
+                self.state[key] = value.to(old.device)
+
+    def _judge_error(self, trial: Trial, eager: Results, error: CandidateError) -> None:
+        for trick, what in error.acts:
+            self._check(trial, f"the candidate {what}", trick)
+            return
+        same = eager.error is not None and type(eager.error).__name__ == error.type
+        if error.type in _FATAL and not same:
+            self._check(trial, f"the candidate raises {error}", _FATAL[error.type])
+        elif eager.error is not None:
+            self._check(
+                trial,
+                ""
+                if same
+                else f"the original raises {type(eager.error).__name__}, the candidate {error}",
+            )
+        elif trial.own and trial.cotangents is None:
+            self._check(trial, f"the candidate raises {error}")
+        else:
+            message = f"the candidate raises {error}"
+            self._result.checks.append(
+                Check(trial.name, MODES[trial.training], "declined", message)
+            )
+
+    def _check(self, trial: Trial, message: str, trick: str = "") -> None:
+        outcome = "failed" if message else "passed"
+        mode = MODES[trial.training]
+        self._result.checks.append(Check(trial.name, mode, outcome, message, trick))
+
+    # What is asked after ----------------------------------------------------------------------
+
+    def _recheck_earlier(self) -> None:
+        """Results of earlier calls must still hold what they held: at as many places as show any
+        change that is worth making, drawn now."""
+        for call, outputs in self._calls:
+            generator = torch.Generator().manual_seed(self._random.next("places"))
+            places = torch.randint(1 << 48, (_PLACES,), generator=generator)
+            try:
+                request = {"op": "recheck", "call": call}
+                _, received, _ = self._session.request(request, {"places": places})
+            except CandidateError as error:
+                self._fail("earlier results", str(error))
+                return
+            for i, output in enumerate(outputs):
+                if not same_bits(execution.at_places(output, places), received.get(f"o{i}")):
+                    self._fail(
+                        "earlier results",
+                        "a later call, or a thread left running, changed the result "
+                        f"of call {call}",
+                        tricks.REUSED,
+                    )
+                    return
+        self._result.checks.append(Check("earlier results keep their values", "", "passed"))
+
+    def _fail(self, name: str, message: str, trick: str = "") -> None:
+        self._result.checks.append(Check(name, "", "failed", message, trick))
+
+    def _error_in_fresh_process(
+        self, trial: Trial, before: dict, seed: int, index: int, truth: torch.Tensor
+    ) -> float:
+        """The relative error of this trial's output from a candidate that has made no call yet."""
+        header, tensors = _call(trial, seed)
+        limit = self._session.time_limit_s
+        try:
+            with self._another_process() as process:
+                process.request(self._session.load_request, None, limit)
+                _, received, _ = process.request(header, {**tensors, **before}, limit)
+        except (CandidateError, CandidateFailedError):
+            return math.inf
+        output = received.get(f"o{index}")
+        if output is None or output.shape != truth.shape:
+            return math.inf
+        return measure(truth, output, rows_of(truth)).relative_error
+
+    def _read_again(self, call: Any) -> list | None:
+        """What the outputs of this call hold a moment later."""
+        time.sleep(_MOMENT_S)
+        try:
+            _, received, _ = self._session.request({"op": "recheck", "call": call})
+        except CandidateError:
+            return None
+        return [v for k, v in received.items() if k[:1] == "o"]
+
+
+def _call(trial: Trial, seed: int) -> tuple:
+    """A plain call, with nothing kept from others: (header, tensors)."""
+    text, tensors = passing.packed(trial.values, "a")
+    header = {
+        "op": "call",
+        "args": text,
+        "training": trial.training,
+        "layout": trial.layout,
+        "reuse": False,
+        "through_data": False,
+        "seed": seed,
+        "poison": [],
+        "return_parameters": False,
+        "gradients": trial.cotangents is not None,
+        "input_gradients": trial.cotangents is not None and trial.cotangents.of_inputs,
+    }
+    return header, tensors
