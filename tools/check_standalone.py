@@ -2,7 +2,8 @@
 
 The files are written as `ingot optimize --standalone` writes them and compiled by their own code:
 the two seed models for compute capability 8.0 and 9.0, the others for 9.0. A warning of nvcc, a
-register spill, local memory, or more than 90 seconds of a core for an architecture are failures.
+register spill, local memory, or more than 90 seconds of a core for an architecture and extension
+are failures (a file has two: what runs without gradients, and what stores what backward reads).
 What was compiled before, with the same text, stays in build/standalone. Without nvcc, or with a
 PyTorch without CUDA, nothing can be compiled, which is said.
 """
@@ -37,22 +38,29 @@ for model in sys.argv[2:]:
 """
 
 COMPILE = """
-import ctypes, resource, sys
+import resource, sys
 from pathlib import Path
 import torch
 from ingot.model_file import load_model_file
 file = load_model_file(Path(sys.argv[1]), class_name="ModelNew")
 namespace = sys.modules[file.Model.__module__]
-library = namespace._ingot_compile()
+texts = [namespace._INGOT_PLAIN]
+if hasattr(namespace, "_INGOT_STORING"):
+    texts.append(namespace._INGOT_STORING)
+for text in texts:
+    extension = namespace._ingot_extension(text)
+    print("library", extension.__file__)
+    if not torch.cuda.is_available():
+        # Calls must end in a message, not in a crash.
+        for region in namespace._IngotRegion.__subclasses__():
+            try:
+                getattr(extension, region.name)([torch.ones(4, 4, 4, 4)] * 99, text is not texts[0])
+            except RuntimeError as error:
+                assert "ModelNew: its kernels are for" in str(error), error
+            else:
+                raise AssertionError(region.name)
 used = resource.getrusage(resource.RUSAGE_CHILDREN)
 print("seconds", used.ru_utime + used.ru_stime)
-print("library", library._name)
-if not torch.cuda.is_available():
-    # Calls must end in a message, not in a crash.
-    for program in namespace._INGOT_PROGRAMS.values():
-        problem = ctypes.c_char_p()
-        getattr(library, "workspace_" + program.name)(4, ctypes.byref(problem))
-        assert problem.value, program.name
 """
 
 
@@ -100,9 +108,10 @@ def check(path: Path, cuobjdump: str) -> tuple[str, list[str]]:
     if result.returncode != 0:
         return architectures, (result.stdout + result.stderr).strip().splitlines()[-25:]
     answers = dict(line.split(" ", 1) for line in result.stdout.splitlines() if " " in line)
-    problems = spills(cuobjdump, answers["library"])
+    libraries = [line.split(" ", 1)[1] for line in result.stdout.splitlines() if "library " in line]
+    problems = [problem for library in libraries for problem in spills(cuobjdump, library)]
     compiled = float(answers["seconds"])
-    limit = LIMIT_S * (architectures.count(";") + 1)
+    limit = LIMIT_S * (architectures.count(";") + 1) * len(libraries)
     if compiled > limit:
         problems.append(f"compiling took {compiled:.0f} s of a core; the limit is {limit:.0f} s")
     return f"{architectures}, {compiled:.0f} s of a core, {seconds:.0f} s in all", problems

@@ -4,29 +4,34 @@ alone. Its CUDA, made by libingot from the headers of kernels/, travels in the f
 from __future__ import annotations
 
 import ast
-import ctypes
-import json
+import hashlib
 import os
 import re
+import sys
 import textwrap
-import types
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ingot.capture import Captured, CaptureError, capture
+from ingot.capture.captured import Region
+from ingot.capture.exporting import batched_inputs
+from ingot.live.compiled import _blamed
+from ingot.live.reporting import add_program, empty_report
 from ingot.model_file import ModelFile, write_whole
 from ingot.model_writer import WIDTH, bullet, environment
-from ingot.reporting import add_program, empty_report
-from ingot.runtime.library import IngotError, library
-from ingot.runtime.program import BATCH, LeafLayout, Program, ResultLayout
+from ingot.runtime.library import STATUS_UNSUPPORTED, IngotError
+from ingot.standalone.forward import Constants, ForwardPrinter, Signature, access
+from ingot.standalone.printing import BATCH_NORM, Names, UnprintableError, tuple_text, value_text
+from ingot.standalone.reads import Reads
+from ingot.standalone.regions import FileRegion, Layouts, cuda_sources
 
-# A leaf's place in a module, as the file writes it: ("input", position, shape, dtype) or
-# (owner, name).
-_CONTAINERS = frozenset(nn.Module().__dict__)
-_LITERALS = (bool, int, float, str, type(None))
+# Names that the written text imports.
+_IMPORTED = ("functools", "os", "re", "torch", "warnings")
+_PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "bilinear", "einsum"}
+_MOST_FLAGS = 2  # of which every combination gets its own branch
 
 
 class StandaloneError(ValueError):
@@ -40,65 +45,233 @@ class Standalone:
     """
 
     def __init__(self, original: ModelFile, precision: str = "fp32", sm: int = 90):
-        self.original = original
-        module = original.make_module()
-        inputs = original.make_inputs()
-        if not all(isinstance(value, torch.Tensor) for value in inputs):
+        if precision not in ("fp32", "tf32"):
             raise StandaloneError(
-                f"{original.path}: get_inputs() gives something that is no tensor, which a "
-                "standalone file cannot pass on"
+                f"{original.path}: its precision is {precision}, and only fp32 and tf32 have "
+                "kernels that can be written down; without --standalone every precision can be had"
             )
-        self.arguments = len(inputs)
-        self.facts = _facts(original, module)
-        self.programs: list[_Part] = []
-        self.program_of_flags: dict[tuple, str] = {}
-        for name, flags in _flag_sets(module):
-            self._add(module, inputs, name, flags, precision, sm)
-        self.batch = next((int(v.shape[0]) for v in inputs if v.ndim), 1)
-        self.report = empty_report()
-        for part in self.programs:
-            add_program(self.report, part.region, part.program, part.mode, self.batch)
-        self.cuda_source, self.kernels = _cuda_source(self.programs)
-
-    def _add(self, module, inputs, name: str, flags: list[bool], precision: str, sm: int) -> None:
-        for part, training in zip(module.modules(), flags, strict=True):
-            part.training = training
+        self.original, self.precision, self.sm = original, precision, sm
+        self.module, self.inputs = original.make_module(), original.make_inputs()
         try:
-            captured = capture(module, tuple(inputs))
-        except CaptureError as error:
-            raise StandaloneError(f"{self.original.path}: {error}") from error
-        known = next((p for p in self.programs if p.same_as(captured)), None)
+            self.reads = Reads(self.module, self.inputs)
+            self.signature = Signature(type(self.module).forward, self.inputs)
+            self.regions: dict[tuple, FileRegion] = {}
+            self.modes = self._modes()
+            self._name_regions()
+            self.constants = Constants()
+            for mode in self.modes:
+                self._body(mode, "")
+            self.common, self.sources = self._sources()
+        except (CaptureError, UnprintableError, IngotError) as error:
+            raise StandaloneError(f"{original.path}: {error}") from error
+        self.report = self._report()
+
+    def _modes(self) -> list[_Mode]:
+        modes: list[_Mode] = []
+        for name, flags in _flag_sets(self.module, self.reads.flags):
+            self.module.train(name != "eval")
+            for path, on in flags.items():
+                self.module.get_submodule(path).training = on
+            mode = self._captured(name)
+            same = next((m for m in modes if m.key == mode.key), mode)
+            same.flags.append(tuple(flags.values()))
+            if same is mode:
+                modes.append(mode)
+        return modes
+
+    def _captured(self, name: str) -> _Mode:
+        """Products that have no kernels to write down are left to PyTorch."""
+        refused: dict[str, str] = {}
+        while True:
+            captured = capture(self.module, tuple(self.inputs), refused=refused)
+            storing = capture(self.module, tuple(self.inputs), refused=refused, gradients=True)
+            more: dict[str, str] = {}
+            regions = []
+            layouts = self._layouts(captured)
+            for region in captured.regions:
+                try:
+                    twin = self._storing(region, storing)
+                    regions.append(self._file_region(region, twin, layouts, captured.static_batch))
+                except IngotError as error:
+                    if error.status != STATUS_UNSUPPORTED:
+                        raise
+                    more.update(_to_blame(region, str(error)))
+            if not set(more) - set(refused):
+                return _Mode(name, captured, regions)
+            refused.update(more)
+
+    def _layouts(self, captured: Captured) -> Layouts:
+        return Layouts(captured, self.module, _tensors(self.inputs))
+
+    def _storing(self, region: Region, storing: Captured) -> tuple[Region, Layouts] | None:
+        """The same region as captured for gradients."""
+        for found in storing.regions:
+            if found.graph["values"] == region.graph["values"] and found.reference.products:
+                return found, self._layouts(storing)
+        return None
+
+    def _file_region(self, region, storing, layouts: Layouts, batch: int | None) -> FileRegion:
+        made = FileRegion(region, layouts, batch, self.precision, self.sm)
+        known = self.regions.get(made.key())
         if known is None:
-            known = _Part(self.original, name, captured, module, inputs, precision, sm)
-            self.programs.append(known)
-        self.program_of_flags[tuple(flags)] = known.name
+            made.name = "region"
+            cuda_sources([made])  # raises where it cannot be written
+            twin = None
+            if storing is not None:
+                twin = FileRegion(*storing, batch, self.precision, self.sm)
+            made.take_gradients(twin)
+            known = self.regions[made.key()] = made
+        return known
+
+    def _name_regions(self) -> None:
+        used = [r for m in self.modes for r in m.regions]
+        self.regions = {key: r for key, r in self.regions.items() if r in used}
+        wanted = [r.region.graph["name"] for r in self.regions.values()]
+        names = Names(["given", "batch", "run", "size", "dense"])
+        for region in self.regions.values():
+            name = region.region.graph["name"]
+            region.modes = [m.name for m in self.modes if region in m.regions]
+            if wanted.count(name) > 1 and len(region.modes) < len(self.modes):
+                name += "_" + region.modes[0]
+            region.name = names.new(name)
+            camel = "".join(part[:1].upper() + part[1:] for part in region.name.split("_"))
+            region.class_name = "_Ingot" + camel
+            if region.storing not in (None, region):
+                region.storing.name = names.new(region.name + "_storing")
+        classes = [r.class_name for r in self.regions.values()]
+        for at, region in enumerate(self.regions.values()):
+            if classes.count(region.class_name) > 1:
+                region.class_name += str(at)
+
+    def _body(self, mode: _Mode, indent: str) -> list[str]:
+        printer = ForwardPrinter(
+            mode.captured, mode.regions, self.module, self.signature, self.constants
+        )
+        return printer.lines(indent)
+
+    def _sources(self) -> tuple[str, dict[str, dict]]:
+        if not self.regions:
+            return "", {}
+        return cuda_sources([*self._listed(), *self._storing_regions()])
+
+    def _report(self) -> dict:
+        report = empty_report()
+        batch = next((int(t.shape[0]) for t in _tensors(self.inputs) if t.ndim), 1)
+        for mode in self.modes:
+            for region in mode.regions:
+                shown = "eval" if mode.name == "eval" else "training"
+                add_program(report, region.region, region.program, shown, batch)
+            for item in mode.captured.unsupported:
+                left = {"what": item.what, "where": item.where, "why": item.why}
+                if left not in report["unsupported"]:
+                    report["unsupported"].append(left)
+        return report
+
+    @property
+    def kernels(self) -> dict[str, list[str]]:
+        """Names in launch order, by region."""
+        return {name: source["kernels"] for name, source in self.sources.items()}
+
+    # The text ---------------------------------------------------------------------------------
 
     def render(self, verification: dict | None = None) -> str:
         """The text of the file. verification: `ingot verify` on it, where that was done."""
         from ingot import __version__
 
         docstring, source = _split_docstring(self.original.source)
-        if "'''" in self.cuda_source or self.cuda_source.endswith("\\"):
+        groups = self._groups()
+        texts = [self.common, *(cuda for _, _, cuda in groups)]
+        if any("'''" in text or text.endswith("\\") for text in texts):
             raise StandaloneError("the CUDA text cannot be written down as a Python text")
-        text = (
-            environment()
-            .get_template("standalone.py.j2")
-            .render(
-                docstring=_docstring(self, docstring, verification),
-                source=source.strip("\n") + "\n",
-                origin=self.original.path.name,
-                version=__version__,
-                class_name=self.original.class_name,
-                identifier=re.sub(r"\W", "_", self.original.path.stem),
-                cuda_source=self.cuda_source,
-                arguments=self.arguments,
-                facts=self.facts,
-                programs=[part.for_template() for part in self.programs],
-                program_of_flags=list(self.program_of_flags.items()),
-            )
+        digest = hashlib.sha256("".join(texts).encode()).hexdigest()[:12]
+        stem = re.sub(r"\W", "_", self.original.path.stem, flags=re.ASCII)
+        branches = self._branches()
+        template = environment().get_template("standalone.py.j2")
+        ours = template.render(
+            origin=self.original.path.name,
+            version=__version__,
+            class_name=self.original.class_name,
+            name=f"ingot_{stem}_{digest}",
+            common=self.common,
+            groups=groups,
+            regions=self._listed(),
+            modules=self._modules(),
+            declined=self._declined(),
+            batch_norm=any(BATCH_NORM in line for _, lines in branches for line in lines),
+            constants=self.constants.lines(),
+            signature=self.signature,
+            branches=branches,
         )
+        text = _docstring(self, docstring, verification) + "\n" + source.strip("\n") + "\n"
+        text += _renamed(ours, sys.modules.get(self.original.Model.__module__))
         compile(text, "model_new.py", "exec")
         return text
+
+    def _groups(self) -> list[tuple[str, str, str]]:
+        """(name, what it is, CUDA text) of what is compiled together."""
+        groups = [("_INGOT_PLAIN", "What runs where no gradient is needed.", self._listed())]
+        if storing := self._storing_regions():
+            what = "The same, with the results of products, which backward reads."
+            groups.append(("_INGOT_STORING", what, storing))
+        return [
+            (name, what, "\n".join(self.sources[r.name]["source"] for r in regions))
+            for name, what, regions in groups
+        ]
+
+    def _storing_regions(self) -> list[FileRegion]:
+        return [r.storing for r in self._listed() if r.storing not in (None, r)]
+
+    def _listed(self) -> list[FileRegion]:
+        return list(self.regions.values())
+
+    def _modules(self) -> list[tuple[str, str]]:
+        """For each submodule its path and what the kernels have built in of it, as text."""
+        found = []
+        for path, part in self.module.named_modules():
+            kind = type(part).__qualname__ if path else ""
+            found.append((path, f"({kind!r}, {_dict_text(self.reads.attributes.get(path, {}))})"))
+        return found
+
+    def _declined(self) -> str:
+        batched, _ = batched_inputs(_tensors(self.inputs))
+        names = [t for t, on in zip(self.signature.tensors, batched) if on]
+        batch = f"{names[0]}.shape[0]" if names else ""
+        if names and not self.signature.simple:
+            batch = ""  # the kernels take the batch as it comes
+        sizes = frozenset().union(*(m.captured.delegate_batches for m in self.modes))
+        return self.signature.declined(sorted(sizes), batch)
+
+    def _branches(self) -> list[tuple[str, list[str]]]:
+        """(condition, statements) of each mode; the last has no condition where nothing else is
+        possible."""
+        pad = " " * 8
+        if len(self.modes) == 1:
+            return [("", self._body(self.modes[0], pad))]
+        owner = self.signature.owner
+        flags = [f"{access(self.module, path, owner)}.training" for path in self.reads.flags]
+        every = 2 ** len(flags) == sum(len(mode.flags) for mode in self.modes)
+        found = []
+        for at, mode in enumerate(self.modes):
+            last = every and at == len(self.modes) - 1
+            condition = "" if last else _condition(flags, mode.flags)
+            found.append((condition, self._body(mode, pad if last else pad + "    ")))
+        return found
+
+
+class _Mode:
+    """One combination of training flags, or several that make the same of a call."""
+
+    def __init__(self, name: str, captured: Captured, regions: list[FileRegion]):
+        self.name, self.captured, self.regions = name, captured, regions
+        self.flags: list[tuple[bool, ...]] = []
+        steps, numbers = [], iter(regions)
+        for step in captured.steps:
+            if isinstance(step, Region):
+                steps.append((id(next(numbers)), tuple(step.leaves), tuple(step.results)))
+            else:
+                steps.append((repr(step.target), repr(step.args), repr(step.kwargs), step.result))
+        sources = [(s.kind, s.path, s.index) for s in captured.sources]
+        self.key = (steps, sources, repr(captured.outputs), captured.delegate_batches)
 
 
 def write_standalone(
@@ -108,229 +281,70 @@ def write_standalone(
     write_whole(path, standalone.render(verification))
 
 
-# Programs -----------------------------------------------------------------------------------------
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
-def _flag_sets(module: nn.Module) -> list[tuple[str, list[bool]]]:
-    """Combinations of training flags that have kernels: all on, all off, and, as is usual in fine
-    tuning, all on but the normalisations."""
-    modules = list(module.modules())
-    frozen = [not re.search(r"(Batch|Instance)Norm", type(m).__name__) for m in modules]
-    sets = [("training", [True] * len(modules)), ("eval", [False] * len(modules))]
-    return sets if all(frozen) else [*sets, ("frozen", frozen)]
+def _to_blame(region: Region, message: str) -> dict[str, str]:
+    """Nodes that PyTorch must run, of a region that cannot be written."""
+    blamed = _blamed(region, message)
+    products = {o["node"] for o in region.operators if o["what"] in _PRODUCTS}
+    return {node: why for node, why in blamed.items() if node in products} or blamed
 
 
-class _Part:
-    """One compiled graph with what its calls need to know."""
-
-    def __init__(self, original, name, captured: Captured, module, inputs, precision, sm):
-        self.name, self.mode, self.captured = (
-            name,
-            "eval" if name == "eval" else "training",
-            captured,
-        )
-        self.region = _only_region(original, captured)
-        self.result = self.region.result_layouts[0]
-        sources = [captured.sources[slot] for slot in self.region.leaves]
-        tensors = [_tensor_of(original, source, module, inputs) for source in sources]
-        layouts = self.region.leaf_layouts
-        self.leaves = [_leaf(*each) for each in zip(sources, tensors, layouts, strict=True)]
-        self.strides = [
-            _strides(original, *each) for each in zip(sources, tensors, layouts, strict=True)
-        ]
-        self.updated = _updated(self.region.graph)
-        try:
-            self.program = Program(
-                self.region.graph,
-                device="cuda",
-                precision=precision,
-                leaf_layouts=layouts,
-                result_layouts=self.region.result_layouts,
-                options={"sm": sm},
-            )
-        except IngotError as error:
-            raise StandaloneError(f"{original.path}: {error}") from error
-
-    def same_as(self, captured: Captured) -> bool:
-        return (
-            len(captured.steps) == 1
-            and captured.regions
-            and captured.regions[0].graph == self.region.graph
-            and captured.sources == self.captured.sources
-            and captured.delegate_batches == self.captured.delegate_batches
-        )
-
-    def for_template(self) -> dict:
-        sizes, strides = _result_expressions(self.result)
-        return {
-            "name": self.name,
-            "leaves": self.leaves,
-            "updated": self.updated,
-            "result_sizes": sizes,
-            "result_strides": strides,
-            "result_dtype": str(self.result.dtype),
-            "original_batches": tuple(sorted(self.captured.delegate_batches)),
-            "batch": self.captured.static_batch,
-        }
+def _flag_sets(module: nn.Module, flags: list[str]) -> list[tuple[str, dict[str, bool]]]:
+    """Combinations of the training flags that a forward reads, with names: each one where they are
+    few, else all on, all off and, as is usual in fine tuning, all on but the normalisations'."""
+    if not flags:
+        return [("training", {})]
+    on, off = dict.fromkeys(flags, True), dict.fromkeys(flags, False)
+    sets = [("training", on), ("eval", off)]
+    norms = {f for f in flags if "Norm" in type(module.get_submodule(f)).__name__}
+    if norms and norms != set(flags):
+        sets.append(("frozen", {f: f not in norms for f in flags}))
+    if 1 < len(flags) <= _MOST_FLAGS:
+        for first in flags:
+            mixed = {f: f == first for f in flags}
+            if mixed not in [known for _, known in sets]:
+                sets.append((f"mixed{len(sets)}", mixed))
+    return sets
 
 
-def _only_region(original: ModelFile, captured: Captured):
-    for item in captured.unsupported:
-        raise StandaloneError(
-            f"{original.path}: a standalone file cannot hold {item.what} ({item.where}), which "
-            f"PyTorch would run: {item.why}; without --standalone it can"
-        )
-    steps, single = captured.steps, captured.out_spec.is_leaf() and len(captured.outputs) == 1
-    if len(steps) != 1 or not captured.regions:
-        raise StandaloneError(
-            f"{original.path}: a standalone file holds one graph; this model makes {len(steps)} "
-            "steps, PyTorch's among them"
-        )
-    region = captured.regions[0]
-    if not single or region.results != [getattr(captured.outputs[0], "index", None)]:
-        raise StandaloneError(f"{original.path}: a standalone file returns one tensor, not several")
-    return region
+def _condition(flags: list[str], wanted: list[tuple[bool, ...]]) -> str:
+    def one(values: tuple[bool, ...]) -> str:
+        terms = [text if on else f"not {text}" for text, on in zip(flags, values)]
+        if len(terms) > 2 and len(set(values)) == 1:
+            inner = f"({', '.join(flags)})"
+            return f"all({inner})" if values[0] else f"not any({inner})"
+        return " and ".join(terms)
+
+    texts = [one(values) for values in wanted]
+    return texts[0] if len(texts) == 1 else " or ".join(f"({text})" for text in texts)
 
 
-def _tensor_of(original: ModelFile, source, module: nn.Module, inputs) -> torch.Tensor:
-    if source.kind == "input":
-        return inputs[source.index]
-    if source.kind == "constant":
-        raise StandaloneError(
-            f"{original.path}: its forward makes or reads the tensor {source.path}, which is no "
-            "parameter or buffer; register it as a buffer"
-        )
-    path, _, name = source.path.rpartition(".")
-    owner = module.get_submodule(path)
-    members = owner._parameters if source.kind == "parameter" else owner._buffers
-    return members[name]
+def _dict_text(values: dict[str, Any]) -> str:
+    return "{" + ", ".join(f"{k!r}: {_literal(v)}" for k, v in values.items()) + "}"
 
 
-def _leaf(source, tensor: torch.Tensor, layout: LeafLayout) -> tuple:
-    if source.kind != "input":
-        path, _, name = source.path.rpartition(".")
-        return (path, name)
-    shape = tuple(tensor.shape)
-    if layout.axes[0] == 0:
-        shape = (-1, *shape[1:])
-    return ("input", source.index, shape, str(tensor.dtype))
+def _literal(value: Any) -> str:
+    if type(value) is dict:
+        return _dict_text(value)
+    if type(value) is set:
+        return f"{{{', '.join(map(_literal, value))}}}" if value else "set()"
+    if isinstance(value, (tuple, list)):
+        items = [_literal(v) for v in value]
+        return tuple_text(items) if isinstance(value, tuple) else f"[{', '.join(items)}]"
+    return value_text(value, str)
 
 
-def _strides(original, source, tensor: torch.Tensor, layout: LeafLayout) -> list[int]:
-    """Over the graph's axes, of a contiguous tensor."""
-    if layout.axes[0] not in (None, 0) or layout.splits[0] is not None:
-        raise StandaloneError(
-            f"{original.path}: the batch of {source.path} is not its first dimension, or is split"
-        )
-    contiguous = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    return layout.sizes_and_strides(contiguous)[1]
-
-
-def _updated(graph: dict) -> tuple[int, ...]:
-    """Positions among the leaves of the buffers that a run writes."""
-    leaves = [
-        i for i, v in enumerate(graph["values"]) if v["op"] in ("input", "parameter", "buffer")
-    ]
-    found = set()
-    for value in graph["values"]:
-        moves = value["op"] in ("batch_norm", "instance_norm")
-        if moves and value["attributes"].get("training"):
-            found |= {leaves.index(i) for i in value["args"][3:] if i >= 0}
-    return tuple(sorted(found))
-
-
-def _result_expressions(layout: ResultLayout) -> tuple[str, str]:
-    """Texts of the result's sizes and strides for a `batch`."""
-
-    def size(extent: int) -> str:
-        if extent >= 0:
-            return str(extent)
-        return "batch" if extent == BATCH else f"{-extent} * batch"
-
-    def listed(items: Sequence[str]) -> str:
-        return "(" + "".join(f"{item}, " for item in items).rstrip() + ")"
-
-    # The batch is the outermost axis, so that no stride depends on it but those of dimensions
-    # along no axis, whose extent is 1.
-    strides = layout.allocation(2)[1]
-    return listed([size(s) for s in layout.shape]), listed([str(s) for s in strides])
-
-
-def _cuda_source(parts: list[_Part]) -> tuple[str, dict[str, list[str]]]:
-    loaded = library()
-    handles = (ctypes.c_void_p * len(parts))(*[part.program._handle.value for part in parts])
-    options = {
-        "names": [part.name for part in parts],
-        "leaf_strides": [part.strides for part in parts],
-    }
-    text = ctypes.c_void_p()
-    try:
-        loaded.check(
-            loaded.ingot_standalone_source(
-                handles, len(parts), json.dumps(options).encode(), ctypes.byref(text)
-            )
-        )
-    except IngotError as error:
-        raise StandaloneError(str(error)) from error
-    found = loaded.take_json(text)
-    return found["cuda_source"], {p["name"]: p["kernels"] for p in found["programs"]}
-
-
-# What the kernels are for ------------------------------------------------------------------------
-
-
-class _Facts(types.SimpleNamespace):
-    """modules: (name, class, attributes); tensors: ((owner, name), text); ties."""
-
-
-def _facts(original: ModelFile, module: nn.Module) -> _Facts:
-    modules, tensors, ties = [], [], []
-    owners: dict[int, tuple[str, str]] = {}
-    home = original.Model.__module__
-    for path, part in module.named_modules():
-        cls = type(part)
-        kind = (
-            cls.__qualname__ if cls.__module__ == home else f"{cls.__module__}.{cls.__qualname__}"
-        )
-        attributes = {
-            key: _written(original, home, f"{path}.{key}".lstrip("."), value)
-            for key, value in part.__dict__.items()
-            if key not in _CONTAINERS
-        }
-        modules.append((path, kind, attributes))
-        for name, tensor in (*part._parameters.items(), *part._buffers.items()):
-            text = "None" if tensor is None else f"({tuple(tensor.shape)!r}, {tensor.dtype})"
-            tensors.append(((path, name), text))
-            if tensor is None:
-                continue
-            if id(tensor) in owners:
-                ties.append((owners[id(tensor)], (path, name)))
-            owners.setdefault(id(tensor), (path, name))
-    return _Facts(modules=modules, tensors=tensors, ties=ties)
-
-
-def _written(original: ModelFile, home: str, where: str, value: Any) -> Any:
-    """A plain attribute as the file writes it: a literal, or ("name of", text)."""
-    if isinstance(value, _LITERALS):
-        return value
-    if type(value) in (tuple, list):
-        return type(value)(_written(original, home, where, item) for item in value)
-    if isinstance(value, torch.Size):
-        return tuple(value)
-    if isinstance(value, torch.dtype):
-        return ("name of", str(value))
-    if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
-        owner = value.__module__
-        owner = "" if owner in (None, home) else owner + "."
-        return ("name of", owner + value.__qualname__)
-    if isinstance(value, torch.Tensor):
-        raise StandaloneError(
-            f"{original.path}: the attribute {where} is a plain tensor; register it as a buffer"
-        )
-    raise StandaloneError(
-        f"{original.path}: the attribute {where} is a {type(value).__name__}, which a standalone "
-        "file cannot compare at its calls; keep plain values, functions and classes in attributes"
-    )
+def _renamed(text: str, namespace: Any) -> str:
+    """With another name for what the file imports where the model's own text has taken it."""
+    for name in _IMPORTED:
+        held = getattr(namespace, name, None)
+        if held is not None and held is not sys.modules.get(name):
+            text = text.replace(f"import {name}  #", f"import {name} as _ingot_{name}  #")
+            text = re.sub(rf"(?<![\w.\"'<]){name}(?=\.)", f"_ingot_{name}", text)
+    return text
 
 
 # The docstring ------------------------------------------------------------------------------------
@@ -360,16 +374,17 @@ def _docstring(standalone: Standalone, original: str, verification: dict | None)
             f"ModelNew, at the end, computes what {standalone.original.class_name} does. This file "
             f"was written by Ingot from {name} and needs PyTorch from 2.0 on, alone: its CUDA is "
             "compiled at the first call (nvcc and a C++ compiler must be there), for compute "
-            "capability 8.0 and up. Calls that need gradients, tensors on the CPU and modules that "
-            "were changed run the original's operators, which is said once by a warning.",
+            "capability 8.0 and up. Tensors on the CPU, autocast, tracers and changed submodules "
+            "get the original's operators, which is said once by a warning.",
             WIDTH,
         ),
         _section("Operators replaced", [_replaced(item) for item in report["operators_replaced"]]),
         _section("Optimisations made", _optimisations(report)),
         _section(
             "Kernels, in the order of their launch, behind the splits of the operands",
-            [f"{name} mode: {', '.join(kernels)}" for name, kernels in standalone.kernels.items()],
+            [f"{name}: {', '.join(kernels)}" for name, kernels in standalone.kernels.items()],
         ),
+        *_left(report["unsupported"]),
         _section("Measured", _figures(verification)),
     ]
     return '"""' + "\n\n".join(paragraphs) + '\n"""'
@@ -377,6 +392,11 @@ def _docstring(standalone: Standalone, original: str, verification: dict | None)
 
 def _section(title: str, items: list[str]) -> str:
     return "\n".join([title + ":", *(bullet(item, 2) for item in items or ["none"])])
+
+
+def _left(items: list[dict]) -> list[str]:
+    texts = [f"{i['what']} ({i['where']}): {i['why']}" for i in items]
+    return [_section("Left to PyTorch", texts)] if texts else []
 
 
 def _replaced(item: dict) -> str:
@@ -397,18 +417,20 @@ def _optimisation(item: dict) -> str:
 
 
 def _figures(verification: dict | None) -> list[str]:
-    timing = (verification or {}).get("timing")
+    """verification: VerifyResult.to_dict()."""
     if verification is None:
         return ["not measured here: the file was written on a machine without a GPU"]
-    found = []
-    for accuracy in verification.get("accuracy", ()):
-        if accuracy["family"] == "own inputs":
-            found.append(
-                f"error against fp64, {accuracy['mode']} mode, own inputs: "
-                f"{accuracy['candidate']['relative_error']:.1e}, the original's "
-                f"{accuracy['reference']['relative_error']:.1e}"
-            )
-    if timing:
-        for name, subject in timing["subjects"].items():
-            found.append(f"{name}: {subject['median_ms']:.3f} ms a call (median)")
+    own = [row for row in verification["accuracy"] if row["family"] == "own inputs"]
+    timing = verification["timing"]
+    times = timing["subjects"].items() if timing else ()
+    found = [_error(row) for row in own]
+    found += [f"{name}: {subject['median_ms']:.3f} ms a call (median)" for name, subject in times]
     return found or ["not measured here"]
+
+
+def _error(row: dict) -> str:
+    """row: of VerifyResult's accuracy."""
+    text = f"{row['tensor']}, {row['mode']} mode: error against fp64 "
+    text += f"{row['candidate']['relative_error']:.1e}"
+    eager = row["eager"]
+    return text + (f", the original's {eager['relative_error']:.1e}" if eager else "")

@@ -1,21 +1,25 @@
-"""Checks standalone files on a GPU: their bits and their speed against the library's.
+"""Checks standalone files on a GPU: their bits, gradients and speed against the library's.
 
-python check_standalone.py [MODEL ...] [--portable] [--small] [--no-timing] [--seconds S]
+python check_standalone.py [MODEL ...] [--portable] [--small] [--no-timing | --times-only]
 
-For each bundled model (default: all) writes the standalone file, compiles it, and compares its
-ModelNew with ingot.optimize's on equal modules: outputs and buffers bit by bit, in training and
-eval mode, at several batch sizes, on strided inputs and in a captured CUDA graph; then times both
-in alternation. --portable compiles for compute capability 8.0 with PTX, so that the portable
-product runs whatever the GPU. Needs INGOT_LIBRARY or an installed package. Prints one line a case;
-exit status 1 if bits differ or the median ratio exceeds 1.02.
+For each bundled model (default: all; a path names any other) writes the standalone file, compiles
+it, and compares its ModelNew with ingot.optimize's on equal modules: outputs and buffers bitwise,
+in training and eval mode, with gradients on and off, at several batch sizes, on strided inputs and
+in a captured CUDA graph; gradients, first and second, with eager's in double precision; the peak
+memory of a training step with eager's. Then times the original, the library and the file, each in a
+fresh process, by CUDA events: L2 flushed before and synchronised after each call. --portable
+compiles for compute capability 8.0 with PTX, so that the portable product runs whatever the GPU.
+Needs INGOT_LIBRARY or an installed package. Prints one line a case; exit status 1 if bits differ,
+gradients are off, memory is above eager's, or the median is above 1.01 times the library's.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import os
-import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -49,8 +53,7 @@ def prepared(path: Path, overrides: dict, folder: Path, portable: bool):
     if portable:
         os.environ["TORCH_CUDA_ARCH_LIST"] = "8.0+PTX"
     begun = time.monotonic()
-    if namespace._ingot_library() is None:
-        raise RuntimeError("the file's kernels could not be compiled")
+    namespace._ingot_extension(namespace._INGOT_PLAIN)
     return original, new, time.monotonic() - begun
 
 
@@ -90,30 +93,118 @@ def check_captured(ours, theirs, inputs, tolerance: float) -> list[str]:
     return [] if alike(result, expected, tolerance) else ["a captured graph gives other bits"]
 
 
-def time_ratio(ours, theirs, inputs, seconds: float) -> tuple[float, float, float]:
-    """(median of the ratios by round, our median ms, the library's)."""
+def check_gradients(label: str, reference, ours, inputs) -> list[str]:
+    """First and second derivatives against eager's in double precision, beside its own error."""
 
-    def batch_ms(module, calls: int = 10) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(calls):
-            module(*inputs)
-        end.record()
-        end.synchronize()
-        return begin.elapsed_time(end) / calls
+    def taken(module, dtype):
+        module = copy.deepcopy(module).to(dtype)
+        given = [t.to(dtype).requires_grad_() for t in inputs]
+        wanted = [*given, *module.parameters()]
+        output = module(*given)
+        generator = torch.Generator("cuda").manual_seed(5)
+        along = torch.randn(output.shape, device="cuda", generator=generator).to(dtype)
+        first = torch.autograd.grad(output, wanted, along, create_graph=True, allow_unused=True)
+        kept = [g for g in first if g is not None]
+        second = torch.autograd.grad(sum((g * g).sum() for g in kept), wanted, allow_unused=True)
+        output = module(*given)
+        plain = torch.autograd.grad(output, wanted, along, allow_unused=True)
+        return [*plain, *first, *second]
 
-    for module in (ours, theirs):
-        batch_ms(module, 5)
-    rounds, begun = [], time.monotonic()
-    while len(rounds) < 10 or time.monotonic() - begun < seconds:
-        pair = (ours, theirs) if len(rounds) % 2 == 0 else (theirs, ours)
-        took = {module: batch_ms(module) for module in pair}
-        rounds.append((took[ours], took[theirs]))
-    return (
-        statistics.median(a / b for a, b in rounds),
-        statistics.median(a for a, _ in rounds),
-        statistics.median(b for _, b in rounds),
+    exact, eager = taken(reference, torch.float64), taken(reference, torch.float32)
+    found = []
+    for at, (a, b, t) in enumerate(zip(taken(ours, torch.float32), eager, exact, strict=True)):
+        if t is None or t.norm() == 0:
+            continue
+        errors = [float((g.double() - t).norm() / t.norm()) for g in (a, b)]
+        if not errors[0] <= 3 * errors[1] + 1e-5:
+            found.append(
+                f"{label}: gradient {at} is off by {errors[0]:.1e}, eager's {errors[1]:.1e}"
+            )
+    return found
+
+
+def peak_of_step(module, inputs) -> int:
+    """Bytes beyond what lies there before, in a forward and backward pass."""
+    for _ in range(2):
+        for parameter in module.parameters():
+            parameter.grad = None
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        output = module(*inputs)
+        output.backward(torch.ones_like(output))
+        del output
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated() - before
+    return peak
+
+
+# Plain events in a fresh process: argv: the file, the class, "file" or "library", the mode, whether
+# gradients are on, whether a step is timed.
+TIME = """
+import statistics, sys, warnings
+from pathlib import Path
+import torch
+from ingot.model_file import load_model_file
+path, name, how, mode, what = sys.argv[1:]
+torch.manual_seed(7)
+file = load_model_file(Path(path), class_name=name)
+module = file.make_module().cuda().train(mode == "training")
+inputs = [t.cuda() for t in file.make_inputs()]
+if how == "library":
+    import ingot
+    module = ingot.optimize(module, inputs)
+torch.set_grad_enabled(what != "off")
+flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+along = torch.ones_like(module(*inputs))
+times = []
+for call in range(60):
+    flush.zero_()
+    for parameter in module.parameters():
+        parameter.grad = None
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    output = module(*inputs)
+    if what == "step":
+        output.backward(along)
+    end.record()
+    torch.cuda.synchronize()
+    if call >= 20:
+        times.append(begin.elapsed_time(end))
+print(statistics.median(times))
+"""
+
+
+def timed(path: Path, name: str, how: str, mode: str, what: str) -> float:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", TIME, str(path), name, how, mode, what],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "python")},
     )
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr[-1500:])
+    return float(done.stdout.split()[-1])
+
+
+def check_times(path: Path, file: Path) -> list[str]:
+    problems = []
+    for mode, kinds in (("training", ("off", "on", "step")), ("eval", ("off", "on"))):
+        for what in kinds:
+            eager = timed(path, "Model", "file", mode, what)
+            library = timed(path, "Model", "library", mode, what)
+            own = timed(file, "ModelNew", "file", mode, what)
+            print(
+                f"{path.stem:28} {mode:8} gradients {what:4} eager {eager:.4f} ms, library "
+                f"{library:.4f}, file {own:.4f}: {eager / own:.2f} x eager, "
+                f"{own / library:.4f} of the library",
+                flush=True,
+            )
+            if own > 1.01 * library and own > library + 0.003:
+                problems.append(f"{mode}, gradients {what}: {own / library:.3f} of the library")
+            if own > 1.02 * eager:
+                problems.append(f"{mode}, gradients {what}: {own / eager:.3f} of eager")
+    return problems
 
 
 def check_model(path: Path, arguments: argparse.Namespace, folder: Path) -> list[str]:
@@ -122,6 +213,8 @@ def check_model(path: Path, arguments: argparse.Namespace, folder: Path) -> list
     overrides = SMALL if arguments.small else {}
     original, new, seconds = prepared(path, overrides, folder, arguments.portable)
     print(f"{path.stem:28} compiled in {seconds:.1f} s", flush=True)
+    if arguments.times_only:
+        return check_times(path, folder / f"{path.stem}_new.py")
     torch.manual_seed(7)
     reference = original.make_module().cuda()
     torch.manual_seed(7)
@@ -133,26 +226,37 @@ def check_model(path: Path, arguments: argparse.Namespace, folder: Path) -> list
     full = inputs[0].shape[0]
     # The library leaves small products to cuBLAS where that is faster; a file has its own alone.
     tolerance = 1e-5 if arguments.portable and arguments.small else 0.0
-    for training in (True, False):
-        mode = "training" if training else "eval"
+    for training, gradients in itertools.product((True, False), (False, True)):
+        mode = f"{'training' if training else 'eval'}, gradients {'on' if gradients else 'off'}"
+        for module in (theirs, reference):  # calls that were made of one alone moved its statistics
+            module.load_state_dict(ours.state_dict())
         ours.train(training)
         theirs.train(training)
-        for batch in sorted({2, 3, 64, 67, min(full, 1000), full}):
-            given = [torch.rand(batch, *t.shape[1:], device="cuda") for t in inputs]
-            problems += differences(f"{mode}, batch {batch}", ours, theirs, given, tolerance)
-        wide = [torch.rand(67, t.shape[1] + 3, device="cuda")[:, 1:-2] for t in inputs]
-        problems += differences(f"{mode}, strided", ours, theirs, wide, tolerance)
-        if not training:
-            problems += check_captured(ours, theirs, inputs, tolerance)
-        if arguments.no_timing:
+        # With gradients on, the library stores statistics that a file computes again.
+        allowed = max(tolerance, 1e-6) if gradients else tolerance
+        with torch.set_grad_enabled(gradients):
+            for batch in sorted({2, 3, 64, 67, min(full, 1000), full}):
+                given = [torch.rand(batch, *t.shape[1:], device="cuda") for t in inputs]
+                problems += differences(f"{mode}, batch {batch}", ours, theirs, given, allowed)
+            wide = [torch.rand(67, t.shape[1] + 3, device="cuda")[:, 1:-2] for t in inputs]
+            problems += differences(f"{mode}, strided", ours, theirs, wide, allowed)
+            if not training and not gradients:
+                problems += check_captured(ours, theirs, inputs, tolerance)
+        if not gradients:
             continue
-        ratio, own, library = time_ratio(ours, theirs, inputs, arguments.seconds)
+        few = [t[:256] for t in inputs]
+        reference.load_state_dict(ours.state_dict())
+        problems += check_gradients(mode, reference.train(training), ours, few)
+        peaks = [peak_of_step(module, inputs) for module in (ours, reference)]
         print(
-            f"{path.stem:28} {mode:8} {own:.4f} ms, library {library:.4f} ms, ratio {ratio:.4f}",
-            flush=True,
+            f"{path.stem:28} {mode}: peak {peaks[0] >> 20} MB, eager {peaks[1] >> 20}", flush=True
         )
-        if ratio > 1.02 and not arguments.small:
-            problems.append(f"{mode}: {ratio:.3f} times the library's time")
+        if peaks[0] > 1.01 * peaks[1]:
+            problems.append(f"{mode}: peak memory of {peaks[0]} bytes, eager's {peaks[1]}")
+    if not arguments.no_timing and not arguments.small and not arguments.portable:
+        del reference, ours, theirs
+        torch.cuda.empty_cache()
+        problems += check_times(path, folder / f"{path.stem}_new.py")
     return problems
 
 
@@ -161,19 +265,21 @@ def main() -> int:
     parser.add_argument("models", nargs="*")
     parser.add_argument("--portable", action="store_true")
     parser.add_argument("--small", action="store_true", help="odd, small sizes")
+    parser.add_argument("--times-only", action="store_true", help="no comparison")
     parser.add_argument("--no-timing", action="store_true", help="compare bits alone")
-    parser.add_argument("--seconds", type=float, default=1.0, help="for each timing")
     arguments = parser.parse_args()
     paths = sorted((ROOT / "examples").glob("*.py"))
     if arguments.models:
-        paths = [ROOT / "examples" / f"{Path(name).stem}.py" for name in arguments.models]
+        paths = [
+            Path(name) if name.endswith(".py") else ROOT / "examples" / f"{name}.py"
+            for name in arguments.models
+        ]
     failures = 0
     for path in paths:
         said: list[str] = []
         try:
             with (
                 warnings.catch_warnings(record=True) as caught,
-                torch.no_grad(),
                 tempfile.TemporaryDirectory() as folder,
             ):
                 warnings.simplefilter("always")

@@ -1,0 +1,1 @@
+"""Parts of a standalone file: what its kernels are for, its regions, its forward."""

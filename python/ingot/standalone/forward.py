@@ -1,0 +1,275 @@
+"""The body of ModelNew.forward: which regions run and what PyTorch does between them."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from ingot.capture import Captured
+from ingot.capture.captured import Region, Slot
+from ingot.standalone.printing import (
+    Names,
+    UnprintableError,
+    call_text,
+    tuple_text,
+    value_text,
+    wrapped,
+)
+from ingot.standalone.regions import FileRegion
+
+_MOST_NUMBERS = 1 << 16  # of a constant that is written down
+_INDEXED = (nn.Sequential, nn.ModuleList, nn.ParameterList)
+_KEYED = (nn.ModuleDict, nn.ParameterDict)
+_INLINE = (operator.getitem, torch.ops.aten.sym_size.int)
+
+
+class Signature:
+    """A forward's arguments: those of the call that was captured, by name where they have one."""
+
+    def __init__(self, forward: Any, inputs: Sequence[Any]):
+        own, *parameters = inspect.signature(forward).parameters.values()
+        plain = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        self.owner = own.name
+        self.simple = len(parameters) == len(inputs) and all(
+            p.kind is plain and p.default is inspect.Parameter.empty for p in parameters
+        )
+        names = Names([self.owner, "torch", "args", "kwargs"])
+        found = [p.name for p in parameters if p.kind is plain][: len(inputs)]
+        if self.simple:
+            self.names = found
+            names.taken |= set(found)
+        else:
+            found += ["value"] * (len(inputs) - len(found))
+            self.names = [names.new(name) for name in found]
+        # Every leaf of the arguments, in the order of the capture's.
+        self.leaves: list[tuple[str, Any]] = []
+        for name, value in zip(self.names, inputs, strict=True):
+            self._add(name, value)
+        self.tensors = [text for text, value in self.leaves if isinstance(value, torch.Tensor)]
+
+    def _add(self, text: str, value: Any) -> None:
+        if type(value) in (tuple, list):
+            for index, item in enumerate(value):
+                self._add(f"{text}[{index}]", item)
+        elif type(value) is dict:
+            for key, item in value.items():
+                self._add(f"{text}[{key!r}]", item)
+        else:
+            self.leaves.append((text, value))
+
+    def header(self) -> str:
+        arguments = self.names if self.simple else ["*args", "**kwargs"]
+        return f"def forward({', '.join([self.owner, *arguments])}):"
+
+    def original(self) -> str:
+        arguments = self.names if self.simple else ["*args", "**kwargs"]
+        return f"super().forward({', '.join(arguments)})"
+
+    def unpacked(self) -> list[str]:
+        """Statements that name the arguments."""
+        return [] if self.simple else [f"{tuple_text(self.names)[1:-1]} = args"]
+
+    def declined(self, batches: Sequence[int], batch: str) -> str:
+        """The condition under which the original's forward runs. batches: batch sizes for which it
+        does, batch: an expression for the size."""
+        terms = [] if self.simple else [f"len(args) != {len(self.names)} or kwargs"]
+        tensors = []
+        for text, value in self.leaves:
+            if not self.simple:
+                text = re.sub(r"^\w+", lambda m: f"args[{self.names.index(m[0])}]", text)
+            if isinstance(value, torch.Tensor):
+                tensors.append(text)
+            else:
+                terms.append(f"{text} != {value_text(value, str)}")
+        terms.append(f"_ingot_declines({', '.join([self.owner, *tensors])})")
+        if batches and batch:
+            texts = value_text(tuple(sorted(batches)), str)
+            terms.append(f"{batch} in {texts}" if len(batches) > 1 else f"{batch} == {batches[0]}")
+        return " or ".join(terms)
+
+
+def access(module: nn.Module, path: str, owner: str = "self") -> str:
+    """An expression for a submodule, parameter, buffer or attribute."""
+    text, here = owner, module
+    for part in path.split(".") if path else ():
+        if isinstance(here, _INDEXED) and part.isdigit():
+            text += f"[{part}]"
+        elif isinstance(here, _KEYED):
+            text += f"[{part!r}]"
+        elif part.isidentifier():
+            text += f".{part}"
+        else:
+            text = f"getattr({text}, {part!r})"
+        here = getattr(here, part)
+    return text
+
+
+class Constants:
+    """Tensors that a forward makes from nothing, written down once."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+
+    def text(self, tensor: torch.Tensor, device: str) -> str:
+        same = [
+            at
+            for at, known in enumerate(self.tensors)
+            if known.dtype == tensor.dtype and torch.equal(known, tensor)
+        ]
+        if not same:
+            if tensor.numel() > _MOST_NUMBERS:
+                raise UnprintableError(f"a constant tensor of {tensor.numel()} numbers")
+            self.tensors.append(tensor.detach())
+        return f"_ingot_constant({same[0] if same else len(self.tensors) - 1}, {device})"
+
+    def lines(self) -> list[str]:
+        """One expression for each tensor."""
+        found = []
+        for tensor in self.tensors:
+            values = value_text(tensor.tolist(), str)
+            found.append(f"torch.tensor({values}, dtype={tensor.dtype})")
+        return found
+
+
+class ForwardPrinter:
+    """One mode's run: `regions` are the file's, for each of the capture's in order."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        regions: Sequence[FileRegion],
+        module: nn.Module,
+        signature: Signature,
+        constants: Constants,
+    ):
+        self.captured, self.module, self.signature = captured, module, signature
+        self.constants = constants
+        self.regions = iter(regions)
+        self.names = Names([signature.owner, *signature.names, "torch"])
+        self.device = f"{signature.tensors[0]}.device"
+        self.texts: dict[int, str] = {}
+        self.made: set[str] = set()  # local variables
+        for slot, source in enumerate(captured.sources):
+            self.texts[slot] = self._source(source)
+        self.last_use = self._last_uses()
+
+    def lines(self, indent: str) -> list[str]:
+        body: list[str] = []
+        for position, step in enumerate(self.captured.steps):
+            if isinstance(step, Region):
+                if line := self._run(step):
+                    body += wrapped(line, indent)
+            else:
+                text = call_text(step.target, step.args, step.kwargs, self._text, self.device)
+                if step.target in _INLINE or not step.what:
+                    self.texts[step.result] = text
+                    continue
+                self.texts[step.result] = self.names.new(step.what)
+                self.made.add(self.texts[step.result])
+                body += wrapped(f"{self.texts[step.result]} = {text}", indent)
+            finished = [
+                self.texts[slot]
+                for slot, last in self.last_use.items()
+                if last == position and self.texts.get(slot) in self.made
+            ]
+            if finished and position < len(self.captured.steps) - 1:
+                body += wrapped(f"del {', '.join(finished)}", indent)
+        return [*body, *wrapped(f"return {self._returned()}", indent)]
+
+    def _run(self, step: Region) -> str:
+        region = next(self.regions)
+        single = [getattr(o, "index", None) for o in self.captured.outputs] == step.results
+        if single and len(step.results) == 1:
+            leaves = ", ".join(self.texts[slot] for slot in step.leaves)
+            self.texts[step.results[0]] = f"{region.class_name}.run({leaves})"
+            return ""
+        results = [self.names.new(result["name"]) for result in step.graph["results"]]
+        results = results[: len(step.results)]
+        self.made |= set(results)
+        self.texts.update(zip(step.results, results, strict=True))
+        leaves = ", ".join(self.texts[slot] for slot in step.leaves)
+        call = f"{region.class_name}.run({leaves})"
+        return f"{', '.join(results)} = {call}" if results else call
+
+    def _text(self, slot: Slot) -> str:
+        return self.texts[slot.index]
+
+    def _source(self, source) -> str:
+        if source.kind == "input":
+            return self.signature.tensors[source.index]
+        if source.kind == "constant":
+            found = self._attribute(source.path)
+            if isinstance(found, torch.Tensor):
+                return access(self.module, source.path, self.signature.owner)
+            if not isinstance(source.tensor, torch.Tensor):
+                raise UnprintableError(f"the constant {source.path}")
+            return self.constants.text(source.tensor, self.device)
+        return access(self.module, source.path, self.signature.owner)
+
+    def _attribute(self, path: str) -> Any:
+        found: Any = self.module
+        for part in path.split("."):
+            found = getattr(found, part, None)
+        return found
+
+    def _last_uses(self) -> dict[int, int]:
+        """By slot the last step that reads it, through texts that stand in for it as well."""
+        kept = {o.index for o in self.captured.outputs if isinstance(o, Slot)}
+        last: dict[int, int] = {}
+        inside: dict[int, set[int]] = {}
+        for position, step in enumerate(self.captured.steps):
+            read = (
+                set(step.leaves) if isinstance(step, Region) else _slots((step.args, step.kwargs))
+            )
+            for slot in list(read):
+                read |= inside.get(slot, set())
+            if not isinstance(step, Region):
+                if step.target in _INLINE or not step.what:
+                    inside[step.result] = read
+                    if step.result in kept:
+                        kept |= read
+            last.update(dict.fromkeys(read, position))
+        return {slot: at for slot, at in last.items() if slot not in kept}
+
+    def _returned(self) -> str:
+        outputs = [_Text(value_text(o, self._text)) for o in self.captured.outputs]
+        return _structure(pytree.tree_unflatten(outputs, self.captured.out_spec))
+
+
+class _Text:
+    def __init__(self, text: str):
+        self.text = text
+
+
+def _structure(value: Any) -> str:
+    if isinstance(value, _Text):
+        return value.text
+    if type(value) in (tuple, list):
+        items = [_structure(item) for item in value]
+        return tuple_text(items) if type(value) is tuple else f"[{', '.join(items)}]"
+    if type(value) is dict:
+        return "{" + ", ".join(f"{k!r}: {_structure(v)}" for k, v in value.items()) + "}"
+    fields = getattr(type(value), "_fields", None)
+    if isinstance(value, tuple) and fields:
+        given = ", ".join(f"{name}={_structure(item)}" for name, item in zip(fields, value))
+        return f"{type(value).__qualname__}({given})"
+    if value is None or type(value) in (bool, int, float, str):
+        return value_text(value, str)
+    raise UnprintableError(f"a result of type {type(value).__name__}")
+
+
+def _slots(value: Any) -> set[int]:
+    if isinstance(value, Slot):
+        return {value.index}
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return set().union(*map(_slots, value)) if value else set()
+    return set()

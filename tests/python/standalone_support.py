@@ -1,0 +1,79 @@
+"""Standalone files executed without a GPU: the library's evaluator in place of their kernels."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import torch
+from ingot.model_file import ModelFile, load_model_file
+from ingot.runtime.program import evaluate_fp64
+from ingot.standalone_writer import Standalone
+
+
+def loaded(folder: Path, text: str) -> tuple[ModelFile, ModuleType]:
+    """A written file and the namespace that it makes."""
+    path = folder / "model_new.py"
+    path.write_text(text, encoding="utf-8")
+    file = load_model_file(path, class_name="ModelNew")
+    return file, sys.modules[file.Model.__module__]
+
+
+def on_the_host(folder: Path, standalone: Standalone, *, double: bool = False):
+    """(the file, its namespace, calls): its kernels are the library's evaluator, with the checks of
+    the binding; `calls` fills with what runs: (region, whether results are stored for backward).
+    double: for models in double precision."""
+    text = standalone.render()
+    if double:
+        head, ours = text.split("# ---- Written by Ingot")
+        text = head + "# ---- Written by Ingot" + ours.replace("torch.float32", "torch.float64")
+    file, namespace = loaded(folder, text)
+    calls: list[tuple[str, bool]] = []
+    kernels = {
+        region.name: _Kernels(region, double, calls) for region in standalone.regions.values()
+    }
+    namespace._ingot_extension = lambda text: SimpleNamespace(**kernels)
+    namespace._ingot_problem = lambda model, inputs: None
+    return file, namespace, calls
+
+
+class _Kernels:
+    def __init__(self, region, double: bool, calls: list):
+        self.region, self.double, self.calls = region, double, calls
+
+    def __call__(self, leaves, storing: bool) -> list[torch.Tensor]:
+        taken = self.region.storing if storing else self.region
+        self.calls.append((self.region.name, storing))
+        graph = json.loads(json.dumps(taken.region.graph))
+        for value in graph["values"] if self.double else ():
+            for holder in (value, value.get("attributes", {})):
+                if holder.get("dtype") == "f32":
+                    holder["dtype"] = "f64"
+        self._check(leaves, taken.leaves)
+        given = [leaf.detach() for leaf in leaves]
+        layouts = taken.region.result_layouts
+        results = evaluate_fp64(graph, given, taken.region.leaf_layouts, layouts)
+        for spec, leaf in zip(taken.leaves, leaves):
+            if spec.updated:
+                torch.autograd.graph.increment_version(leaf)
+        return [result.to(self._dtype(spec.dtype)) for result, spec in zip(results, taken.results)]
+
+    def _dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.float64 if self.double and dtype == torch.float32 else dtype
+
+    def _check(self, leaves, specs) -> None:
+        assert len(leaves) == len(specs)
+        batch = taken_batch(leaves, specs)
+        for leaf, spec in zip(leaves, specs):
+            sizes = tuple(-s * batch if s < 0 else s for s in spec.sizes)
+            assert tuple(leaf.shape) == sizes and leaf.dtype == self._dtype(spec.dtype), spec.name
+
+
+def taken_batch(leaves, specs) -> int:
+    for leaf, spec in zip(leaves, specs):
+        for size, wanted in zip(leaf.shape, spec.sizes):
+            if wanted < 0:
+                return size // -wanted
+    return 1

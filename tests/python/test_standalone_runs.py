@@ -1,0 +1,158 @@
+"""What standalone files compute: outputs, buffers, random numbers and gradients of every model of
+tests/models, their kernels replaced by the library's evaluator."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from ingot.model_file import load_model_file
+from ingot.standalone_writer import Standalone
+from standalone_support import on_the_host
+from torch.utils import _pytree as pytree
+
+FOLDER = Path(__file__).resolve().parents[1] / "models"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
+# Computes in half precision inside, whatever the module's own.
+HALF = {"half_inside"}
+# Its own forward writes into what backward needs: PyTorch refuses to differentiate it.
+NOT_DIFFERENTIABLE = {"in_place"}
+
+
+@pytest.fixture(scope="module")
+def written():
+    """Each model's Standalone, made once."""
+    made: dict[str, Standalone] = {}
+
+    def get(name: str) -> Standalone:
+        if name not in made:
+            made[name] = Standalone(load_model_file(FOLDER / f"{name}.py"))
+        return made[name]
+
+    return get
+
+
+def tensors(value) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def pair(standalone: Standalone, file, double: bool):
+    """The original's module and the file's, equal, and inputs for both."""
+    torch.manual_seed(1)
+    reference = standalone.original.make_module()
+    torch.manual_seed(1)
+    ours = file.make_module()
+    inputs = standalone.original.make_inputs()
+    if double:
+        reference, ours = reference.double(), ours.double()
+        inputs = [
+            v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+            for v in inputs
+        ]
+    return reference, ours, inputs
+
+
+def close(found, expected, tolerance: float) -> None:
+    found, expected = pytree.tree_leaves(found), pytree.tree_leaves(expected)
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected):
+        if b is None or a is None:
+            assert a is b
+            continue
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("mode", ["training", "eval"])
+@pytest.mark.parametrize("name", NAMES)
+def test_results_and_state(name, mode, written, tmp_path):
+    standalone = written(name)
+    file, namespace, calls = on_the_host(tmp_path, standalone)
+    reference, ours, inputs = pair(standalone, file, double=False)
+    assert list(ours.state_dict()) == list(reference.state_dict())
+    for module in (reference, ours):
+        module.train(mode == "training")
+    tolerance = 2e-2 if name in HALF else 1e-4
+    with torch.no_grad():
+        for _ in range(2):
+            outputs = []
+            for module in (reference, ours):
+                torch.manual_seed(5)
+                outputs.append(module(*inputs))
+            close(outputs[1], outputs[0], tolerance)
+            after = torch.rand(1)  # as many random numbers were drawn
+            torch.manual_seed(5)
+            reference_again = copy.deepcopy(reference)(*inputs)
+            assert torch.equal(after, torch.rand(1))
+            del reference_again
+    assert calls and not any(storing for _, storing in calls)
+    close(ours.state_dict(), reference.state_dict(), tolerance)
+
+
+def gradients(module, inputs, *, again: bool):
+    """Of the inputs and parameters, for fixed gradients of the outputs; with `again`, those of a
+    product with these gradients."""
+    torch.manual_seed(7)
+    wanted = [t for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    wanted = [*(t.requires_grad_() for t in wanted), *module.parameters()]
+    outputs = [t for t in tensors(module(*inputs)) if t.requires_grad]
+    generator = torch.Generator().manual_seed(3)
+
+    def like(t):
+        return torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype)
+
+    along = [like(t) for t in outputs]
+    options = {"allow_unused": True, "create_graph": again}
+    first = torch.autograd.grad(outputs, wanted, along, **options)
+    if not again:
+        return first
+    kept = [g for g in first if g is not None and g.requires_grad]
+    if not kept:
+        return first, ()
+    total = sum((g * like(g)).sum() for g in kept)
+    return first, torch.autograd.grad(total, wanted, allow_unused=True)
+
+
+def filled(found, like):
+    """Gradients that are zero everywhere may be given as None."""
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, like)]
+
+
+@pytest.mark.parametrize("mode", ["training", "eval"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in HALF | NOT_DIFFERENTIABLE])
+def test_gradients(name, mode, written, tmp_path):
+    standalone = written(name)
+    file, namespace, calls = on_the_host(tmp_path, standalone, double=True)
+    reference, ours, inputs = pair(standalone, file, double=True)
+    for module in (reference, ours):
+        module.train(mode == "training")
+    like = [t for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    like += list(reference.parameters())
+    expected = gradients(copy.deepcopy(reference), inputs, again=False)
+    # No product is computed again: the first derivative never reads the reference.
+    references = {c: c.reference for c in namespace._IngotRegion.__subclasses__()}
+    for region in references:
+        if region.derivative and region.storing:
+            region.reference = None
+    found = gradients(copy.deepcopy(ours), inputs, again=False)
+    for region, own in references.items():
+        region.reference = staticmethod(own)
+    close(filled(found, like), filled(expected, like), 1e-8)
+    expected = gradients(copy.deepcopy(reference), inputs, again=True)
+    found = gradients(copy.deepcopy(ours), inputs, again=True)
+    for a, b in zip(found, expected):
+        close(filled(a, like), filled(b, like), 1e-7)
+
+
+def test_products_are_stored_where_gradients_need_them(written, tmp_path):
+    standalone = written("gelu_softmax")
+    file, namespace, calls = on_the_host(tmp_path, standalone)
+    _, ours, inputs = pair(standalone, file, double=False)
+    ours(*inputs)
+    with torch.no_grad():
+        ours(*inputs)
+    for parameter in ours.parameters():
+        parameter.requires_grad_(False)
+    ours(*inputs)
+    assert [storing for _, storing in calls] == [True, False, False]
