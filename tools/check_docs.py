@@ -1,5 +1,5 @@
 """Checks the documents: links between files resolve, the reference is what the sources say, and the
-commands and code of the tutorial and the how-to pages do what the pages show.
+commands and code of the README, the tutorial and the how-to pages do what the pages show.
 
     python tools/check_docs.py [--no-blocks]
 """
@@ -60,7 +60,7 @@ def main() -> int:
     bad = links + make_reference.stale()
     if "--no-blocks" not in sys.argv[1:]:
         docs = ROOT / "docs"
-        pages = [docs / "tutorial.md", *sorted((docs / "howto").glob("*.md"))]
+        pages = [ROOT / "README.md", docs / "tutorial.md", *sorted((docs / "howto").glob("*.md"))]
         bad += doc_blocks.run_pages(pages, sys.executable)
     print(*bad, sep="\n", end="\n" if bad else "")
     return 1 if bad else 0

@@ -58,10 +58,12 @@ def blocks_of(text: str) -> Iterator[Block]:
 class Page:
     """The blocks of one page, in a folder of their own."""
 
-    def __init__(self, path: Path, python: str, gpu: bool = False) -> None:
+    def __init__(self, path: Path, python: str, gpu: bool = False, installed: bool = False) -> None:
+        """installed: by the package that `python` has, not by the tree's."""
         self._path = path
         self._python = python
         self._gpu = gpu
+        self._installed = installed
         self._printed = ""
         self.ran = self.compiled = 0
 
@@ -69,7 +71,7 @@ class Page:
         """The problems, each with its line."""
         with tempfile.TemporaryDirectory(prefix="ingot-docs-") as name:
             folder = Path(name)
-            self._environment = _environment(folder, self._python)
+            self._environment = _environment(folder, self._python, self._installed)
             for block in blocks_of(self._path.read_text(encoding="utf-8")):
                 try:
                     self._do(block, folder / "work")
@@ -118,7 +120,7 @@ class Page:
             raise BlockError(f"exit status {answer.returncode}:\n{tail}")
 
 
-def _environment(folder: Path, python: str) -> dict:
+def _environment(folder: Path, python: str, installed: bool) -> dict:
     """With `ingot` and `python` on the PATH, and nothing written outside the folder."""
     for name in ("bin", "work", "cache"):
         (folder / name).mkdir()
@@ -138,6 +140,10 @@ def _environment(folder: Path, python: str) -> dict:
     }
     # Small models: a second thread would only wait for the first, and spin while others work.
     environment["OMP_NUM_THREADS"] = "1"
+    if installed:
+        for name in ("PYTHONPATH", "INGOT_LIBRARY"):
+            environment.pop(name, None)
+        return environment
     environment.setdefault("INGOT_LIBRARY", str(ROOT / "build" / "release" / "libingot.so"))
     return environment
 

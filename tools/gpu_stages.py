@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gpu_golden
+
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 CHECKS = ROOT / "tools" / "gpu_checks"
@@ -373,6 +375,22 @@ def sweep(part: str, settings: Settings) -> Outcome:
     return outcome(answer.returncode, lines)
 
 
+# user --------------------------------------------------------------------------------------------
+
+
+def user_missing(settings: Settings) -> str:
+    from gpu_checks import user_commands
+
+    return user_commands.missing()
+
+
+def user_steps(settings: Settings) -> list[Step]:
+    from gpu_checks import user_scenarios
+
+    found = user_scenarios.scenarios(settings)
+    return [Step(name, scenario, alone=scenario.alone) for name, scenario in found.items()]
+
+
 # bench -------------------------------------------------------------------------------------------
 
 
@@ -412,6 +430,13 @@ def bench(case: Any, settings: Settings) -> Outcome:
 
 
 STAGES = {
+    "user": Stage(
+        user_steps,
+        lambda scenario, settings: scenario(settings),
+        "what users type, with an installed wheel: every command, page, setting; seed models",
+        seconds=60.0,
+        missing=user_missing,
+    ),
     "correctness": Stage(
         correctness_steps,
         verify_example,
@@ -463,6 +488,13 @@ STAGES = {
         devices,
         "the same bits on each of several GPUs, in one process",
         seconds=40.0,
+    ),
+    "golden": Stage(
+        gpu_golden.steps,
+        gpu_golden.do,
+        "the bits and the times of an older build of the library",
+        seconds=240.0,
+        missing=gpu_golden.missing,
     ),
     "latency": Stage(
         lambda settings: [Step("first calls", alone=True)],

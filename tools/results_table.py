@@ -1,7 +1,7 @@
-"""Writes the README's table of measured results from bench/results/*.json.
+"""Writes the tables of results in docs/results.md and README.md from bench/results/*.json.
 
-    tools/results_table.py            rewrites the part of README.md between the two markers
-    tools/results_table.py --check    fails if that part is not what the records give
+    tools/results_table.py            rewrites the parts between the two markers, and the picture
+    tools/results_table.py --check    fails if those parts are not what the records give
 
 bench/results/<machine>.json holds a list of records of whole models; times are milliseconds, errors
 are relative Frobenius errors against fp64. bench/results/products/<machine>.json, where it exists,
@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
+PICTURE = ROOT / "docs" / "pictures" / "seed-models.svg"
 BEGIN = "<!-- results: written by tools/results_table.py from bench/results -->"
 END = "<!-- end of results -->"
 KEY_COLUMNS = 4
@@ -182,34 +182,110 @@ def tables(folder: Path) -> str:
     return "\n\n".join(parts) or "No results have been recorded yet."
 
 
-def expected(text: str, folder: Path) -> str:
-    """The README's text with the part between the markers made anew."""
+# The README's: the seed models as they are trained, in the default type, and one in 16 bits.
+SHOWN = (
+    ("gemm_scale_bn", "1024×8192→8192", "fp32"),
+    ("gemm_scale_bn", "16384×4096→4096", "fp32"),
+    ("gemm_bn_scale_softmax", "1024×8192→8192", "fp32"),
+    ("gemm_scale_bn", "16384×4096→4096", "bf16"),
+)
+BARS = {
+    "eager": "eager_ms",
+    "torch.compile": "compile_ms",
+    "eager, TF32 allowed": "eager_tf32_ms",
+    "Ingot": "ingot_ms",
+}
+
+
+def shown(folder: Path) -> list:
+    """Records of SHOWN on the GPU, in training mode."""
+    records = json.loads((folder / "nvidia-h200.json").read_text(encoding="utf-8"))
+    found = {(r["model"], r["shape"], r["dtype"]): r for r in records if r["mode"] == "training"}
+    return [found[key] for key in SHOWN]
+
+
+def short_table(folder: Path) -> str:
+    headings = ["model, in training mode", "type", "eager", "torch.compile", "Ingot", "× eager"]
+    headings += ["error", "eager's error"]
+    rows = [
+        line(
+            [
+                f"`{r['model']}` {r['shape']}",
+                r["dtype"],
+                f"{r['eager_ms']:.3f}",
+                number(r["compile_ms"], ".3f"),
+                f"{r['ingot_ms']:.3f}",
+                f"**{r['eager_ms'] / r['ingot_ms']:.2f}**",
+                f"{r['error']:.1e}",
+                f"{r['eager_error']:.1e}",
+            ]
+        )
+        for r in shown(folder)
+    ]
+    rule = "| --- | --- |" + " ---: |" * (len(headings) - 2)
+    return "\n".join([line(headings), rule, *rows])
+
+
+def draw(folder: Path) -> None:
+    """Bars of time, each with its error, for the fp32 models of SHOWN."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "ingot"
+    from matplotlib import pyplot
+
+    records = [r for r in shown(folder) if r["dtype"] == "fp32"]
+    figure, axes = pyplot.subplots(1, len(records), figsize=(10, 2.4), layout="constrained")
+    for axis, record in zip(axes, records):
+        names = list(BARS)[::-1]
+        times = [record.get(BARS[name]) or 0 for name in names]
+        colours = ["#c2410c" if name == "Ingot" else "#94a3b8" for name in names]
+        bars = axis.barh(names, times, color=colours)
+        axis.bar_label(bars, [f"{t:.2f} ms" for t in times], padding=3, fontsize=8)
+        axis.set_title(f"{record['model']}\n{record['shape']}", fontsize=9)
+        axis.set_xlim(0, 1.3 * max(times))
+        axis.set_xticks([])
+        axis.tick_params(labelsize=8, left=False, labelleft=axis is axes[0])
+        for side in axis.spines.values():
+            side.set_visible(False)
+    figure.savefig(PICTURE, metadata={"Date": None})
+
+
+def expected(document: Path, part: str) -> str:
+    """A document's text with the part between the markers made anew."""
+    text = document.read_text(encoding="utf-8")
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise SystemExit(f"README.md lacks the markers {BEGIN!r} and {END!r}")
-    return f"{before}{begin}\n{tables(folder)}\n{end}{after}"
+        raise SystemExit(f"{document.name} lacks the markers {BEGIN!r} and {END!r}")
+    return f"{before}{begin}\n{part}\n{end}{after}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    text = README.read_text(encoding="utf-8")
-    wanted = expected(text, ROOT / "bench" / "results")
-    if text == wanted:
-        return 0
-    if arguments.check:
-        print(
-            "README.md: the results table is not what bench/results gives; run "
-            "tools/results_table.py",
-            file=sys.stderr,
-        )
-        return 1
-    temporary = README.with_suffix(".md.new")
-    temporary.write_text(wanted, encoding="utf-8")
-    os.replace(temporary, README)
-    return 0
+    folder = ROOT / "bench" / "results"
+    parts = {"README.md": short_table(folder), "docs/results.md": tables(folder)}
+    status = 0
+    for name, part in parts.items():
+        document = ROOT / name
+        wanted = expected(document, part)
+        if document.read_text(encoding="utf-8") == wanted:
+            continue
+        if arguments.check:
+            print(
+                f"{name}: its table is not what bench/results gives; run tools/results_table.py",
+                file=sys.stderr,
+            )
+            status = 1
+            continue
+        temporary = document.with_suffix(".md.new")
+        temporary.write_text(wanted, encoding="utf-8")
+        os.replace(temporary, document)
+    if not arguments.check:
+        draw(folder)
+    return status
 
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ __all__ = ["IngotError", "IngotWarning", "OptimizedModule", "TunedProduct", "opt
 
 _HOMES = {
     "IngotError": "ingot.runtime.library",
-    "IngotWarning": "ingot.dispatch",
-    "OptimizedModule": "ingot.module",
+    "IngotWarning": "ingot.live.backend",
+    "OptimizedModule": "ingot.live.module",
     "TunedProduct": "ingot.tuning",
-    "optimize": "ingot.module",
+    "optimize": "ingot.live.module",
     "tune": "ingot.tuning",
 }
 

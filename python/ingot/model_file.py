@@ -1,5 +1,8 @@
 """Model files: programs that define `Model`, `get_inputs` and `get_init_inputs`.
 
+Both functions give arguments: a list of positional ones, a dict of keyword ones, or a list of both,
+`[[x, y], {"scale": 2.0}]`.
+
 A model file is executed, with everything that it does. Constants at its top level can be overridden
 before that, in its text, so that whatever the file computes from them follows.
 """
@@ -7,6 +10,7 @@ before that, in its text, so that whatever the file computes from them follows.
 from __future__ import annotations
 
 import ast
+import inspect
 import itertools
 import linecache
 import os
@@ -42,30 +46,85 @@ class ModelFile:
 
     def make_module(self) -> Any:
         """Model(*get_init_inputs()). Raises ModelFileError with the line that raised."""
-        arguments = self._listed("get_init_inputs", self.get_init_inputs)
-        module = _guarded(self.path, f"{self.class_name}(...)", lambda: self.Model(*arguments))
+        args, kwargs = arguments_of(self._given("get_init_inputs", self.get_init_inputs))
+        module = _guarded(self.path, f"{self.class_name}(...)", lambda: self.Model(*args, **kwargs))
         import torch
 
         if not isinstance(module, torch.nn.Module):
             raise ModelFileError(f"{self.path}: {self.class_name} is not an nn.Module")
         return module
 
-    def make_inputs(self) -> list:
-        """get_inputs(), checked to be a list with a tensor in it."""
-        inputs = self._listed("get_inputs", self.get_inputs)
+    def make_inputs(self, device: Any = None) -> list:
+        """get_inputs() as a call's positional arguments, checked to hold a tensor; on `device`
+        where one is given. Keyword arguments take their places among forward's parameters."""
+        given = self._given("get_inputs", self.get_inputs)
+        inputs = self._in_order(given)
         import torch
+        from torch.utils import _pytree as pytree
 
-        if not any(isinstance(item, torch.Tensor) for item in inputs):
+        if not any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(inputs)):
             raise ModelFileError(f"{self.path}: get_inputs() gives no tensor")
-        return inputs
+        if device is None:
+            return inputs
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs)
 
-    def _listed(self, name: str, function: Callable[[], Any]) -> list:
+    def _given(self, name: str, function: Callable[[], Any]) -> Any:
         result = _guarded(self.path, f"{name}()", function)
-        if not isinstance(result, (list, tuple)):
+        if not isinstance(result, (list, tuple, dict)):
             raise ModelFileError(
-                f"{self.path}: {name}() gives a {type(result).__name__}; it must give a list"
+                f"{self.path}: {name}() gives a {type(result).__name__}; it must give a list of "
+                "arguments, or a dict of keyword arguments"
             )
-        return list(result)
+        return result
+
+    def _in_order(self, given: Any) -> list:
+        """A call's arguments, all positional."""
+        args, kwargs = arguments_of(given)
+        if not kwargs:
+            return list(given) if not isinstance(given, dict) else []
+        parameters = _parameters(self.Model.forward)
+        # A list and a dict may as well be two arguments of forward's own.
+        if not isinstance(given, dict) and not set(kwargs) <= set(parameters[len(args) :]):
+            return list(given)
+        try:
+            bound = inspect.signature(self.Model.forward).bind(None, *args, **kwargs)
+        except TypeError as error:
+            raise ModelFileError(
+                f"{self.path}: get_inputs() does not fit {self.class_name}.forward: {error}"
+            ) from error
+        for name in kwargs:
+            if name not in parameters:
+                raise ModelFileError(
+                    f"{self.path}: {self.class_name}.forward takes '{name}' by keyword alone; give "
+                    "it a place among the positional parameters"
+                )
+        last = max(parameters.index(name) for name in kwargs)
+        bound.apply_defaults()
+        return [bound.arguments[name] for name in parameters[: last + 1]]
+
+
+def arguments_of(given: Any) -> tuple[list, dict]:
+    """(positional, keyword) arguments from what get_init_inputs() or get_inputs() gives."""
+    if isinstance(given, dict):
+        return [], dict(given)
+    if len(given) == 2 and isinstance(given[0], (list, tuple)) and isinstance(given[1], dict):
+        return list(given[0]), dict(given[1])
+    return list(given), {}
+
+
+def batch_of(inputs: list) -> int | None:
+    """The first extent of the first tensor that has one."""
+    from torch.utils import _pytree as pytree
+
+    leaves = pytree.tree_leaves(inputs)
+    return next((int(leaf.shape[0]) for leaf in leaves if getattr(leaf, "ndim", 0)), None)
+
+
+def _parameters(forward: Callable) -> list[str]:
+    """Names of those that can be given by place, without self."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(forward).parameters.values()
+    return [p.name for p in parameters if p.kind in kinds][1:]
 
 
 _serial = itertools.count()

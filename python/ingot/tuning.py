@@ -9,6 +9,8 @@ product that has an entry keeps it, so that its bits stay the same; `again=True`
 from __future__ import annotations
 
 import json
+import os
+import stat
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -21,7 +23,8 @@ import torch
 from torch import nn
 
 from ingot.runtime.library import IngotError
-from ingot.runtime.program import TORCH_DTYPES, Program
+from ingot.runtime.program import Program
+from ingot.runtime.signature import TORCH_DTYPES
 
 FORMAT = "ingot_tuned_products"
 ROUNDS = 15
@@ -107,12 +110,13 @@ def tune_program(
 def _programs(module, example_inputs, precision, options) -> list[tuple[Program, int]]:
     """What the module is compiled to, with the batch size of the inputs."""
     from ingot.capture.exporting import batched_inputs
-    from ingot.module import optimize
+    from ingot.live.module import optimize
 
-    optimized = optimize(module, example_inputs, precision=precision, options=options)
+    with torch.no_grad():
+        optimized = optimize(module, example_inputs, precision=precision, options=options)
     batch = batched_inputs([v for v in example_inputs if isinstance(v, torch.Tensor)])[1]
-    entries = [e for e in optimized._ingot.entries.values() if e.compiled is not None]
-    return [(program, batch) for entry in entries for program in entry.compiled.programs]
+    graphs = [g for g in optimized._ingot.graphs if g.compiled is not None]
+    return [(program, batch) for graph in graphs for program in graph.compiled.programs]
 
 
 def _tunable(program: Program, batch: int) -> list[dict]:
@@ -214,15 +218,31 @@ def _gpu_of(module: nn.Module, example_inputs: Sequence[Any]) -> torch.device:
 def read(file: Path) -> dict:
     """Entries by key; none where the file is absent, damaged or of another format."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(_private_text(file))
         if content[FORMAT] != 1:
             return {}
         return {k: v for k, v in content["products"].items() if isinstance(v.get("choice"), str)}
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except OSError as problem:
+        warnings.warn(f"ingot: {file} is not used: {problem}", stacklevel=2)
+        return {}
+    except (ValueError, TypeError, KeyError, AttributeError):
         warnings.warn(f"ingot: {file} is damaged; what was tuned before is lost", stacklevel=2)
         return {}
+
+
+def _private_text(file: Path) -> str:
+    """Of a file that nobody but this user can have written: the library reads no other."""
+    with open(
+        os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), encoding="utf-8"
+    ) as opened:
+        about = os.fstat(opened.fileno())
+        if about.st_uid != os.geteuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise PermissionError("another user may have written it")
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError("it is no plain file")
+        return opened.read()
 
 
 def remember(file: Path, products: Sequence[TunedProduct]) -> None:
@@ -232,7 +252,7 @@ def remember(file: Path, products: Sequence[TunedProduct]) -> None:
     from ingot.bench.records import write_whole
 
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(f"{file}.lock", timeout=30):
             entries = read(file)
             for product in products:

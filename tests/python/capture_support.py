@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from ingot.capture import Captured, Region, capture
 from ingot.capture.captured import Slot
-from ingot.execution import _lookup, _resolve
+from ingot.live.compiled import _resolve
 from ingot.runtime.program import evaluate_fp64
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -15,8 +15,7 @@ def run_fp64(captured: Captured, module: nn.Module, inputs) -> object:
     """What the capture computes, its regions evaluated by the reference and nothing rewritten."""
     values: list = [None] * captured.slots
     for slot, source in enumerate(captured.sources):
-        members, name = _lookup(source, module)
-        values[slot] = inputs[name] if members is None else members[name]
+        values[slot] = _tensor(source, module, inputs)
     for step in captured.steps:
         if isinstance(step, Region):
             leaves = [values[slot] for slot in step.leaves]
@@ -28,6 +27,16 @@ def run_fp64(captured: Captured, module: nn.Module, inputs) -> object:
             values[step.result] = step.target(*args, **kwargs)
     outputs = [values[o.index] if isinstance(o, Slot) else o for o in captured.outputs]
     return pytree.tree_unflatten(outputs, captured.out_spec)
+
+
+def _tensor(source, module: nn.Module, inputs) -> torch.Tensor:
+    if source.kind == "input":
+        return inputs[source.index]
+    if source.kind == "constant":
+        return source.tensor
+    path, _, name = source.path.rpartition(".")
+    owner = module.get_submodule(path)
+    return (owner._parameters if source.kind == "parameter" else owner._buffers)[name]
 
 
 def check_capture(module: nn.Module, *inputs: torch.Tensor, batches=(3, 5)) -> Captured:

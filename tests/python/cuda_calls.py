@@ -8,11 +8,12 @@ import json
 import os
 import sys
 
-import ingot
 import torch
+from ingot.capture import capture
 from ingot.model_file import load_model_file
-from ingot.runtime.library import Tensor, library
+from ingot.runtime.library import Call, Tensor, library
 from ingot.runtime.program import Program
+from ingot.runtime.signature import BATCH, DTYPE_CODES
 
 COUNTED = (
     "cuCtxGetCurrent",
@@ -49,36 +50,55 @@ class Called:
         self.fake = fake
         loaded = load_model_file(example, {**SIZES, "batch_size": batch})
         module = loaded.make_module().train(mode == "training")
-        with torch.no_grad():
-            optimised = ingot.optimize(module, loaded.make_inputs())
-            optimised(*loaded.make_inputs())
-        on_host = optimised._ingot.last.compiled.direct
+        (region,) = capture(module, tuple(loaded.make_inputs())).regions
         options = {"capabilities": {"replay": replay}}
-        self.program = Program(on_host.graph, device="cuda", options=options)
-        self.names = on_host.leaf_names
-        count = len(self.names) + 1
-        template = on_host.last_binding.template[-count * ctypes.sizeof(Tensor) :]
-        self.tensors = (Tensor * count).from_buffer_copy(template)
-        for index, tensor in enumerate(self.tensors):
-            tensor.device, tensor.data = 0, 0x100000000 + index * 0x1000000
+        self.program = Program(region.graph, device="cuda", options=options)
+        self.names = self.program.leaf_names
+        bound = [*self.program.signature.leaves, *self.program.signature.results]
+        self.tensors = (Tensor * len(bound))()
+        for index, (entry, tensor) in enumerate(zip(self.tensors, bound)):
+            sizes = [batch if extent == BATCH else extent for extent in tensor.shape]
+            entry.sizes[:], entry.strides[:] = sizes, torch.empty(sizes, device="meta").stride()
+            entry.dtype, entry.device = DTYPE_CODES[tensor.dtype], 0
+            entry.data = 0x100000000 + index * 0x1000000
         self.program.prepare(batch, 0)
 
-    def run(self, batch: int, workspace: int = 0x900000000) -> dict[str, int]:
+    def run(self, batch: int, workspace: int = 0x900000000, frozen: int = 0) -> dict[str, int]:
         """What it asked for."""
         before = self.counts()
-        loaded, size = library(), self.program.workspace_size(batch)
+        call = Call(
+            program=self.program._handle,
+            batch=batch,
+            tensors=ctypes.addressof(self.tensors),
+            count=len(self.tensors),
+            workspace=workspace,
+            workspace_bytes=self.program.workspace_size(batch),
+            frozen=frozen,
+            frozen_bytes=self.frozen_bytes(),
+            stream=STREAM,
+        )
+        loaded = library()
+        loaded.check(loaded.ingot_program_call(ctypes.addressof(call)))
+        return {name: n - before[name] for name, n in self.counts().items() if n != before[name]}
+
+    def freeze(self, batch: int, frozen: int) -> None:
+        loaded = library()
         loaded.check(
-            loaded.ingot_program_run(
+            loaded.ingot_program_freeze(
                 self.program._handle,
                 batch,
                 ctypes.addressof(self.tensors),
                 len(self.tensors),
-                workspace,
-                size,
+                frozen,
+                self.frozen_bytes(),
                 STREAM,
             )
         )
-        return {name: n - before[name] for name, n in self.counts().items() if n != before[name]}
+
+    def frozen_bytes(self) -> int:
+        size, loaded = ctypes.c_size_t(), library()
+        loaded.check(loaded.ingot_program_frozen_size(self.program._handle, ctypes.byref(size)))
+        return size.value
 
     def counts(self) -> dict[str, int]:
         return {name: self.fake.fake_calls(name.encode()) for name in COUNTED}
@@ -140,6 +160,49 @@ def replays(fake: ctypes.CDLL, example: str) -> dict:
     }
 
 
+def packed_weights(fake: ctypes.CDLL, example: str) -> dict[str, bool]:
+    """Whether a call's product reads the packed weight that it is given."""
+    batch, frozen = 8192, 0x700000000
+    called = Called(fake, example, "eval", batch, replay=True)
+    weight = called.tensors[called.names.index("gemm.weight")]
+
+    def reads_packed(place: int, times: int = 1) -> bool:
+        workspace = 0x900000000 + place * 0x10000000
+        for _ in range(times):
+            asked = called.run(batch, workspace, frozen)
+        # The product is the last launch.
+        last = asked.get("cuLaunchKernelEx", 2) - 1
+        fake.fake_record(called.counts()["cuLaunchKernelEx"] + last)
+        called.run(batch, workspace, frozen)
+        fake.fake_record(-1)
+        address = Launch.from_address(fake.fake_recorded()).words[0]
+        return frozen <= address < frozen + called.frozen_bytes()
+
+    def transpose() -> None:
+        strides = weight.strides
+        strides[1], strides[3] = strides[3], strides[1]
+
+    answers = {"never packed": reads_packed(0)}
+    called.freeze(batch, frozen)
+    answers["packed"] = reads_packed(1)
+    transpose()
+    answers["transposed"] = reads_packed(2)
+    called.freeze(batch, frozen)
+    answers["transposed, packed again"] = reads_packed(3)
+    transpose()
+    answers["transposed back"] = reads_packed(4)
+    called.freeze(batch, frozen)
+    weight.data += 0x1000000
+    answers["moved"] = reads_packed(5)
+    weight.data -= 0x1000000
+    answers["replayed"] = reads_packed(6, times=20)
+    transpose()
+    called.freeze(batch, frozen)
+    transpose()
+    answers["replayed, packed otherwise since"] = reads_packed(6)
+    return answers
+
+
 def main() -> None:
     fake = ctypes.CDLL(os.environ["INGOT_LIBCUDA"])
     fake.fake_recorded.restype = ctypes.c_void_p
@@ -163,6 +226,7 @@ def main() -> None:
             }
             if name == "gemm_scale_bn.py eval":  # the product itself stores the result
                 answers["replays"] = replays(fake, example)
+                answers["packed weights"] = packed_weights(fake, example)
                 answers[name]["addresses followed"] = follow_addresses(called, 8192)
     print(json.dumps(answers))
 

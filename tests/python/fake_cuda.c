@@ -1,8 +1,11 @@
 /* Stands for libcuda and NVRTC on a machine with neither: one GPU of compute capability 9.0 whose
- * kernels do nothing. Counts calls, so that a test can say what a call of a program costs the host.
- * Compilation "succeeds" with any text. */
+ * kernels do nothing. Counts calls, so that a test can say what a call of a program costs the host,
+ * and writes down launches, so that two builds of the library can be compared. Compilation
+ * "succeeds" with any text: a kernel's code is its text. */
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define COUNTED(X)                                                                        \
@@ -29,8 +32,15 @@ long fake_calls(const char* name) {
 
 /* The driver ------------------------------------------------------------------------------------*/
 
-static char context_here, functions[4096], modules[1024];
-static int modules_loaded, functions_found;
+static char context_here;
+
+/* A kernel: its name, the text that it is in, and how many bytes each argument has. */
+enum { kMostArguments = 8 };
+typedef struct {
+  char* name;
+  const char* text;
+  int arguments, sizes[kMostArguments];
+} function;
 
 int cuInit(unsigned flags) { return (void)flags, 0; }
 int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
@@ -73,18 +83,59 @@ int cuCtxGetDevice(int* device) {
   return *device = 0, 0;
 }
 int cuModuleLoadData(void** module, const void* image) {
-  (void)image;
   COUNT(cuModuleLoadData);
-  return *module = &modules[modules_loaded++ % 1024], 0;
+  return *module = strdup(image), 0; /* functions keep it, after it was unloaded */
 }
 int cuModuleUnload(void* module) { return (void)module, 0; }
-int cuModuleGetFunction(void** function, void* module, const char* name) {
-  (void)module, (void)name;
-  COUNT(cuModuleGetFunction);
-  return *function = &functions[functions_found++ % 4096], 0;
+
+/* Tensors of a kernel's operands: fields of the struct in its text, but for one that nobody reads. */
+static int tensors_in(const char* text) {
+  int count = 0;
+  const char* at = strstr(text, "struct Operands {");
+  const char* end = at == NULL ? NULL : strstr(at, "};");
+  for (; end != NULL && (at = strstr(at, "    Tensor ")) != NULL && at < end; ++at) {
+    count += strncmp(at, "    Tensor none;", 16) != 0;
+  }
+  return count;
 }
-int cuFuncSetAttribute(void* function, int attribute, int value) {
-  (void)function, (void)attribute, (void)value;
+
+/* By the type that an argument is declared with. The sizes of structs are given to the compiler. */
+static int size_of(const char* argument, const char* text) {
+  if (strstr(argument, "TensorMap")) return 128;
+  if (strstr(argument, "ProductArgs")) return PRODUCT_ARGS;
+  if (strstr(argument, "PackedOperands")) return PACKED_OPERANDS;
+  if (strstr(argument, "SplitArgs")) return SPLIT_ARGS;
+  if (strstr(argument, "CopyExtents")) return 32;
+  if (strstr(argument, "::Tensor ")) return TENSOR;
+  if (strstr(argument, "::Params") || strstr(argument, "::Operands"))
+    return TENSOR * tensors_in(text);
+  if (strchr(argument, '*') || strstr(argument, "i64")) return 8;
+  fprintf(stderr, "fake_cuda: an argument of unknown type: %s\n", argument);
+  abort();
+}
+
+int cuModuleGetFunction(void** found, void* module, const char* name) {
+  COUNT(cuModuleGetFunction);
+  function* made = calloc(1, sizeof(function));
+  made->name = strdup(name);
+  made->text = module;
+  char head[300];
+  snprintf(head, sizeof(head), " %s(", name);
+  const char* at = strstr(made->text, head);
+  if (at == NULL) return 500; /* not found */
+  at += strlen(head);
+  for (int last = 0; !last; ++made->arguments) {
+    const size_t length = strcspn(at, ",)");
+    char* argument = strndup(at, length);
+    made->sizes[made->arguments] = size_of(argument, made->text);
+    free(argument);
+    last = at[length] == ')';
+    at += length + 1;
+  }
+  return *found = made, 0;
+}
+int cuFuncSetAttribute(void* of, int attribute, int value) {
+  (void)of, (void)attribute, (void)value;
   return COUNT(cuFuncSetAttribute), 0;
 }
 
@@ -93,13 +144,15 @@ int cuTensorMapEncodeTiled(uint64_t* map, int type, uint32_t rank, void* base,
                            const uint64_t* extents, const uint64_t* strides, const uint32_t* box,
                            const uint32_t* steps, int interleave, int swizzle, int promotion,
                            int fill) {
-  (void)type, (void)rank, (void)strides, (void)box, (void)steps;
-  (void)interleave, (void)swizzle, (void)promotion, (void)fill;
+  (void)rank, (void)steps, (void)interleave, (void)fill;
   COUNT(cuTensorMapEncodeTiled);
   memset(map, 0, 128);
   map[0] = (uint64_t)(uintptr_t)base;
   map[1] = extents[0];
   map[2] = extents[1];
+  map[3] = strides[0];
+  map[4] = (uint64_t)box[0] << 32 | box[1];
+  map[5] = (uint64_t)type << 32 | (uint64_t)swizzle << 16 | (uint64_t)promotion;
   return 0;
 }
 int cuOccupancyMaxActiveClusters(int* clusters, void* function, const void* config) {
@@ -113,9 +166,12 @@ int cuGetErrorString(int result, const char** text) { return (void)result, *text
 /* Launches --------------------------------------------------------------------------------------*/
 
 typedef struct {
+  unsigned id, padding, value[16];
+} launch_attribute;
+typedef struct {
   unsigned grid[3], block[3], shared_bytes;
   void* stream;
-  const void* attributes;
+  const launch_attribute* attributes;
   unsigned attribute_count;
 } launch_config;
 
@@ -149,14 +205,115 @@ static void record(const launch_config* config, void** arguments, launch_record*
   for (int i = 0; i < kWords; ++i) memcpy(&to->words[i], arguments[i], 8);
 }
 
-int cuLaunchKernelEx(const launch_config* config, void* function, void** arguments, void** extra) {
-  (void)function, (void)extra;
+/* The log of launches: a text, a line for each. */
+static FILE* log_file;
+static char* log_text;
+static size_t log_bytes;
+
+void fake_log_start(void) { log_file = open_memstream(&log_text, &log_bytes); }
+const char* fake_log_end(void) { /* valid until the next one ends */
+  static char* last = NULL;
+  free(last);
+  fclose(log_file);
+  log_file = NULL;
+  return last = log_text;
+}
+
+static unsigned long hash_of(const char* text) {
+  unsigned long hash = 5381;
+  while (*text) hash = hash * 33 + (unsigned char)*text++;
+  return hash;
+}
+
+static void write_down(const launch_config* config, const function* kernel, void** arguments) {
+  fprintf(log_file, "%s of %016lx, %u x %u threads, %u bytes", kernel->name, hash_of(kernel->text),
+          config->grid[0], config->block[0], config->shared_bytes);
+  for (unsigned i = 0; i < config->attribute_count; ++i) {
+    const launch_attribute* attribute = &config->attributes[i];
+    fprintf(log_file, ", attribute %u: %u", attribute->id, attribute->value[0]);
+  }
+  for (int i = 0; i < kernel->arguments; ++i) {
+    fprintf(log_file, " |");
+    for (int byte = 0; byte < kernel->sizes[i]; byte += 4) {
+      uint32_t word;
+      memcpy(&word, (char*)arguments[i] + byte, 4);
+      fprintf(log_file, " %x", word);
+    }
+  }
+  fprintf(log_file, "\n");
+}
+
+int cuLaunchKernelEx(const launch_config* config, void* kernel, void** arguments, void** extra) {
+  (void)extra;
+  if (log_file != NULL) write_down(config, kernel, arguments);
   if (capturing != NULL) {
     if (config->stream != capturing_stream) return 1;
     if (++capturing->launches == 2) record(config, arguments, &capturing->second);
     return 0;
   }
   if (COUNT(cuLaunchKernelEx) == wanted) record(config, arguments, &recorded);
+  return 0;
+}
+
+/* cuBLASLt ----------------------------------------------------------------------------------------
+ * Descriptions are what was said of them: the words that made them, then those of attributes. */
+
+enum { kWordsOfIt = 16 };
+typedef struct {
+  uint64_t words[kWordsOfIt];
+} description;
+static int make(void** made, uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
+  description* it = *made = calloc(1, sizeof(description));
+  it->words[0] = a, it->words[1] = b, it->words[2] = c, it->words[3] = d;
+  return 0;
+}
+static int set(void* of, int attribute, const void* value, size_t bytes) {
+  return memcpy(&((description*)of)->words[4 + attribute], value, bytes), 0;
+}
+size_t cublasLtGetVersion(void) { return 130000; }
+int cublasLtCreate(void** handle) { return make(handle, 0, 0, 0, 0); }
+int cublasLtDestroy(void* handle) { return free(handle), 0; }
+int cublasLtMatmulDescCreate(void** made, int compute, int scale) {
+  return make(made, (uint64_t)compute, (uint64_t)scale, 0, 0);
+}
+int cublasLtMatmulDescDestroy(void* it) { return free(it), 0; }
+int cublasLtMatmulDescSetAttribute(void* of, int attribute, const void* value, size_t bytes) {
+  return set(of, attribute, value, bytes);
+}
+int cublasLtMatrixLayoutCreate(void** made, int type, uint64_t rows, uint64_t columns, int64_t ld) {
+  return make(made, (uint64_t)type, rows, columns, (uint64_t)ld);
+}
+int cublasLtMatrixLayoutDestroy(void* it) { return free(it), 0; }
+int cublasLtMatrixLayoutSetAttribute(void* of, int attribute, const void* value, size_t bytes) {
+  return set(of, attribute, value, bytes);
+}
+int cublasLtMatmulPreferenceCreate(void** made) { return make(made, 0, 0, 0, 0); }
+int cublasLtMatmulPreferenceDestroy(void* it) { return free(it), 0; }
+int cublasLtMatmulPreferenceSetAttribute(void* of, int attribute, const void* value, size_t bytes) {
+  return set(of, attribute, value, bytes);
+}
+int cublasLtMatmulAlgoGetHeuristic(void* handle, void* how, void* a, void* b, void* c, void* d,
+                                   void* preference, int wanted, void* results, int* count) {
+  (void)handle, (void)how, (void)a, (void)b, (void)c, (void)d, (void)preference, (void)wanted;
+  (void)results;
+  return *count = 1, 0;
+}
+static void write_description(const description* it) {
+  for (int i = 0; i < kWordsOfIt; ++i) fprintf(log_file, " %llx", (unsigned long long)it->words[i]);
+}
+int cublasLtMatmul(void* handle, void* how, const void* alpha, const void* a, void* a_layout,
+                   const void* b, void* b_layout, const void* beta, const void* c, void* c_layout,
+                   void* d, void* d_layout, const void* algorithm, void* workspace, size_t bytes,
+                   void* stream) {
+  (void)handle, (void)alpha, (void)beta, (void)c, (void)c_layout, (void)algorithm, (void)stream;
+  if (log_file == NULL) return 0;
+  fprintf(log_file, "cublasLtMatmul of %p and %p to %p with %p, %zu bytes |", a, b, d, workspace,
+          bytes);
+  write_description(how);
+  write_description(a_layout);
+  write_description(b_layout);
+  write_description(d_layout);
+  fprintf(log_file, "\n");
   return 0;
 }
 
@@ -207,29 +364,23 @@ int cuGraphLaunch(void* which, void* stream) {
 
 /* NVRTC -----------------------------------------------------------------------------------------*/
 
-static const char code[] = "nothing";
-
 int nvrtcVersion(int* major, int* minor) { return *major = 13, *minor = 0, 0; }
 int nvrtcGetNumSupportedArchs(int* count) { return *count = 1, 0; }
 int nvrtcGetSupportedArchs(int* archs) { return *archs = 90, 0; }
 int nvrtcCreateProgram(void** program, const char* source, const char* name, int headers,
                        const char* const* texts, const char* const* paths) {
-  (void)source, (void)name, (void)headers, (void)texts, (void)paths;
-  return *program = (void*)code, 0;
+  (void)name, (void)headers, (void)texts, (void)paths;
+  return *program = strdup(source), 0;
 }
-int nvrtcDestroyProgram(void** program) { return *program = NULL, 0; }
+int nvrtcDestroyProgram(void** program) { return free(*program), *program = NULL, 0; }
 int nvrtcCompileProgram(void* program, int count, const char* const* options) {
   (void)program, (void)count, (void)options;
   return COUNT(nvrtcCompileProgram), 0;
 }
 int nvrtcGetProgramLogSize(void* program, size_t* size) { return (void)program, *size = 0, 0; }
 int nvrtcGetProgramLog(void* program, char* log) { return (void)program, (void)log, 0; }
-int nvrtcGetCUBINSize(void* program, size_t* size) {
-  return (void)program, *size = sizeof(code), 0;
-}
-int nvrtcGetCUBIN(void* program, char* text) {
-  return (void)program, memcpy(text, code, sizeof(code)), 0;
-}
+int nvrtcGetCUBINSize(void* program, size_t* size) { return *size = strlen(program) + 1, 0; }
+int nvrtcGetCUBIN(void* program, char* text) { return strcpy(text, program), 0; }
 int nvrtcGetPTXSize(void* program, size_t* size) { return nvrtcGetCUBINSize(program, size); }
 int nvrtcGetPTX(void* program, char* text) { return nvrtcGetCUBIN(program, text); }
 const char* nvrtcGetErrorString(int result) { return (void)result, "?"; }

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ingot.dispatch import IngotWarning
+from ingot.live.backend import IngotWarning
 from test_capture_operators import (
     FEATURE_OPERATORS,
     FEATURES,
@@ -44,7 +44,7 @@ def compare(module: nn.Module, *shapes, batches=(4, 3, 9), taken=True, tolerance
         warnings.simplefilter("ignore", IngotWarning)
         optimised = ingot.optimize(module, inputs)
     if taken:
-        problems = [entry.problem for entry in optimised._ingot.entries.values()]
+        problems = [graph.problem for graph in optimised._ingot.graphs]
         assert set(problems) == {None}
     for batch in batches:
         fed = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -154,6 +155,84 @@ def test_bad_input_is_one_message_and_status_2(pair, monkeypatch, arguments, mes
     assert message in result.output
     assert "Traceback" not in result.output
     assert {p: p.read_bytes() for p in pair.iterdir()} == before
+
+
+EXITS = """
+import sys
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        if not self.training:
+            sys.exit({code})
+        return torch.softmax(x, 1)
+
+
+def get_inputs():
+    return [torch.rand(4, 8)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize(("code", "said"), [("", "exit status 0"), ("'no licence'", "no licence")])
+def test_a_model_that_ends_the_program_is_named(tmp_path, monkeypatch, code, said):
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(EXITS.format(code=code))
+    result = run("optimize", "model.py", "--device", "cpu", "--no-timing")
+    assert result.exit_code == 2
+    assert "model.py:9: the model ended the program (sys.exit, in forward)" in result.output
+    assert said in last_line(result)
+
+
+def test_an_exit_of_our_own_is_no_bad_input(tmp_path):
+    from ingot.cli.errors import BadInputError, bad_input_from
+
+    package = Path(inspect.getfile(BadInputError)).parents[1]
+    for folder, expected in ((package / "verify", SystemExit), (tmp_path, BadInputError)):
+        code = compile("raise SystemExit(3)", str(folder / "some.py"), "exec")
+        with pytest.raises(expected), bad_input_from():
+            exec(code)
+
+
+BY_KEYWORD = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, features, *, bias):
+        super().__init__()
+        self.gemm = nn.Linear(features, features, bias=bias)
+
+    def forward(self, x, shift, scale=1.0):
+        return torch.relu(self.gemm(x)) * scale + shift["by"]
+
+
+def get_inputs():
+    return {"shift": {"by": torch.rand(24)}, "x": torch.rand(16, 24)}
+
+
+def get_init_inputs():
+    return [[24], {"bias": True}]
+"""
+
+
+@needs_cpu
+def test_arguments_by_keyword_and_in_dicts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(BY_KEYWORD)
+    made = run("optimize", "model.py", "--device", "cpu", "--no-timing", "--json")
+    assert made.exit_code == 0, made.output
+    replaced = json.loads(made.stdout)["report"]["operators_replaced"]
+    assert {item["what"] for item in replaced} >= {"linear", "relu", "add"}
+    checked = run("verify", "model.py", "model_new.py", "--device", "cpu", "--no-timing")
+    assert checked.exit_code == 0, checked.output
+    explained = run("explain", "model.py", "--device", "cpu", "--no-kernels")
+    assert "relu" in explained.output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -85,9 +85,9 @@ def test_bash_completes_commands_options_and_values(tmp_path):
 # Log levels -------------------------------------------------------------------------------------
 
 
-def explain(*before: str, **variables: str) -> str:
+def explain(*before: str, after: str = "", **variables: str) -> str:
     model = str(ROOT / "examples/linear_gelu.py")
-    answer = ingot(*before, "explain", model, "--no-kernels", **variables)
+    answer = ingot(*before, "explain", model, "--no-kernels", *after.split(), **variables)
     assert answer.returncode == 0, answer.stderr
     return answer.stderr
 
@@ -99,6 +99,15 @@ def test_levels_reach_front_and_library():
     assert "passes planned for" in everything
     assert "passes planned for" in explain(INGOT_LOG="debug")
     assert "ingot: debug" not in explain("-q", INGOT_LOG="debug")
+    assert "ingot: debug" in explain("-v", after="-v")
+    assert "ingot: debug" in explain(after="-vv")
+    assert "ingot: debug" not in explain(after="-q", INGOT_LOG="debug")
+
+
+@pytest.mark.parametrize("command", main.list_commands(None))
+def test_every_command_takes_the_level(command):
+    options = {o for p in main.get_command(None, command).params for o in p.opts}
+    assert options >= {"-q", "--quiet", "-v", "--verbose"}
 
 
 def test_quiet_leaves_out_progress(tmp_path):
@@ -109,16 +118,20 @@ def test_quiet_leaves_out_progress(tmp_path):
     files = [str(tmp_path / "model.py"), str(tmp_path / "new.py")]
     options = ["--device", "cpu", "--no-timing", "--lenient"]
     loud = CliRunner().invoke(main, ["verify", *files, *options])
-    quiet = CliRunner().invoke(main, ["-q", "verify", *files, *options])
-    assert "… " in loud.stderr and "… " not in quiet.stderr
-    assert quiet.exit_code == loud.exit_code
-    assert "Verified" in quiet.stdout
+    assert "… " in loud.stderr
+    for words in (["-q", "verify", *files, *options], ["verify", *files, *options, "-q"]):
+        quiet = CliRunner().invoke(main, words)
+        assert quiet.stderr == ""
+        assert quiet.exit_code == loud.exit_code
+        assert "Verified" in quiet.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "variables", "words"),
     [
         (["-q", "-v", "doctor"], {}, "exclude each other"),
+        (["doctor", "-q", "-v"], {}, "exclude each other"),
+        (["-q", "doctor", "-v"], {}, "exclude each other"),
         (["doctor"], {"INGOT_LOG": "loud"}, "must be one of debug, info"),
     ],
 )

@@ -11,6 +11,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import fake_cuda
 import pytest
 from ingot.runtime.library import find_library
 
@@ -27,30 +30,34 @@ LAUNCHES = {
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory) -> dict:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("needs a C compiler")
-    folder = tmp_path_factory.mktemp("cuda")
-    fake = folder / "fake_cuda.so"
-    subprocess.run(
-        [compiler, "-O1", "-shared", "-fPIC", "-o", fake, HERE / "fake_cuda.c"], check=True
-    )
-    models = [ROOT / "examples" / name for name in ("gemm_scale_bn.py", "gemm_bn_scale_softmax.py")]
-    answer = subprocess.run(
-        [sys.executable, HERE / "cuda_calls.py", *models],
+def fake(tmp_path_factory) -> Path:
+    if None in (shutil.which("gcc"), shutil.which("g++")):
+        pytest.skip("needs a compiler of C and C++")
+    return fake_cuda.build(tmp_path_factory.mktemp("cuda"))
+
+
+def run(command: list, fake: Path, **environment: str) -> subprocess.CompletedProcess:
+    """On the GPU that does nothing."""
+    return subprocess.run(
+        [sys.executable, *command],
         capture_output=True,
         text=True,
         env={
             **os.environ,
             "PYTHONPATH": str(ROOT / "python"),
             "INGOT_LIBRARY": str(find_library()),
-            "INGOT_LIBCUDA": str(fake),
-            "INGOT_NVRTC": str(fake),
-            "INGOT_CACHE_DIR": str(folder / "cache"),
+            **dict.fromkeys(fake_cuda.VARIABLES, str(fake)),
+            "INGOT_CACHE_DIR": str(fake.parent / "cache"),
+            **environment,
         },
         check=False,
     )
+
+
+@pytest.fixture(scope="module")
+def asked(fake) -> dict:
+    models = [ROOT / "examples" / name for name in ("gemm_scale_bn.py", "gemm_bn_scale_softmax.py")]
+    answer = run([HERE / "cuda_calls.py", *models], fake)
     assert answer.returncode == 0, answer.stderr
     return json.loads(answer.stdout.splitlines()[-1])
 
@@ -74,6 +81,20 @@ def test_what_changes_is_described_anew_and_nothing_else(asked, model, change):
 
 def test_kept_tensor_maps_follow_the_tensors(asked):
     assert asked["gemm_scale_bn.py eval"]["addresses followed"]
+
+
+def test_packed_weights_serve_what_they_were_packed_from_alone(asked):
+    """By address and layout: Python's own look at them is not the last."""
+    assert asked["packed weights"] == {
+        "never packed": False,
+        "packed": True,
+        "transposed": False,
+        "transposed, packed again": True,
+        "transposed back": False,
+        "moved": False,
+        "replayed": True,
+        "replayed, packed otherwise since": False,
+    }
 
 
 def launched(calls: list[dict]) -> set[tuple[int, int]]:
@@ -104,3 +125,49 @@ def test_calls_that_vary_are_not_captured(asked):
 def test_captures_of_the_caller_see_the_kernels(asked):
     assert launched([asked["replays"]["captured"]]) == {(2, 0)}
     assert launched([asked["replays"]["after"]]) == {(0, 1)}
+
+
+WITHOUT_CUBLASLT = """
+from ingot.runtime.library import IngotError
+from ingot.runtime.program import Program
+
+graph = {
+    "ingot_graph": 1,
+    "values": [
+        {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 1, 1, 8]},
+        {"op": "parameter", "name": "w", "dtype": "f32", "shape": [1, 5, 1, 8]},
+        {"op": "linear", "args": [0, 1, -1]},
+    ],
+    "results": [{"value": 2, "name": "y"}],
+}
+program = Program(graph, device="cuda", precision="ieee")
+for _ in range(2):
+    try:
+        program.prepare(4, 0)
+    except IngotError as error:
+        print(error.status, error)
+"""
+
+
+def test_a_cublaslt_that_is_missing_or_does_not_start_is_an_error(fake, tmp_path):
+    # A real one, where there is one, does not start on this GPU.
+    answer = run(["-c", WITHOUT_CUBLASLT], fake, INGOT_CUBLASLT=str(tmp_path / "none.so"))
+    assert answer.returncode == 0, answer.stderr
+    said = answer.stdout.splitlines()
+    assert len(said) == 2 and all(" cuBLASLt" in line for line in said)
+
+
+HASH = (
+    WITHOUT_CUBLASLT.partition("program =")[0]
+    + """
+program = Program(graph, device="cuda", options={"sm": 90})
+print(program.explain(1000)["executable"]["program"]["hash"], program.signature.hash)
+"""
+)
+
+
+def test_the_launch_program_is_the_same_with_a_gpu_and_without(fake, tmp_path):
+    here = run(["-c", HASH], fake)
+    none = run(["-c", HASH], fake, INGOT_LIBCUDA=str(tmp_path / "none.so"))
+    assert here.returncode == none.returncode == 0, here.stderr + none.stderr
+    assert here.stdout == none.stdout

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -118,3 +120,137 @@ def test_unknown_stage_is_refused():
     )
     assert answer.returncode == 2
     assert "unknown stage correctnes" in answer.stderr
+
+
+# The stage user ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def user(suite, settings, monkeypatch, tmp_path):
+    """user_commands, whose environment is this Python's own."""
+    from gpu_checks import user_commands
+
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
+    monkeypatch.setattr(user_commands, "installed", lambda wheel: tmp_path / "venv")
+    return user_commands
+
+
+def test_a_scenario_passes_with_what_it_says(user, settings):
+    def scenario(session):
+        session.type("python", "-c", "open('x', 'w').write('1'); print('done')", writes=("x",))
+        return "all well"
+
+    passed, detail = user.judged(scenario, settings)
+    assert passed and detail.startswith("all well; python -c ")
+
+
+@pytest.mark.parametrize(
+    ("code", "asked", "message"),
+    [
+        ("raise SystemExit(3)", {}, "exit status 3"),
+        ("pass", {"status": 2}, "exit status 0"),
+        ("pass", {"writes": ("file.py",)}, "file.py was not written"),
+        ("open('file.py', 'w')", {"writes": ("file.py",)}, "file.py was not written"),
+        ("print('Verified: 3 of 4')", {"says": (r"^Verified: (\d+) of \1",)}, "it does not say"),
+        ("print('one')", {"never": ("one",)}, "it says 'one'"),
+        ("import traceback as t\ntry: 1/0\nexcept Exception: t.print_exc()", {}, "it says '^Trac"),
+    ],
+)
+def test_a_command_is_judged_by_status_files_and_words(user, settings, code, asked, message):
+    passed, detail = user.judged(lambda s: s.type("python", "-c", code, **asked), settings)
+    assert not passed
+    assert detail.startswith("$ python -c") and message in detail
+
+
+def test_a_command_that_hangs_ends_its_scenario(suite, user, settings):
+    import dataclasses
+
+    short = dataclasses.replace(settings, seconds=1.0)
+    code = "import time; time.sleep(60)"
+    passed, detail = user.judged(lambda s: s.type("python", "-c", code), short)
+    assert not passed and "ran out of time" in detail
+
+
+def test_commands_see_nothing_of_the_tree(user, settings, monkeypatch):
+    for name in ("PYTHONPATH", "INGOT_LIBRARY", "INGOT_LOG", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, "/tree")
+    code = (
+        "import os; print([k for k, v in os.environ.items() if v == '/tree'], os.environ['HOME'])"
+    )
+
+    def scenario(session):
+        home = session.folder / "home"
+        session.type("python", "-c", code, says=(rf"^\[\] {home}$",))
+        return ""
+
+    assert user.judged(scenario, settings)[0]
+
+
+def test_a_wheel_of_other_sources_is_refused(user, tmp_path):
+    wheel = tmp_path / "ingot-0.1.0-py3-none-any.whl"
+    files = {p.relative_to(ROOT / "python"): p for p in (ROOT / "python").rglob("*.py")}
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, path in files.items():
+            archive.write(path, name.as_posix())
+    user._check_sources(wheel)
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, path in files.items():
+            archive.writestr(name.as_posix(), path.read_bytes() + b"#")
+    with pytest.raises(user.WrongError, match="is not of these sources"):
+        user._check_sources(wheel)
+
+
+def test_without_a_wheel_the_stage_is_left_out(monkeypatch):
+    monkeypatch.delenv("INGOT_WHEEL", raising=False)
+    answer = suite_command("user", "--list")
+    assert answer.returncode == 0, answer.stderr
+    assert "user is left out: no wheel is given (--wheel or INGOT_WHEEL)" in answer.stdout
+    answer = suite_command("user", "--list", "--wheel", "absent.whl")
+    assert "absent.whl is no file" in answer.stdout
+
+
+def test_the_stage_types_each_seed_precision_and_page(suite, settings):
+    named = {t.step.name: t.step.alone for t in suite.tasks_of(["user"], settings)}
+    for path in (ROOT / "examples").glob("*.py"):
+        seeds = {"gemm_scale_bn": "optimize timed", "gemm_bn_scale_softmax": "standalone timed"}
+        assert seeds.get(path.stem, f"optimize {path.stem}") in named
+    from ingot.cli.options import PRECISIONS
+
+    assert {f"precision {name}" for name in PRECISIONS} <= named.keys()
+    assert {"page README", "page tutorial", "page training-loop"} <= named.keys()
+    timed = {"tune", "json", "bench", "settings timed", "optimize timed", "standalone timed"}
+    assert {name for name, alone in named.items() if alone} == timed
+
+
+def test_programs_end_with_their_verdict(tmp_path):
+    support = str(ROOT / "tools" / "gpu_checks")
+    code = (
+        f"import sys; sys.path.insert(0, {support!r})\n"
+        "from user_support import Verdicts\n"
+        "verdicts = Verdicts()\n"
+        "verdicts.attempt('right', lambda: True)\n"
+        "verdicts.attempt('wrong', lambda: (False, 'by 3'))\n"
+        "verdicts.attempt('raises', lambda: 1 / 0)\n"
+        "sys.exit(verdicts.end())\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert answer.returncode == 1
+    lines = answer.stdout.splitlines()
+    assert lines[:2] == ["PASS right", "FAIL wrong by 3"]
+    assert lines[2].startswith("FAIL raises ZeroDivisionError: division by zero")
+    assert lines[3] == "1 passed, 2 failed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["user_frozen.py", "user_replay.py"])
+def test_programs_pass_on_the_cpu(program):
+    path = ROOT / "tools" / "gpu_checks" / program
+    answer = subprocess.run(
+        [sys.executable, str(path), "--device", "cpu"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"},
+    )
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert answer.stdout.splitlines()[-1].endswith(" passed, 0 failed")

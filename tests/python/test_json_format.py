@@ -116,7 +116,7 @@ def test_tune(monkeypatch, tmp_path):
     monkeypatch.setattr("ingot.tune", lambda *arguments, **options: [product], raising=False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.nn.Module.cuda", lambda module: module)
-    monkeypatch.setattr("torch.Tensor.cuda", lambda tensor: tensor)
+    monkeypatch.setattr("torch.Tensor.to", lambda tensor, device: tensor)
     found, status = run("tune", ROOT / "examples/linear_gelu.py", *SMALL)
     assert status == 0
     assert found["products"][0]["gain"] == pytest.approx(1.25)

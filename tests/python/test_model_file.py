@@ -16,6 +16,7 @@ from ingot.model_file import (
     write_whole,
 )
 from ingot.model_writer import render_model, write_model
+from live import regions_run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -150,9 +151,9 @@ def test_written_models_compute_what_the_original_does(name, tmp_path):
     assert candidate.state_dict().keys() == module.state_dict().keys()
     for key, tensor in module.state_dict().items():
         assert torch.equal(candidate.state_dict()[key], tensor)
-    with torch.no_grad():
+    with torch.no_grad(), regions_run() as ran:
         torch.testing.assert_close(candidate(*inputs), module(*inputs), rtol=1e-4, atol=1e-4)
-    assert candidate._ingot.last is not None
+    assert ran
     assert "Operators replaced:" in new.Model.__doc__ and "linear" in new.Model.__doc__
     assert new.constants == original.constants
 
@@ -181,3 +182,55 @@ def test_files_appear_whole_or_not_at_all(tmp_path):
     with pytest.raises(ModelFileError, match="cannot write"):
         write_whole(tmp_path / "folder", "a = 2\n")
     assert sorted(os.listdir(tmp_path)) == ["folder", "out.py"]
+
+
+KEYWORDS = GOOD.replace(
+    "def forward(self, x):\n        return torch.relu(self.linear(x)) * 2",
+    "def forward(self, x, shift=0.0, options=None):\n"
+    "        return torch.relu(self.linear(x)) * 2 + shift + options['bias']",
+)
+X = "torch.rand(batch_size, in_features)"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "init_inputs"),
+    [
+        (
+            f"{{'x': {X}, 'options': {{'bias': torch.ones(wide)}}}}",
+            "{'wide': wide, 'in_features': 8}",
+        ),
+        (
+            f"[[{X}], {{'options': {{'bias': torch.ones(wide)}}}}]",
+            "[[in_features], {'wide': wide}]",
+        ),
+        (f"({X}, 0.0, {{'bias': torch.ones(wide)}})", "(in_features, wide)"),
+    ],
+)
+def test_arguments_by_keyword(write, inputs, init_inputs):
+    text = KEYWORDS.replace(f"[{X}]", inputs).replace("[in_features, wide]", init_inputs)
+    file = load_model_file(write(text))
+    x, shift, options = file.make_inputs("meta")
+    assert (shift, x.device.type, options["bias"].device.type) == (0.0, "meta", "meta")
+    assert file.make_module()(*file.make_inputs()).shape == (4, 12)
+
+
+def test_a_list_and_a_dict_may_be_two_arguments(write):
+    text = KEYWORDS.replace(f"[{X}]", f"[[{X}], {{'bias': 1.0}}]")
+    values, options = load_model_file(write(text)).make_inputs()
+    assert isinstance(values, list) and options == {"bias": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "forward", "message"),
+    [
+        ("{'y': " + X + "}", "", "does not fit Model.forward: .*missing a required argument: 'x'"),
+        ("{'x': " + X + ", 'bias': 1}", "", "does not fit Model.forward: .*'bias'"),
+        ("{'x': " + X + ", 'bias': 1}", ", *, bias=0", "takes 'bias' by keyword alone"),
+        ("{'x': 3}", "", "gives no tensor"),
+        ("torch.rand(3)", "", "gives a Tensor; it must give a list"),
+    ],
+)
+def test_arguments_that_do_not_fit(write, inputs, forward, message):
+    text = KEYWORDS.replace(f"[{X}]", inputs).replace("options=None", f"options=None{forward}")
+    with pytest.raises(ModelFileError, match=message):
+        load_model_file(write(text)).make_inputs()

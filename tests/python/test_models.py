@@ -12,7 +12,7 @@ import ingot
 import pytest
 import torch
 from ingot.capture import Region, capture
-from ingot.dispatch import IngotWarning
+from ingot.live.backend import IngotWarning
 from ingot.model_file import load_model_file
 from ingot.runtime.program import Program
 from torch.utils import _pytree as pytree

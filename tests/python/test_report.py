@@ -85,7 +85,7 @@ def test_optimize_without_timing_says_what_is_missing(tmp_path):
     assert result.exit_code == 0, result.output
     page = Page(target)
     assert_complete(page)
-    assert "Verified: 40 of 40 checks passed" in page.text
+    assert re.search(r"Verified: (\d+) of \1 checks passed", page.text)
     assert "Speed was not measured: --no-timing was given." in page.text
     assert "Operators replaced" in page.text and "batch_norm" in page.text
     assert "equal operators on equal arguments have one value" in page.text

@@ -10,7 +10,7 @@ import timeit
 import ingot
 import pytest
 import torch
-from ingot import policy
+from ingot.live import policy
 from ingot.runtime.library import (
     ABI_VERSION,
     IngotError,
@@ -20,6 +20,7 @@ from ingot.runtime.library import (
     library,
 )
 from ingot.runtime.program import BATCH, LeafLayout, Program, ResultLayout
+from live import programs_of
 from torch import nn
 
 ROWS = LeafLayout((0, None, None, 1))
@@ -54,6 +55,41 @@ def test_program_runs_and_explains():
     assert program.explain(4)["name"] == "scale"
     assert program.workspace_size(4) >= 0
     program.prepare(1024)
+
+
+def test_signature_says_what_a_call_binds():
+    graph = {
+        "ingot_graph": 1,
+        "name": "tracked",
+        "values": [
+            {"op": "parameter", "name": "w", "dtype": "f32", "shape": [1, 5, 1, 8]},
+            {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 1, 1, 8]},
+            {"op": "linear", "args": [1, 0, -1]},
+            {"op": "buffer", "name": "var", "dtype": "f32", "shape": [1, 1, 1, 5]},
+            {"op": "buffer", "name": "mean", "dtype": "f32", "shape": [1, 1, 1, 5]},
+            {
+                "op": "batch_norm",
+                "args": [2, -1, -1, 4, 3, -1],
+                "attributes": {"training": True, "momentum": 0.1, "eps": 1e-5},
+            },
+        ],
+        "results": [{"value": 5, "name": "y"}],
+    }
+    signature = Program(graph).signature
+    assert [leaf.name for leaf in signature.leaves] == ["w", "x", "var", "mean"]
+    assert [leaf.role for leaf in signature.leaves] == ["parameter", "input", "buffer", "buffer"]
+    assert signature.leaves[0].shape == (1, 5, 1, 8)
+    assert signature.results[0].shape == (BATCH, 1, 1, 5)
+    assert signature.results[0].dtype == torch.float32
+    assert signature.updates == (3, 2)
+    for precision, computed in (("fp32", "fp32"), ("high", "fp32"), ("bf16", "bf16")):
+        on_gpu = Program(graph, device="cuda", precision=precision).signature
+        assert (on_gpu.precision, on_gpu.leaves[0].layout) == (computed, "matrix")
+        assert on_gpu.hash != signature.hash
+    # Packed for the GPU: four bytes an element of K in whole pieces of 32, and an exponent a row.
+    on_gpu = Program(graph, device="cuda").signature
+    assert on_gpu.frozen == ((0, on_gpu.frozen_bytes),)
+    assert on_gpu.frozen_bytes >= 5 * (32 + 1) * 4
 
 
 def test_program_names_what_does_not_fit():
@@ -154,7 +190,7 @@ def test_host_time_of_a_call():
     with torch.no_grad():
         optimised(x)
         optimised(x)
-        program = optimised._ingot.last.compiled.direct
+        (program,) = programs_of(optimised)
         program._run = lambda *arguments: 0
         seconds = min(timeit.repeat(lambda: optimised(x), number=100, repeat=50)) / 100
     assert seconds < 40e-6, f"{seconds * 1e6:.1f} µs"
@@ -165,7 +201,7 @@ def test_host_memory_is_bounded_over_batch_sizes():
     with torch.no_grad():
         for batch in range(2, 200):
             optimised(torch.randn(batch, 8))
-    program = optimised._ingot.last.compiled.direct
+    (program,) = programs_of(optimised)
     assert len(program._workspaces) <= 1
     assert len(program._bindings) <= 64
 
@@ -173,7 +209,7 @@ def test_host_memory_is_bounded_over_batch_sizes():
 class TestPrecision:
     def test_choices(self):
         assert policy.candidates(None, tf32=False) == ("fp32",)
-        assert policy.candidates(None, tf32=True) == ("high", "tf32")
+        assert policy.candidates(None, tf32=True) == ("tf32",)
         assert policy.candidates("ieee", tf32=True) == ("ieee",)
 
     @pytest.fixture(autouse=True)

@@ -68,16 +68,19 @@ def test_results_table_follows_the_records(tmp_path: Path):
         "error": 5e-7,
         "date": "2026-11-21T04:00:00",
     }
-    readme = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
     (tmp_path / "H200.json").write_text(json.dumps([record]))
-    text = table.expected(readme, tmp_path)
+    text = table.expected(page, table.tables(tmp_path))
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
     assert "| 3.000 | – | 0.600 | 5.00 | – | 5.0e-07 | – |" in text
-    assert table.expected(text, tmp_path) == text
+    page.write_text(text)
+    assert table.expected(page, table.tables(tmp_path)) == text
     (tmp_path / "H200.json").write_text(json.dumps([record | {"ingot_ms": 0.7}]))
-    assert table.expected(text, tmp_path) != text
+    assert table.expected(page, table.tables(tmp_path)) != text
+    page.write_text("no markers")
     with pytest.raises(SystemExit, match="markers"):
-        table.expected("no markers", tmp_path)
+        table.expected(page, "")
 
 
 def test_results_table_sets_products_apart_by_work(tmp_path: Path):

@@ -4,6 +4,7 @@ GPU."""
 from __future__ import annotations
 
 import json
+import os
 import threading
 import warnings
 from pathlib import Path
@@ -109,6 +110,23 @@ def test_a_damaged_file_is_rebuilt(tmp_path, text):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert tune(tmp_path, Times()).known
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "writable"])
+def test_a_file_that_others_may_have_written_is_replaced(tmp_path, kind):
+    file, other = tmp_path / "tuned-products.json", tmp_path / "other"
+    assert tune(tmp_path, Times(library=0.5)).choice == "library"
+    file.rename(other)
+    if kind == "fifo":
+        os.mkfifo(file)
+    elif kind == "link":
+        file.symlink_to(other)
+    else:
+        other.rename(file).chmod(0o622)
+    with pytest.warns(UserWarning, match="not used"):
+        assert not tune(tmp_path, Times(library=0.5)).known
+    assert file.is_file() and not file.is_symlink()
+    assert explained(tmp_path)["by"] == "tuned"
 
 
 def test_writers_do_not_lose_each_others_entries(tmp_path):

@@ -11,8 +11,7 @@ import click
 import ingot
 from ingot import log
 
-from .errors import BadInputError
-from .options import ARGUMENTS
+from .options import ARGUMENTS, log_options
 
 __all__ = ["main"]
 
@@ -57,34 +56,15 @@ class _LazyGroup(click.Group):
     epilog="Exit status: 0 as wished, 1 not verified or not possible, 2 bad input.",
 )
 @click.version_option(ingot.__version__, prog_name="ingot")
-@click.option(
-    "-v", "--verbose", count=True, help="Say what is compiled and how long it takes; -vv: all."
-)
-@click.option("-q", "--quiet", is_flag=True, help="No progress and no warnings; only errors.")
-def main(verbose: int, quiet: bool) -> None:
+@log_options
+def main() -> None:
     """Optimises the chains that people put behind a PyTorch linear layer.
 
-    A model's file holds a class Model, get_inputs() and get_init_inputs(). Such a file is a
-    program: every command that takes one runs it.
+    A model's file holds a class Model, get_inputs() and get_init_inputs(); both functions give a
+    list of arguments, a dict of keyword arguments, or a list of both: [[x], {"scale": 2.0}]. Such a
+    file is a program: every command that takes one runs it.
     """
     warnings.showwarning = _show_warning
-    _set_log_level(verbose, quiet)
-
-
-def _set_log_level(verbose: int, quiet: bool) -> None:
-    """Options before INGOT_LOG."""
-    if quiet and verbose:
-        raise BadInputError("-q and -v exclude each other")
-    log.show()
-    try:
-        wanted = log.level()
-    except ValueError as error:
-        raise BadInputError(str(error)) from error
-    if quiet:
-        wanted = "error"
-    elif verbose:
-        wanted = "info" if verbose == 1 else "debug"
-    log.set_level(wanted)
 
 
 def _show_warning(message: Any, category: type, *place: Any) -> None:

@@ -54,7 +54,9 @@ class Shape(click.ParamType):
 @click.option(
     "--budget", type=float, default=120.0, show_default=True, help="Seconds for a case's rounds."
 )
-@click.option("--examples", help="Folder of the bundled models.")
+@click.option(
+    "--examples", help="Folder of the bundled models. [default: examples/ of the source tree]"
+)
 @click.option(
     "--results",
     type=click.Path(file_okay=False, path_type=Path),
@@ -63,6 +65,7 @@ class Shape(click.ParamType):
 @shared.set_option
 @shared.report_option
 @shared.json_option
+@shared.log_options
 def command(
     device: str | None,
     models: tuple,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from .options import log_options
+
 _VARIABLE = "_INGOT_COMPLETE"
 
 
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@log_options
 def command(shell: str) -> None:
     """Prints a script that completes ingot's commands, options and their values in SHELL.
 

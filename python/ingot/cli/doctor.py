@@ -18,6 +18,7 @@ from .console import output, print_json, table
 
 @click.command("doctor")
 @shared.json_option
+@shared.log_options
 def command(as_json: bool) -> None:
     """Says what this machine offers, what is missing, and what that costs.
 

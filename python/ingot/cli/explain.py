@@ -33,6 +33,7 @@ from .render import show_plan
     type=click.Choice(["training", "eval", "both"]),
     default="training",
     show_default=True,
+    help="Mode of the module that is shown.",
 )
 @click.option("--kernels/--no-kernels", default=True, help="Print the kernels' text.")
 @click.option(
@@ -43,6 +44,7 @@ from .render import show_plan
 @shared.set_option
 @shared.report_option
 @shared.json_option
+@shared.log_options
 def command(
     model: Path,
     precision: str,
@@ -58,7 +60,7 @@ def command(
     """Shows what Ingot makes of MODEL at every stage; nothing is run on a device.
 
     The graph before and after, each rewrite with the identity that it rests on, the plan with
-    bytes, flops and predicted time, and the kernels' text.
+    bytes, flops and predicted time, what a call launches, and the kernels' text.
     """
     from ingot import IngotError
     from ingot.model_file import ModelFileError, load_model_file, write_whole
@@ -104,11 +106,12 @@ def _explained(loaded: Any, modes: list, precision: str, device: str, sm: int) -
     """A report as an optimised module gives it, of programs that never run."""
     from ingot import IngotError
     from ingot.capture import CaptureError, capture
-    from ingot.reporting import add_program, empty_report
+    from ingot.live.reporting import add_program, empty_report
+    from ingot.model_file import batch_of
     from ingot.runtime.program import Program
 
     module, inputs = loaded.make_module(), loaded.make_inputs()
-    batch = next((int(v.shape[0]) for v in inputs if getattr(v, "ndim", 0)), 1)
+    batch = batch_of(inputs) or 1
     report = empty_report()
     unsupported = report["unsupported"]
     for mode in modes:
@@ -151,6 +154,23 @@ def _show_program(console: Any, program: dict) -> None:
                 made.add_row(rewrite["rule"], rewrite["identity"], rewrite["where"])
             console.print(made if made.row_count else "No rewrite applied.\n")
     show_plan(console, program)
+    _show_launches(console, explanation)
+
+
+def _show_launches(console: Any, explanation: dict) -> None:
+    """The launch program, which only GPUs have."""
+    program = explanation.get("executable", {}).get("program")
+    if program is None:
+        return
+    made = table("Launches", "step", "of sweep", "kernel", "blocks × threads", "memory")
+    for step in program["steps"]:
+        blocks = f"{step['blocks']} × {step['threads']}" if "blocks" in step else ""
+        if step.get("cluster", 1) > 1:
+            blocks += f" in clusters of {step['cluster']}"
+        kernel = step.get("kernel", "cuBLASLt's")
+        made.add_row(step["kind"], step["sweep"], kernel, blocks, ", ".join(step["memory"]))
+    console.print(made)
+    console.print(f"Launch program {program['hash']}")
 
 
 def _kernel_sources(programs: list) -> dict[str, str]:

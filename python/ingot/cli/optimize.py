@@ -41,6 +41,7 @@ from .render import show_accuracy, show_checks, show_plan, show_replacements, sh
 )
 @shared.report_option
 @shared.json_option
+@shared.log_options
 def command(
     model: Path,
     target: Path | None,
@@ -59,7 +60,7 @@ def command(
     Prints operators replaced, optimisations made, the plan, accuracy against fp64 beside eager's,
     and speed beside eager's and torch.compile's. The file appears only if it was verified (with
     --standalone also where there is no GPU to verify it on, which is said). Exit status 0: written;
-    1: not verified; 2: bad input.
+    1: not verified, or nothing to take over; 2: bad input.
     """
     from ingot import IngotError
     from ingot.model_file import ModelFileError, load_model_file, write_whole
@@ -147,7 +148,7 @@ def _end_unverified(console: Any, report: dict, target: Path, as_json: bool) -> 
         f"Wrote {target}. Its kernels were not run: there is no GPU here, or --device cpu was "
         f"given. On a machine with one, `ingot verify MODEL {target.name}` checks and times it."
     )
-    sys.exit(0)
+    click.get_current_context().exit(0)
 
 
 def _give_up(console: Any, report: dict, as_json: bool) -> None:
@@ -156,7 +157,7 @@ def _give_up(console: Any, report: dict, as_json: bool) -> None:
         print_json("optimize", {"report": report, "verification": None, "written": False})
     show_replacements(console, report)
     console.print("Nothing was written: PyTorch would run all of the model.")
-    sys.exit(NOT_VERIFIED)
+    click.get_current_context().exit(NOT_VERIFIED)
 
 
 def _check_target(target: Path, model: Path) -> None:
@@ -171,11 +172,11 @@ def _optimized_report(loaded: Any, precision: str, device: str) -> dict:
     import torch
 
     import ingot
-    from ingot.model_file import ModelFileError
+    from ingot.model_file import ModelFileError, batch_of
 
     module = loaded.make_module()
-    inputs = [v.to(device) if isinstance(v, torch.Tensor) else v for v in loaded.make_inputs()]
     try:
+        inputs = loaded.make_inputs(device)
         optimized = ingot.optimize(module, inputs, precision=precision, device=device)
         with torch.no_grad():
             for training in (True, False):
@@ -185,8 +186,7 @@ def _optimized_report(loaded: Any, precision: str, device: str) -> dict:
                     optimized.ingot_prepare(*inputs)
     except torch.OutOfMemoryError as error:
         raise ModelFileError(f"{loaded.path}: too large for {device}: {error}") from error
-    batch = next((int(v.shape[0]) for v in inputs if getattr(v, "ndim", 0)), None)
-    return optimized.ingot_report(batch)
+    return optimized.ingot_report(batch_of(inputs))
 
 
 def _measured_ms(result: dict) -> float | None:

@@ -10,10 +10,13 @@ from typing import Any
 
 import click
 
+from ingot import log
+
 from .errors import BadInputError
 
-# Key of the root context's `meta` under which the command's arguments are kept.
+# Keys of the contexts' `meta`: the arguments as given, and how often -v and -q were.
 ARGUMENTS = "ingot.arguments"
+_LOUDNESS = "ingot.loudness"
 PRECISIONS = ["fp32", "ieee", "high", "tf32", "bf16", "fp16"]
 
 
@@ -30,6 +33,47 @@ class _Setting(click.ParamType):
             return name, ast.literal_eval(text)
         except (ValueError, SyntaxError):
             self.fail(f"the value in {value!r} is no Python literal", param, ctx)
+
+
+def log_options(command: Any) -> Any:
+    """-v and -q: of the group and of each of its commands, so that both places serve."""
+    quiet = click.option(
+        "-q",
+        "--quiet",
+        count=True,
+        expose_value=False,
+        callback=_set_log_level,
+        help="No progress and no warnings; only results and errors.",
+    )
+    verbose = click.option(
+        "-v",
+        "--verbose",
+        count=True,
+        expose_value=False,
+        callback=_set_log_level,
+        help="Say what is compiled and how long it takes; -vv: all.",
+    )
+    return verbose(quiet(command))
+
+
+def _set_log_level(ctx: click.Context, option: click.Parameter, count: int) -> None:
+    """What was given before the command's name and after it together, before INGOT_LOG."""
+    if ctx.resilient_parsing:
+        return
+    given = ctx.meta.setdefault(_LOUDNESS, {"quiet": 0, "verbose": 0})
+    given[option.name] += count
+    if given["quiet"] and given["verbose"]:
+        raise BadInputError("-q and -v exclude each other")
+    log.show()
+    try:
+        wanted = log.level()
+    except ValueError as error:
+        raise BadInputError(str(error)) from error
+    if given["quiet"]:
+        wanted = "error"
+    elif given["verbose"]:
+        wanted = "info" if given["verbose"] == 1 else "debug"
+    log.set_level(wanted)
 
 
 set_option = click.option(

@@ -20,10 +20,12 @@ from .errors import BadInputError, bad_input_from
     type=click.Choice(["training", "eval", "both"]),
     default="both",
     show_default=True,
+    help="Mode of the module whose products are measured.",
 )
 @click.option("--again", is_flag=True, help="Measure anew what was measured before.")
 @shared.set_option
 @shared.json_option
+@shared.log_options
 def command(
     model: Path, precision: str, mode: str, again: bool, settings: tuple, as_json: bool
 ) -> None:
@@ -44,7 +46,7 @@ def command(
     found = []
     with progress() as say, bad_input_from(IngotError, ModelFileError):
         loaded = load_model_file(model, dict(settings))
-        inputs = [v.cuda() if isinstance(v, torch.Tensor) else v for v in loaded.make_inputs()]
+        inputs = loaded.make_inputs("cuda")
         module = loaded.make_module().cuda()
         for training in (True, False):
             if mode in ("both", "training" if training else "eval"):

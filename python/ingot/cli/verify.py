@@ -29,14 +29,23 @@ from .render import show_accuracy, show_checks, show_timing
 )
 @click.option("--seed", type=int, help="Seed of inputs and parameters. [default: a fresh one]")
 @click.option(
-    "--time-limit", type=float, default=600.0, show_default=True, help="Seconds for one request."
+    "--time-limit",
+    type=float,
+    default=600.0,
+    show_default=True,
+    help="Seconds that one call of the candidate may take.",
 )
-@click.option("--memory-limit", type=int, help="MiB. [default: 80 % of what is free]")
+@click.option(
+    "--memory-limit",
+    type=int,
+    help="MiB that the candidate's process may take. [default: 80 % of what is free]",
+)
 @click.option(
     "--budget", type=float, default=120.0, show_default=True, help="Seconds for the timed rounds."
 )
 @shared.report_option
 @shared.json_option
+@shared.log_options
 def command(
     original: Path,
     candidate: Path,
@@ -55,8 +64,9 @@ def command(
 ) -> None:
     """Is ModelNew of CANDIDATE the same function as Model of ORIGINAL, and how fast is it?
 
-    Truth is the original in fp64. The candidate runs in a process of its own, on its own inputs
-    and on hostile ones, in training and eval mode, with parameters changed between calls.
+    Truth is the original in fp64, for outputs, running statistics and gradients. The candidate runs
+    in a process of its own, on its own inputs and on hostile ones, in training and eval mode, with
+    parameters changed between calls.
     docs/verify.md says what is checked and what is not. Exit status 0: verified; 1: not verified;
     2: bad input.
     """
