@@ -87,10 +87,12 @@ class Disturbance(TorchDispatchMode):
                     size = self._pointwise_size(other) * _SUM_ROUNDINGS
                     other.add_(self._noise(other) * size)
         if func in _BATCH_NORMS and isinstance(result, (tuple, list)) and result[1].numel():
-            self._disturb_mean(first, result[1], result[2], args[1])
+            self._disturb_statistics(first, result[1], result[2], args[1])
+        if func in _BATCH_NORM_GRADIENTS:
+            self._disturb_gradient_sums(first, *_BATCH_NORM_GRADIENTS[func](args))
         return result
 
-    def _disturb_mean(
+    def _disturb_statistics(
         self,
         output: torch.Tensor,
         mean: torch.Tensor,
@@ -98,12 +100,42 @@ class Disturbance(TorchDispatchMode):
         weight: torch.Tensor | None,
     ) -> None:
         """The mean of a batch is itself a rounded sum, and all rows share its error: it shows where
-        a column hardly varies."""
-        size = _SUM_ROUNDINGS * self._roundings.pointwise * mean.abs() * inverse_deviation
+        a column hardly varies, and again in the gradient, for which both statistics are kept."""
+        shift = self._sum_noise(mean)
+        shown = shift * inverse_deviation
         if weight is not None:
-            size = size * weight.abs()
-        size = torch.where(torch.isfinite(size), size, 0.0) * self._noise(size)
-        output.add_(size.reshape([1, -1] + [1] * (output.dim() - 2)))
+            shown = shown * weight
+        output.add_(_by_channel(torch.where(torch.isfinite(shown), shown, 0.0), output))
+        mean.sub_(shift)
+        inverse_deviation.add_(self._sum_noise(inverse_deviation))
+
+    def _disturb_gradient_sums(
+        self,
+        gradient: torch.Tensor,
+        incoming: torch.Tensor,
+        value: torch.Tensor,
+        weight: torch.Tensor | None,
+        mean: torch.Tensor | None,
+        inverse_deviation: torch.Tensor | None,
+    ) -> None:
+        """The gradient before a batch norm is what comes in less its mean and less its projection
+        on the normalised input: two sums over the batch, whose errors all rows share. A product
+        that sums over the batch again, the gradient of a weight, does not average them out."""
+        if mean is None or not gradient.numel():
+            return
+        batch = [axis for axis in range(value.dim()) if axis != 1]
+        normalised = (value - _by_channel(mean, value)) * _by_channel(inverse_deviation, value)
+        shared = self._sum_noise(incoming.abs().mean(batch))
+        along = self._sum_noise((incoming * normalised).abs().mean(batch))
+        scale = inverse_deviation if weight is None else inverse_deviation * weight
+        error = _by_channel(shared, value) + _by_channel(along, value) * normalised
+        error = error * _by_channel(scale, value)
+        gradient.add_(torch.where(torch.isfinite(error), error, 0.0))
+
+    def _sum_noise(self, size: torch.Tensor) -> torch.Tensor:
+        """What a sum over the batch may be off by, where its terms are as large as `size`."""
+        noise = self._noise(size) * (_SUM_ROUNDINGS * self._roundings.pointwise) * size.abs()
+        return torch.where(torch.isfinite(noise), noise, 0.0)
 
     def _pointwise_size(self, value: torch.Tensor) -> torch.Tensor:
         size = value.abs() * self._roundings.pointwise + _SMALLEST_NORMAL
@@ -167,6 +199,11 @@ def _roundings_of(func: Any) -> float:
     return _SUM_ROUNDINGS if func in _SUMS and torch.is_grad_enabled() else 1.0
 
 
+def _by_channel(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """[C] as a value of each channel of [B, C, ...]."""
+    return value.reshape([1, -1] + [1] * (like.dim() - 2))
+
+
 def _scaled_root_of_squares(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.sqrt((a * a) @ (b * b))
 
@@ -187,6 +224,15 @@ _BATCH_NORMS = frozenset(
     for name in ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm")
     if hasattr(_aten, name)
 )
+# (incoming gradient, input, weight, mean and inverse deviation of the batch); no mean in eval mode.
+_BATCH_NORM_GRADIENTS = {
+    _aten.native_batch_norm_backward.default: lambda args: (
+        args[:3] + (args[5:7] if args[7] else (None, None))
+    ),
+    _aten.cudnn_batch_norm_backward.default: lambda args: (
+        args[1], args[0], args[2], args[5], args[6]
+    ),
+}
 _SUMS = frozenset({_aten.sum.dim_IntList, _aten.sum.default})
 # Results that are a rearrangement of their arguments carry no rounding of their own.
 _EXACT = frozenset(
