@@ -87,7 +87,8 @@ class Disturbance(TorchDispatchMode):
                     size = self._pointwise_size(other) * _SUM_ROUNDINGS
                     other.add_(self._noise(other) * size)
         if func in _BATCH_NORMS and isinstance(result, (tuple, list)) and result[1].numel():
-            self._disturb_statistics(first, result[1], result[2], args[1])
+            self._disturb_statistics(*result[:3], args[1])
+            self._disturb_running(*args[3:5], *result[1:3], momentum=args[6])
         if func in _BATCH_NORM_GRADIENTS:
             self._disturb_gradient_sums(first, *_BATCH_NORM_GRADIENTS[func](args))
         return result
@@ -108,6 +109,19 @@ class Disturbance(TorchDispatchMode):
         output.add_(_by_channel(torch.where(torch.isfinite(shown), shown, 0.0), output))
         mean.sub_(shift)
         inverse_deviation.add_(self._sum_noise(inverse_deviation))
+
+    def _disturb_running(
+        self,
+        running_mean: torch.Tensor | None,
+        running_variance: torch.Tensor | None,
+        mean: torch.Tensor,
+        inverse_deviation: torch.Tensor,
+        momentum: float,
+    ) -> None:
+        if running_mean is not None:
+            running_mean.add_(momentum * self._sum_noise(mean))
+        if running_variance is not None:
+            running_variance.add_(momentum * self._sum_noise(inverse_deviation**-2))
 
     def _disturb_gradient_sums(
         self,
