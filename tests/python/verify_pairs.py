@@ -12,6 +12,11 @@ HONEST = {
 def forward(self, x):
     return self.plain(x)
 """,
+    # Every sum over the batch in another order: statistics, their gradients, the weight's gradient.
+    "sums the batch in another order": """
+def forward(self, x):
+    return self.plain(x.flip(0)).flip(0)
+""",
     # The twin of "cached result": it allocates once, and computes every time.
     "reuses scratch, not results": """
 def prepare(self):
