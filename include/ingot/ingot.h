@@ -179,14 +179,6 @@ INGOT_API int ingot_blas_product(int64_t m, int64_t n, int64_t k, const void* a,
  * already uses, so that both share one pool of threads. NULL: the library finds one itself. */
 INGOT_API ingot_status ingot_set_host_threads(void* openmp_handle, int threads);
 
-/* Error measures of a candidate against fp64 truth, rows × columns, both contiguous on the host.
- * Output doubles: [0] relative Frobenius error, [1] the worst row's relative error, [2] largest
- * error over the largest |truth|, [3] mismatches at atol = rtol = 1e-4, [4] positions where NaN or
- * Inf differ. Positions that are not finite in both alike count as equal. */
-INGOT_API ingot_status ingot_measure_error(const double* truth, const void* candidate,
-                                           int32_t dtype, int64_t rows, int64_t columns,
-                                           double measures[5]);
-
 #ifdef __cplusplus
 }
 #endif

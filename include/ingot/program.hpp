@@ -240,24 +240,6 @@ inline void evaluate_fp64(const Graph& graph, const Bindings& bindings) {
                             static_cast<int>(tensors.size())));
 }
 
-struct ErrorMeasures {
-  double frobenius, worst_row, largest, mismatches, non_finite_differs;
-};
-// See ingot_measure_error(); rows of `columns` elements each.
-template <class T>
-ErrorMeasures measure_error(std::span<const double> truth, std::span<const T> candidate,
-                            int64_t columns) {
-  const auto count = static_cast<int64_t>(truth.size());
-  if (truth.size() != candidate.size() || columns < 1 || count % columns != 0) {
-    throw Error(INGOT_INVALID_ARGUMENT, "truth and candidate must be whole rows of equal size");
-  }
-  double m[5] = {};
-  check(ingot_measure_error(truth.data(), candidate.data(),
-                            static_cast<int32_t>(detail::data_type<T>()), count / columns, columns,
-                            m));
-  return {m[0], m[1], m[2], m[3], m[4]};
-}
-
 // What this machine offers, as JSON.
 inline std::string doctor() {
   char* text = nullptr;

@@ -14,7 +14,6 @@
 #include "graph/importer.h"
 #include "support/log.h"
 #include "support/threads.h"
-#include "verify/measures.h"
 
 namespace api = ingot::abi;
 
@@ -270,19 +269,6 @@ int ingot_blas_product(int64_t m, int64_t n, int64_t k, const void* a, int64_t l
 
 ingot_status ingot_set_host_threads(void* openmp_handle, int threads) {
   return api::guarded([&] { ingot::set_host_threads(openmp_handle, threads); });
-}
-
-ingot_status ingot_measure_error(const double* truth, const void* candidate, int32_t dtype,
-                                 int64_t rows, int64_t columns, double measures[5]) {
-  return api::guarded([&] {
-    api::require(measures != nullptr, "the place for the measures is NULL");
-    const ingot::ErrorMeasures found = ingot::measure_error(truth, candidate, dtype, rows, columns);
-    measures[0] = found.frobenius;
-    measures[1] = found.worst_row;
-    measures[2] = found.largest;
-    measures[3] = static_cast<double>(found.mismatches);
-    measures[4] = static_cast<double>(found.non_finite_differs);
-  });
 }
 
 }  // extern "C"

@@ -357,15 +357,6 @@ TEST(Api, CreatingAProgramIsLinearInItsNodes) {
   }
 }
 
-TEST(Api, MeasuresErrors) {
-  const double truth[] = {3, 4};
-  const float candidate[] = {3, 5};
-  double measures[5];
-  ASSERT_EQ(ingot_measure_error(truth, candidate, INGOT_F32, 1, 2, measures), INGOT_OK);
-  EXPECT_DOUBLE_EQ(measures[0], 0.2);
-  EXPECT_EQ(measures[3], 1);
-}
-
 TEST(Api, DescribesTheMachine) {
   char* text = nullptr;
   ASSERT_EQ(ingot_doctor(&text), INGOT_OK) << ingot_last_error();

@@ -154,9 +154,7 @@ TEST(CppApi, CompilesRunsAndExplains) {
     program.run(bindings);
     bindings["y"] = api::host(truth, api::Shape::batch(5), batch);
     api::evaluate_fp64(graph, bindings);
-    const auto measures = api::measure_error<float>(truth, ys, 5);
-    EXPECT_LT(measures.worst_row, 1e-6);
-    EXPECT_EQ(measures.non_finite_differs, 0);
+    for (size_t i = 0; i < count; ++i) EXPECT_NEAR(ys[i], truth[i], 1e-6) << i;
 
     // Whether the host keeps packed weights (its own product alone does) or not: the same bits.
     std::vector<std::byte> kept(program.frozen_size() + 256);

@@ -3,7 +3,6 @@ honest twin passes."""
 
 from __future__ import annotations
 
-import ctypes
 import math
 import subprocess
 import sys
@@ -296,42 +295,6 @@ def test_measures_survive_large_and_small_magnitudes():
     measured = measure(truth, truth * (1 + 1e-3), 2)
     assert measured.relative_error == pytest.approx(1e-3)
     assert measured.worst_row_error == pytest.approx(1e-3)
-
-
-def library_or_none():
-    from ingot.runtime.library import IngotError, library
-
-    try:
-        return library()
-    except IngotError:
-        return None
-
-
-@pytest.mark.skipif(library_or_none() is None, reason="no libingot")
-@pytest.mark.parametrize("seed", range(4))
-def test_library_measures_agree(seed):
-    """ingot_measure_error serves those who have no PyTorch: both must mean the same."""
-    generator = torch.Generator().manual_seed(seed)
-    truth = torch.randn(7, 33, generator=generator, dtype=torch.float64)
-    truth[2] *= 2.0 ** (10 * seed)
-    found = (truth * (1 + 1e-4 * torch.randn(7, 33, generator=generator))).float()
-    if seed % 2:
-        truth[1, 1] = math.inf
-        found[1, 1] = math.inf
-        found[3, 4] = math.nan
-    measures = (ctypes.c_double * 5)()
-    used = library_or_none()
-    used.check(used.ingot_measure_error(truth.data_ptr(), found.data_ptr(), 0, 7, 33, measures))
-    ours = measure(truth, found, 7)
-    assert ours.nonfinite_mismatches == seed % 2
-    if seed % 2:  # the library calls such an error infinite; here the count alone refuses it
-        assert math.isinf(measures[0])
-    else:
-        assert measures[0] == pytest.approx(ours.relative_error, rel=1e-9)
-        assert measures[1] == pytest.approx(ours.worst_row_error, rel=1e-9)
-        assert measures[2] == pytest.approx(ours.scaled_error, rel=1e-9)
-    assert measures[3] == ours.mismatches
-    assert measures[4] == ours.nonfinite_mismatches
 
 
 def test_judgement_by_eager_and_by_spread():

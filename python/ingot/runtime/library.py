@@ -139,17 +139,6 @@ _FUNCTIONS = {
         ),
     ),
     "ingot_set_host_threads": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int)),
-    "ingot_measure_error": (
-        ctypes.c_int,
-        (
-            ctypes.c_void_p,
-            ctypes.c_void_p,
-            ctypes.c_int32,
-            ctypes.c_int64,
-            ctypes.c_int64,
-            ctypes.POINTER(ctypes.c_double),
-        ),
-    ),
 }
 
 
