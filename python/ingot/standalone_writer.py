@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ingot.capture import Captured, CaptureError, capture
 from ingot.capture.captured import Region
-from ingot.capture.exporting import batched_inputs
+from ingot.capture.feed import batched_inputs
 from ingot.live.compiled import _blamed
 from ingot.live.reporting import add_program, empty_report
 from ingot.model_file import ModelFile, write_whole

@@ -12,6 +12,10 @@ from ingot.capture.reference import Reference
 from ingot.runtime.program import LeafLayout, ResultLayout
 
 
+class CaptureError(RuntimeError):
+    """This module cannot be captured; the message says why, for the user."""
+
+
 @dataclass(frozen=True)
 class Source:
     """A tensor from outside the graph.

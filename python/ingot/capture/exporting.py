@@ -17,7 +17,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ingot.capture.captured import CaptureError
 from ingot.capture.custom_ops import batch_norm_forward, is_plain_batch_norm
+from ingot.capture.feed import batched_inputs
 
 _HOOKS = (
     "_forward_hooks",
@@ -28,10 +30,6 @@ _HOOKS = (
     "_backward_hooks",
     "_backward_pre_hooks",
 )
-
-
-class CaptureError(RuntimeError):
-    """This module cannot be captured; the message says why, for the user."""
 
 
 @dataclass
@@ -124,16 +122,6 @@ class _Flat(nn.Module):
                 )
         self._outputs.constants = constants
         return tuple(results)
-
-
-def batched_inputs(tensors: list[torch.Tensor]) -> tuple[tuple[bool, ...], int]:
-    """Which tensors carry the batch on their first dimension, and its size: that of the first
-    tensor with two dimensions or more (else with one)."""
-    leading = next((t for t in tensors if t.dim() >= 2), None)
-    if leading is None:
-        return tuple(False for _ in tensors), 1
-    size = leading.size(0)
-    return tuple(t.dim() >= 2 and t.size(0) == size for t in tensors), size
 
 
 def _stand_in_batch(tensors: list[torch.Tensor]) -> int:

@@ -12,7 +12,7 @@ import torch._dynamo
 from torch.utils import _pytree as pytree
 
 from ingot.capture.derivative import unwatched
-from ingot.capture.exporting import batched_inputs
+from ingot.capture.feed import batched_inputs
 from ingot.log import logger
 from ingot.runtime.library import IngotError
 

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from ingot.capture import CaptureError
 from ingot.capture.captured import Source
-from ingot.capture.importer import Feed, Placeholder, device_type_of
+from ingot.capture.feed import Feed, Placeholder, device_type_of
 from ingot.capture.nodes import PARAMETER, mutates
 
 _batch_norm = torch.nn.functional.batch_norm
