@@ -13,7 +13,7 @@ from ingot.runtime.program import LeafLayout, ResultLayout
 
 
 class CaptureError(RuntimeError):
-    """This module cannot be captured; the message says why, for the user."""
+    """PyTorch must run all of a graph or module; the message says why, for the user."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Source:
     """A tensor from outside the graph.
 
     kind: "input" (index: its position among the call's tensors), "parameter" or "buffer" (path:
-    its name in the module), "constant" (tensor: created while the module was captured).
+    its name in the module), "constant" (tensor: one that the graph or the model's code holds).
     """
 
     kind: str

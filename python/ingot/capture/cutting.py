@@ -86,15 +86,13 @@ class Cut:
     def _placeholder(self, node: torch.fx.Node) -> None:
         known = self.feed.placeholders[node]
         self.sources.append((node, known.source))
-        constant = known.source.tensor
-        if known.source.kind == "constant" and _is_literal(known.source.path, constant):
-            self.entries[node] = Entry(0, constant.item())
-            return
         self._outside(node, 0, known.role, batched=known.batched)
 
     def _constant(self, node: torch.fx.Node, value: Any) -> None:
         self.sources.append((node, Source("constant", str(node.target), tensor=value)))
-        if isinstance(value, torch.Tensor):
+        if _is_literal(node, value):
+            self.entries[node] = Entry(0, value.item())
+        elif isinstance(value, torch.Tensor):
             self._outside(node, 0, ("buffer", str(node.target)))
         else:
             self.entries[node] = Entry(0)
@@ -313,10 +311,10 @@ def _escapes(node: torch.fx.Node) -> bool:
     return False
 
 
-def _is_literal(path: str, constant: Any) -> bool:
+def _is_literal(node: torch.fx.Node, value: Any) -> bool:
     """`torch.tensor(0.5)` in a forward: the same number at every call."""
-    made = path.rpartition(".")[2].startswith("lifted_tensor")
-    return made and isinstance(constant, torch.Tensor) and constant.dim() == 0
+    made = node.op == "get_attr" and str(node.target).startswith("_tensor_constant")
+    return made and isinstance(value, torch.Tensor) and value.dim() == 0
 
 
 def _attribute(root: nn.Module, path: str) -> Any:

@@ -26,9 +26,10 @@ class Feed:
     """An ATen graph with what its inputs are.
 
     attributes: the module whose attributes its get_attr nodes name; batch: the symbol of the batch
-    size in the sizes of its values, or None where the graph is for `static_batch` alone; out_spec,
-    constant_outputs: how a module's result is put together from the graph's outputs; rewritten:
-    whether the graph has been brought into the form that the importer reads.
+    size in the sizes of its values, or None where they are numbers; static_batch: the only size
+    that the graph is for, or None; out_spec, constant_outputs: how a module's result is put
+    together from the graph's outputs; rewritten: whether the graph has been brought into the form
+    that the importer reads.
     """
 
     graph: torch.fx.Graph
