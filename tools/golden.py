@@ -53,7 +53,8 @@ class Case:
 def cases(only: str, dtype: torch.dtype = torch.float32) -> Iterator[Case]:
     """The regions of every model, in both modes."""
     from gpu_stages import settings_for
-    from ingot.capture import Region, capture
+    from ingot.capture import Region
+    from ingot.model_capture import capture
     from ingot.model_file import load_model_file
 
     paths = sorted((ROOT / "examples").glob("*.py")) + sorted((ROOT / "tests/models").glob("*.py"))

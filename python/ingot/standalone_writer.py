@@ -15,11 +15,12 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ingot.capture import Captured, CaptureError, capture
+from ingot.capture import Captured, CaptureError
 from ingot.capture.captured import Region
-from ingot.capture.exporting import batched_inputs
+from ingot.capture.feed import batched_inputs
 from ingot.live.compiled import _blamed
 from ingot.live.reporting import add_program, empty_report
+from ingot.model_capture import captured_graph, import_whole
 from ingot.model_file import ModelFile, write_whole
 from ingot.model_writer import WIDTH, bullet, environment
 from ingot.runtime.library import STATUS_UNSUPPORTED, IngotError
@@ -81,10 +82,11 @@ class Standalone:
 
     def _captured(self, name: str) -> _Mode:
         """Products that have no kernels to write down are left to PyTorch."""
+        feed = captured_graph(self.module, self.inputs, gradients=True)
         refused: dict[str, str] = {}
         while True:
-            captured = capture(self.module, tuple(self.inputs), refused=refused)
-            storing = capture(self.module, tuple(self.inputs), refused=refused, gradients=True)
+            captured = import_whole(feed, refused=refused)
+            storing = import_whole(feed, refused=refused, gradients=True)
             more: dict[str, str] = {}
             regions = []
             layouts = self._layouts(captured)

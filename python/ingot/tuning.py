@@ -109,7 +109,7 @@ def tune_program(
 
 def _programs(module, example_inputs, precision, options) -> list[tuple[Program, int]]:
     """What the module is compiled to, with the batch size of the inputs."""
-    from ingot.capture.exporting import batched_inputs
+    from ingot.capture.feed import batched_inputs
     from ingot.live.module import optimize
 
     with torch.no_grad():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from ingot.capture import Captured, Region, capture
+from ingot.capture import Captured, Region
 from ingot.capture.captured import Slot
 from ingot.live.compiled import _resolve
+from ingot.model_capture import capture
 from ingot.runtime.program import evaluate_fp64
 from torch import nn
 from torch.utils import _pytree as pytree

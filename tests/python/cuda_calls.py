@@ -9,7 +9,7 @@ import os
 import sys
 
 import torch
-from ingot.capture import capture
+from ingot.model_capture import capture
 from ingot.model_file import load_model_file
 from ingot.runtime.library import Call, Tensor, library
 from ingot.runtime.program import Program

@@ -338,7 +338,7 @@ def test_random_numbers_stay_pytorchs():
 
 
 def check_capture_shape_only(module, *inputs):
-    from ingot.capture import capture
+    from ingot.model_capture import capture
 
     return capture(module, inputs)
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import ingot
 import pytest
 import torch
-from ingot.capture import Region, capture
+from ingot.capture import Region
 from ingot.live.backend import IngotWarning
+from ingot.model_capture import capture
 from ingot.model_file import load_model_file
 from ingot.runtime.program import Program
 from torch.utils import _pytree as pytree

@@ -1,7 +1,5 @@
-"""From an nn.Module to Ingot graphs: what they take over, and what stays PyTorch's."""
+"""From ATen graphs to Ingot graphs: what they take over, and what stays PyTorch's."""
 
-from ingot.capture.captured import Captured, Region, Unsupported
-from ingot.capture.exporting import CaptureError
-from ingot.capture.importer import capture
+from ingot.capture.captured import Captured, CaptureError, Region, Unsupported
 
-__all__ = ["CaptureError", "Captured", "Region", "Unsupported", "capture"]
+__all__ = ["CaptureError", "Captured", "Region", "Unsupported"]

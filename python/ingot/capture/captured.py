@@ -12,12 +12,16 @@ from ingot.capture.reference import Reference
 from ingot.runtime.program import LeafLayout, ResultLayout
 
 
+class CaptureError(RuntimeError):
+    """PyTorch must run all of a graph or module; the message says why, for the user."""
+
+
 @dataclass(frozen=True)
 class Source:
     """A tensor from outside the graph.
 
     kind: "input" (index: its position among the call's tensors), "parameter" or "buffer" (path:
-    its name in the module), "constant" (tensor: created while the module was captured).
+    its name in the module), "constant" (tensor: one that the graph or the model's code holds).
     """
 
     kind: str

@@ -1,8 +1,8 @@
-"""Operators that stand in for PyTorch's while a module is captured.
+"""Operators that stand in for PyTorch's in a captured graph.
 
-BatchNorm's own forward reads `num_batches_tracked` on the host when momentum is None, and counts
-by an in-place addition: neither survives a capture. During one, it calls `ingot::batch_norm`, which
-only carries the module's arguments to the importer. It is never run on real tensors.
+BatchNorm counts its batches by an in-place addition beside its arithmetic, and reads the count on
+the host when momentum is None. `ingot::batch_norm` carries all of the module's arguments to the
+importer, the counter among them. It is never run on real tensors.
 """
 
 from __future__ import annotations

@@ -18,12 +18,6 @@ _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.s
 PARAMETER = "ingot_parameter"
 
 
-def own_path(path: str | None) -> str:
-    """Names as the user's module has them: the capture wraps it in a module of its own."""
-    path = path or ""
-    return path[len("model.") :] if path.startswith("model.") else path
-
-
 def schema_name(target: Any) -> str:
     """ "aten::add", without overload and without the trailing underscore of in-place forms."""
     if isinstance(target, torch._ops.OpOverload):
@@ -92,8 +86,7 @@ def _origin(node: torch.fx.Node) -> str:
     path = ""
     for entry in stack.values():
         path = entry[0] if isinstance(entry, tuple) else str(entry)
-    path = _FRAME_LOCAL.sub("", path)
-    return "" if path == "model" else own_path(path)
+    return _FRAME_LOCAL.sub("", path)
 
 
 def where(node: torch.fx.Node) -> str:
@@ -119,8 +112,6 @@ def origin_or_name(node: torch.fx.Node) -> str:
     for argument in node.all_input_nodes:
         if PARAMETER in argument.meta:
             return argument.meta[PARAMETER]
-        if argument.op == "placeholder" and argument.name.startswith("p_model_"):
-            return argument.name[len("p_model_") :]
     return operator_name(node)
 
 

@@ -1,4 +1,4 @@
-"""Putting operators into an exported graph."""
+"""Putting operators into a graph."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """The table of ATen's operators that Ingot takes over: one row each, filled in by the modules that
-`importer.py` names.
+`cutting.py` names.
 
 A row gives the function that appends the operator to a region. It receives a `Call` with the
 operator's arguments by their schema's names and returns a `Value` (or a relabelled `Leaf`), or a

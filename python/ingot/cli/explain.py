@@ -105,8 +105,9 @@ def command(
 def _explained(loaded: Any, modes: list, precision: str, device: str, sm: int) -> dict:
     """A report as an optimised module gives it, of programs that never run."""
     from ingot import IngotError
-    from ingot.capture import CaptureError, capture
+    from ingot.capture import CaptureError
     from ingot.live.reporting import add_program, empty_report
+    from ingot.model_capture import capture
     from ingot.model_file import batch_of
     from ingot.runtime.program import Program
 
@@ -117,7 +118,7 @@ def _explained(loaded: Any, modes: list, precision: str, device: str, sm: int) -
     for mode in modes:
         module.train(mode == "training")
         try:
-            captured = capture(module, tuple(inputs))
+            captured = capture(module, inputs)
         except CaptureError as error:
             unsupported.append({"what": "the module", "where": str(loaded.path), "why": str(error)})
             continue

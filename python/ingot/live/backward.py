@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from ingot.capture.backward_operators import BACKWARD_OPERATORS
-from ingot.capture.captured import Captured, Region, Source, TorchStep
+from ingot.capture.captured import Captured, CaptureError, Region, Source, TorchStep
 from ingot.capture.derivative import Derivative, derivative_of
-from ingot.capture.exporting import CaptureError
-from ingot.capture.importer import Feed, Placeholder, import_graph
+from ingot.capture.feed import Feed, Placeholder
+from ingot.capture.importer import import_graph
 from ingot.capture.nodes import mutates, schema_name
 from ingot.capture.products import PRODUCTS
 from ingot.capture.table import SHAPE_OPERATORS

@@ -6,8 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ingot.capture.captured import Captured, Region, Slot, slots_read
-from ingot.capture.exporting import CaptureError
+from ingot.capture.captured import Captured, CaptureError, Region, Slot, slots_read
 from ingot.live import policy
 from ingot.live.gradients import RegionCall
 from ingot.runtime.library import STATUS_UNAVAILABLE, IngotError

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import logging
+import os
 import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +14,9 @@ import torch
 import torch._dynamo
 from torch.utils import _pytree as pytree
 
+from ingot.capture.captured import CaptureError
 from ingot.capture.derivative import unwatched
-from ingot.capture.exporting import batched_inputs
+from ingot.capture.feed import batched_inputs
 from ingot.log import logger
 from ingot.runtime.library import IngotError
 
@@ -32,6 +36,10 @@ _WHILE_COMPILING = {
 }
 
 
+# What says something of a call, and computes nothing.
+_LEVELS = ("debug", "info", "warning", "error", "critical", "exception", "log")
+_MESSAGES = {print, warnings.warn, *(getattr(logging, level) for level in _LEVELS)}
+
 _serial = itertools.count()
 # Calls that Dynamo could not capture, until it is left to leave them alone.
 _TRIES = 4
@@ -46,6 +54,43 @@ def compiled(function: Callable, backend: Callable, seen: Callable[[Any], None])
     return context(function)
 
 
+class NotWholeError(CaptureError):
+    """Dynamo does not take a call as one graph."""
+
+
+def run_whole(function: Callable, backend: Callable, *arguments: Any) -> Any:
+    """A call of `function` as one graph, with no size symbolic but those that are marked; what it
+    prints is no part of the graph. Raises NotWholeError."""
+    own = with_own_code(function)
+    settings = {
+        **_WHILE_COMPILING,
+        "automatic_dynamic_shapes": False,
+        "reorderable_logging_functions": _MESSAGES,
+    }
+    try:
+        with torch._dynamo.config.patch(_known(settings)), unwatched():
+            return torch._dynamo.optimize(backend=backend, nopython=True)(own)(*arguments)
+    except Exception as error:  # many kinds, of Dynamo's own and of what it looks at
+        raise NotWholeError(f"TorchDynamo does not take it as one graph: {_told(error)}") from error
+    finally:
+        forget(own.__code__)
+
+
+def _told(error: Exception) -> str:
+    """The first line of an error's message, with the line of the user's that it is about."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    frames = list(getattr(error, "real_stack", None) or ())
+    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return (lines[0] if lines else type(error).__name__) + place
+
+
+def _known(settings: dict[str, Any]) -> dict[str, Any]:
+    """Those that this release has, each under one name."""
+    known = torch._dynamo.config._config
+    old = "cache_size_limit" if "recompile_limit" in known else "recompile_limit"
+    return {name: value for name, value in settings.items() if name in known and name != old}
+
+
 class _Careful:
     """Dynamo's compilation of a frame, under the settings above, with the batch size symbolic."""
 
@@ -53,9 +98,7 @@ class _Careful:
         self._callback, self._seen, self._given_up = callback, seen, 0
         # By this name (before 2.7, the second) Dynamo finds the backend behind a callback.
         self._torchdynamo_orig_backend = self._torchdynamo_orig_callable = callback
-        known = torch._dynamo.config._config
-        old = "cache_size_limit" if "recompile_limit" in known else "recompile_limit"
-        self._settings = {n: v for n, v in _WHILE_COMPILING.items() if n in known and n != old}
+        self._settings = _known(_WHILE_COMPILING)
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         values = list(frame.f_locals.values())

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from ingot.capture.exporting import batched_inputs
+from ingot.capture.feed import batched_inputs
 from ingot.live import dynamo, shortcut
 from ingot.live.backend import DynamoGraph, Session, compile_graph, switched_off
 from ingot.runtime.library import IngotError

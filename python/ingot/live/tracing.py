@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from ingot.capture import CaptureError
 from ingot.capture.captured import Source
-from ingot.capture.importer import Feed, Placeholder, device_type_of
+from ingot.capture.feed import Feed, Placeholder, device_type_of
 from ingot.capture.nodes import PARAMETER, mutates
 
 _batch_norm = torch.nn.functional.batch_norm
@@ -42,7 +42,8 @@ def feed_of(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Feed:
         graph, attributes = _traced(copy, tried)
         if batch is None or not batch.node.expr.is_number:
             break
-    size = _leading_size(values, found) if batch is None else None
+    is_dynamos = batch is not None and batch.node.shape_env is _shape_env(values)
+    size = None if is_dynamos else _leading_size(values, found)
     placeholders = {}
     nodes = (node for node in graph.nodes if node.op == "placeholder")
     for node, known, value in zip(nodes, found, tried):
@@ -57,6 +58,11 @@ def feed_of(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Feed:
 
 def _value(node: torch.fx.Node, example: Any) -> Any:
     return node.meta.get("example_value", example)
+
+
+def _shape_env(values: Sequence[Any]) -> ShapeEnv | None:
+    """Dynamo's."""
+    return next((v.fake_mode.shape_env for v in values if isinstance(v, FakeTensor)), None)
 
 
 def views_among_results(graph: torch.fx.Graph) -> list[str]:

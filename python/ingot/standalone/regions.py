@@ -15,7 +15,7 @@ from torch import nn
 from ingot.capture import Captured
 from ingot.capture.captured import Region
 from ingot.capture.derivative import Derivative, derivative_of
-from ingot.capture.exporting import batched_inputs
+from ingot.capture.feed import batched_inputs
 from ingot.live.compiled import _resolve
 from ingot.runtime.library import library
 from ingot.runtime.program import BATCH, Program

@@ -1,0 +1,279 @@
+"""Puts a cut graph together: steps in order, each region with its graph, leaves and results."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from typing import Any
+
+import torch
+
+from ingot.capture.captured import Captured, CaptureError, Region, Slot, TorchStep
+from ingot.capture.custom_ops import run_batch_norm
+from ingot.capture.cutting import Cut
+from ingot.capture.layout import Leaf, UnfitError, Value
+from ingot.capture.nodes import (
+    is_batch_norm,
+    is_pure,
+    operator_name,
+    origin_or_name,
+    region_name,
+    schema_name,
+    where,
+)
+from ingot.capture.normalisations import batch_statistics
+from ingot.capture.products import PRODUCTS
+from ingot.capture.reference import reference_of
+from ingot.capture.region import RegionBuilder
+from ingot.capture.table import SHAPE_OPERATORS
+
+
+class NotStoredError(Exception):
+    """A node's tensor is wanted outside its region, where only operators inside can have it."""
+
+    def __init__(self, node: torch.fx.Node):
+        super().__init__(node.name)
+        self.node = node
+
+
+def assembled(cut: Cut) -> Captured:
+    """Raises NotStoredError, and CaptureError where PyTorch must run the whole graph."""
+    return _Assembly(cut).run()
+
+
+class _Assembly:
+    def __init__(self, cut: Cut):
+        self.cut, self.feed, self.gradients = cut, cut.feed, cut.gradients
+        self.entries, self.regions, self.taken = cut.entries, cut.regions, cut.taken
+        self.by_torch = dict(cut.by_torch)
+        self.positions = {node: at for at, node in enumerate(cut.feed.graph.nodes)}
+
+    def run(self) -> Captured:
+        outputs = next(n for n in self.feed.graph.nodes if n.op == "output").args[0]
+        slots: dict[torch.fx.Node, int] = {}
+        sources = []
+        for node, source in self.cut.sources:
+            slots[node] = len(sources)
+            sources.append(source)
+        steps = self._steps(outputs, slots)
+        results = iter(outputs)
+        spec_count = len(outputs) + len(self.feed.constant_outputs)
+        final = []
+        for index in range(spec_count):
+            if index in self.feed.constant_outputs:
+                final.append(self.feed.constant_outputs[index])
+                continue
+            output = next(results)
+            final.append(Slot(slots[output]) if isinstance(output, torch.fx.Node) else output)
+        self._check_buffer_readers(outputs)
+        return Captured(
+            sources=sources,
+            steps=steps,
+            slots=len(slots),
+            outputs=final,
+            out_spec=self.feed.out_spec,
+            static_batch=self.feed.static_batch,
+            delegate_batches=frozenset(self.cut.delegate_batches),
+            unsupported=list(self.cut.unsupported.values()),
+        )
+
+    def _check_buffer_readers(self, outputs) -> None:
+        """One region may move a buffer several times, in order; nothing else may look at it."""
+        for buffer in self.cut.updated:
+            levels = {
+                self.taken.get(reader) if is_batch_norm(reader) else None for reader in buffer.users
+            }
+            if len(levels) > 1 or None in levels or buffer in outputs:
+                paths = (source.path for node, source in self.cut.sources if node is buffer)
+                path = next(paths, buffer.name)
+                raise CaptureError(f"{path} is both updated and read by its forward")
+
+    def _steps(self, outputs, slots: dict) -> list:
+        wanted = self._wanted(outputs)
+        order: list[tuple[int, int, Any]] = []
+        for position, node in enumerate(self.by_torch):
+            if node in wanted:
+                order.append((self.by_torch[node], position, node))
+        for level, region in self.regions.items():
+            if region.values:
+                order.append((level, 0, region))
+        order.sort(key=lambda item: item[:2])
+        steps = []
+        for level, _, item in order:
+            if isinstance(item, RegionBuilder):
+                step = self._region_step(level, item, wanted, slots)
+                if step is not None:
+                    steps.append(step)
+                    steps += self._dense_results(step, slots)
+            else:
+                steps.append(self._torch_step(item, slots))
+        return steps
+
+    def _wanted(self, outputs) -> set:
+        """Nodes whose tensors something outside their region reads. Relabelled leaves, views and
+        literals that PyTorch reads are PyTorch's to make."""
+        wanted: set = set()
+
+        def want(node: torch.fx.Node) -> None:
+            if node in wanted:
+                return
+            wanted.add(node)
+            entry = self.entries[node]
+            relabelled = node in self.taken and isinstance(entry.value, (Leaf, bool, int, float))
+            if relabelled:
+                self.by_torch[node] = entry.level
+            if node in self.by_torch:
+                for argument in node.all_input_nodes:
+                    want(argument)
+
+        for output in outputs:
+            if isinstance(output, torch.fx.Node):
+                want(output)
+        for node in [n for n in self.by_torch if not is_pure(n)]:
+            want(node)
+        for region in self.regions.values():
+            for node, _ in region.leaves:
+                want(node)
+        # Results of one region that are leaves of another were wanted above.
+        self.by_torch = dict(
+            sorted(self.by_torch.items(), key=lambda item: self.positions[item[0]])
+        )
+        return wanted
+
+    def _dense_results(self, region: Region, slots: dict) -> list[TorchStep]:
+        """Copies of what is dense as PyTorch's operators give it, but not as the region does: what
+        reads a tensor, the user's code too, may take a view that only PyTorch's layout allows."""
+        steps = []
+        made = {slot: node for node, slot in slots.items()}
+        for slot, layout in zip(region.results, region.result_layouts):
+            node = made[slot]
+            flat = [axis for run in layout.axes for axis in run]
+            if flat == sorted(flat) or not node.meta["val"].is_contiguous():
+                continue
+            result = len(slots)
+            slots[node, "as made"], slots[node] = slot, result
+            target = torch.ops.aten.contiguous.default
+            steps.append(TorchStep(target, (Slot(slot),), {}, result, "contiguous"))
+        return steps
+
+    def _region_step(self, level, region: RegionBuilder, wanted, slots) -> Region | None:
+        results, layouts, names, made = [], [], [], []
+        given = {
+            node: self.entries[node].value
+            for node, own in self.taken.items()
+            if own == level and node in wanted and isinstance(self.entries[node].value, Value)
+        }
+        taken = {value.id for value in given.values()}
+        for node, value in given.items():
+            computed = region.behind_views(value)
+            if region.is_leaf(computed) or computed.id in taken:
+                computed = value  # two results do not share memory
+            taken.add(computed.id)
+            try:
+                layouts.append(region.result_layout(value, computed))
+            except UnfitError as unfit:
+                raise NotStoredError(node) from unfit
+            results.append(computed.id)
+            names.append(node.name)
+            slots[node] = len(slots)
+            made.append(slots[node])
+        stored = self._stored(level, region, list(given), results, layouts) if made else {}
+        names += [node.name for node, at in stored.items() if at >= len(names)]
+        statistics = self._statistics(level, region, results, layouts) if made else {}
+        names += [f"{node.name}_{kind}" for node in statistics for kind in ("mean", "variance")]
+        nodes = [node for node, own in self.taken.items() if own == level]
+        updates = any(
+            self.entries[n].level == level and n.target is torch.ops.ingot.batch_norm.default
+            for n in nodes
+        )
+        if not results and not updates:
+            return None
+        computing = [
+            node
+            for node in nodes
+            if node.target is not operator.getitem
+            and schema_name(node.target) not in SHAPE_OPERATORS
+        ]
+        operators = [
+            {
+                "what": operator_name(node),
+                "where": where(node),
+                "module": origin_or_name(node),
+                "node": node.name,
+            }
+            for node in computing
+        ]
+        graph = {
+            "ingot_graph": 1,
+            "name": region_name(computing),
+            "values": region.values,
+            "results": [{"value": v, "name": n} for v, n in zip(results, names)],
+            "updates": [],
+        }
+        return Region(
+            graph=graph,
+            leaves=[slots[node] for node, _ in region.leaves],
+            results=made,
+            leaf_layouts=[layout for _, layout in region.leaves],
+            result_layouts=layouts,
+            operators=operators,
+            reference=reference_of(
+                [node for node, _ in region.leaves],
+                list(given),
+                stored,
+                statistics,
+                self._literals(),
+            ),
+        )
+
+    def _literals(self) -> dict[torch.fx.Node, Any]:
+        numbers = (bool, int, float)
+        return {n: e.value for n, e in self.entries.items() if isinstance(e.value, numbers)}
+
+    def _stored(self, level: int, region, given: list, results: list, layouts: list) -> dict:
+        """Products that backward reads, by their place among the region's results, to which those
+        that nothing else wants are added."""
+        stored: dict[torch.fx.Node, int] = {}
+        for node, own in self.taken.items() if self.gradients else ():
+            if own != level or schema_name(node.target) not in PRODUCTS:
+                continue
+            value = self.entries[node].value
+            if node in given:
+                stored[node] = given.index(node)
+            elif isinstance(value, Value) and value.id not in results:
+                with contextlib.suppress(UnfitError):
+                    layouts.append(region.result_layout(value, value))
+                    results.append(value.id)
+                    stored[node] = len(results) - 1
+        return stored
+
+    def _statistics(self, level: int, region, results: list, layouts: list) -> dict:
+        """Of batch norms in training, what backward reads: the places of mean and variance among
+        the region's results, to which they are added. The norm's own sweep makes them, from what is
+        then rounded where a 16-bit result is stored: x̂ must come from one and the same."""
+        found: dict[torch.fx.Node, tuple[int, int]] = {}
+        if any(layout.dtype in (torch.float16, torch.bfloat16) for layout in layouts):
+            return found
+        for node, own in self.taken.items() if self.gradients else ():
+            trained = node.target is torch.ops.ingot.batch_norm.default and node.args[6]
+            if own != level or not trained:
+                continue
+            statistics = batch_statistics(region, self.entries[node].value)
+            if statistics is not None:
+                for identity, layout in statistics:
+                    results.append(identity)
+                    layouts.append(layout)
+                found[node] = (len(results) - 2, len(results) - 1)
+        return found
+
+    def _torch_step(self, node: torch.fx.Node, slots: dict) -> TorchStep:
+        def reference(argument):
+            return Slot(slots[argument]) if isinstance(argument, torch.fx.Node) else argument
+
+        args = torch.fx.node.map_aggregate(node.args, reference)
+        kwargs = torch.fx.node.map_aggregate(node.kwargs, reference)
+        target = node.target
+        if target is torch.ops.ingot.batch_norm.default:
+            target = run_batch_norm
+        slots[node] = len(slots)
+        return TorchStep(target, args, kwargs, slots[node], operator_name(node), where(node))

@@ -1,0 +1,323 @@
+"""Decides which operators of a graph join which region, and which stay PyTorch's.
+
+Operators are visited in order. One that the table takes joins the region of its arguments; every
+change of hands on the way to an operator raises its level by one, and what Ingot takes at one level
+makes one region. So no region waits for a step that waits for the region.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+# For their rows of the table.
+import ingot.capture.normalisations
+import ingot.capture.pointwise
+import ingot.capture.reductions
+import ingot.capture.views  # noqa: F401
+from ingot.capture.captured import CaptureError, Source, Unsupported
+from ingot.capture.feed import Feed
+from ingot.capture.layout import Leaf, UnfitError, Value
+from ingot.capture.nodes import (
+    computes,
+    is_batch_norm,
+    is_made_from_nothing,
+    is_random,
+    mutates,
+    named_arguments,
+    origin_or_name,
+    schema_name,
+    where,
+)
+from ingot.capture.region import RegionBuilder
+from ingot.capture.table import SHAPE_OPERATORS, TABLE, Call
+from ingot.runtime.program import DTYPE_NAMES
+
+_LAST = 1 << 30
+
+
+@dataclass
+class Entry:
+    """What is known of a graph node. level: even where PyTorch makes it, odd where Ingot does."""
+
+    level: int
+    value: Any = None  # Value, Leaf, number, tuple of these; None for what only PyTorch handles
+
+
+class Cut:
+    """A graph and who runs what of it.
+
+    regions: by level; taken: the level of each node that is in a region, by_torch: of the others;
+    updated: buffers that regions write.
+    """
+
+    def __init__(self, feed: Feed, refused: dict[str, str], autocast: bool, gradients: bool):
+        self.feed, self.refused, self.autocast = feed, refused, autocast
+        self.gradients = gradients
+        self.device_type = feed.device_type
+        self.entries: dict[torch.fx.Node, Entry] = {}
+        self.regions: dict[int, RegionBuilder] = {}
+        self.taken: dict[torch.fx.Node, int] = {}  # level of each node in a region
+        self.by_torch: dict[torch.fx.Node, int] = {}
+        self.unsupported: dict[torch.fx.Node, Unsupported] = {}
+        self.roles: dict[torch.fx.Node, tuple[str, str]] = {}
+        self.sources: list[tuple[torch.fx.Node, Source]] = []
+        self.updated: set[torch.fx.Node] = set()
+        self.delegate_batches = {0}
+        self.last_random = 0
+
+        self._read()
+
+    # Reading the graph -----------------------------------------------------------------------
+
+    def _read(self) -> None:
+        for node in self.feed.graph.nodes:
+            if node.op == "placeholder":
+                self._placeholder(node)
+            elif node.op == "get_attr":
+                self._constant(node, _attribute(self.feed.attributes, node.target))
+            elif node.op == "call_function":
+                self._call(node)
+
+    def _placeholder(self, node: torch.fx.Node) -> None:
+        known = self.feed.placeholders[node]
+        self.sources.append((node, known.source))
+        self._outside(node, 0, known.role, batched=known.batched)
+
+    def _constant(self, node: torch.fx.Node, value: Any) -> None:
+        self.sources.append((node, Source("constant", str(node.target), tensor=value)))
+        if _is_literal(node, value):
+            self.entries[node] = Entry(0, value.item())
+        elif isinstance(value, torch.Tensor):
+            self._outside(node, 0, ("buffer", str(node.target)))
+        else:
+            self.entries[node] = Entry(0)
+
+    def _outside(self, node, level: int, role: tuple[str, str], batched: bool = False) -> None:
+        """A tensor that reaches regions as a leaf."""
+        tensor = node.meta.get("val")
+        value = None
+        # A number on the CPU beside tensors of a GPU is PyTorch's.
+        here = isinstance(tensor, torch.Tensor) and tensor.device.type == self.device_type
+        if here and tensor.dtype in DTYPE_NAMES:
+            sizes = self._sizes(tensor.shape, batched)
+            if sizes is not None:
+                value = Leaf(node, tuple(range(len(sizes))), sizes, tensor.dtype)
+        self.roles[node] = role
+        self.entries[node] = Entry(level, value)
+
+    def _sizes(self, shape, leading_batch: bool = False) -> tuple[int, ...] | None:
+        """Sizes with -k for k times the batch; None where they depend on it otherwise."""
+        sizes = []
+        for dimension, size in enumerate(shape):
+            if isinstance(size, int):
+                symbolic = self.feed.batch is None and leading_batch and dimension == 0
+                sizes.append(-1 if symbolic else size)
+                continue
+            if self.feed.batch is None:
+                return None
+            factor = size.node.expr / self.feed.batch
+            if not factor.is_Integer or factor <= 0:
+                return None
+            sizes.append(-int(factor))
+        return tuple(sizes)
+
+    # Deciding --------------------------------------------------------------------------------
+
+    def _call(self, node: torch.fx.Node) -> None:
+        if node.target is operator.getitem and self._getitem(node):
+            return
+        if is_made_from_nothing(node) and not _escapes(node):
+            self._constant(node, node.target(*node.args, **node.kwargs))
+            return
+        level = self._ingot_level(node)
+        name = schema_name(node.target)
+        reason = None
+        if node.name in self.refused:
+            reason = self.refused[node.name]
+        elif name not in TABLE:
+            reason = "Ingot has no such operator"
+        else:
+            region = self.regions.get(level)
+            if region is None:
+                region = self.regions[level] = RegionBuilder()
+                region.roles = self.roles
+            mark = region.mark()
+            try:
+                self._take(node, name, level, region)
+                return
+            except UnfitError as unfit:
+                region.rewind(mark)
+                reason = str(unfit)
+        self._leave_to_torch(node, name, reason)
+
+    def _getitem(self, node: torch.fx.Node) -> bool:
+        entry = self.entries[node.args[0]]
+        if not isinstance(entry.value, tuple):
+            return False
+        value = entry.value[node.args[1]]
+        if value is None:
+            if node.users:
+                raise CaptureError(f"it uses result {node.args[1]} of {node.args[0].name}")
+            value = entry.value[0]
+        self.entries[node] = Entry(entry.level, value)
+        self.taken[node] = entry.level
+        return True
+
+    def _ingot_level(self, node: torch.fx.Node) -> int:
+        level = 1
+        for argument in node.all_input_nodes:
+            known = self.entries[argument].level
+            level = max(level, known if known % 2 else known + 1)
+        return level
+
+    def _take(self, node, name: str, level: int, region: RegionBuilder) -> None:
+        arguments = named_arguments(node)
+        arguments = {key: self._operand(value, level) for key, value in arguments.items()}
+        arguments["name"] = name
+        result = node.meta.get("val")
+        dtype = result.dtype if isinstance(result, torch.Tensor) else None
+        if dtype is not None and dtype not in DTYPE_NAMES:
+            raise UnfitError(f"the dtype {dtype}")
+        lead = next((v for v in arguments.values() if isinstance(v, (Value, Leaf))), None)
+        leading_batch = lead is not None and bool(lead.sizes) and lead.sizes[0] == -1
+        sizes = None
+        if isinstance(result, torch.Tensor):
+            sizes = self._sizes(result.shape, leading_batch)
+        used = frozenset(
+            user.args[1] for user in node.users if user.target is operator.getitem and user.users
+        )
+        region.set_origin(origin_or_name(node), where(node))
+        call = Call(region, arguments, dtype, sizes, self.autocast, used)
+        value = TABLE[name](call)
+        self._check(value, sizes)
+        if is_batch_norm(node):
+            self._note_batch_norm(node)
+        self.entries[node] = Entry(level, value)
+        self.taken[node] = level
+        if isinstance(value, Leaf):
+            # Only relabelled: any region may use it, at the level of what it relabels.
+            self.entries[node].level = self.entries[value.node].level
+        elif isinstance(value, (bool, int, float)):
+            self.entries[node].level = 0
+
+    @staticmethod
+    def _check(value: Any, sizes: tuple[int, ...] | None) -> None:
+        if isinstance(value, (Value, Leaf)) and sizes is not None and value.sizes != sizes:
+            raise UnfitError(f"its shape came out as {value.sizes}, not {sizes}")
+
+    def _operand(self, argument: Any, level: int) -> Any:
+        if isinstance(argument, torch.fx.Node):
+            entry = self.entries[argument]
+            value = entry.value
+            if value is None or isinstance(value, tuple):
+                raise UnfitError("an argument that is not a tensor of a supported dtype and shape")
+            if isinstance(value, Value) and entry.level != level:
+                # From an earlier region: what that one stored.
+                self.roles.setdefault(argument, ("input", argument.name))
+                return Leaf(argument, tuple(range(len(value.sizes))), value.sizes, value.dtype)
+            return value
+        if isinstance(argument, (list, tuple)):
+            return [self._item(item, level) for item in argument]
+        return argument
+
+    def _item(self, item: Any, level: int) -> Any:
+        """A tensor, or what is no node of the graph."""
+        if not isinstance(item, torch.fx.Node):
+            return item
+        known = isinstance(self.entries[item].value, (Value, Leaf))
+        return self._operand(item, level) if known else None
+
+    def _note_batch_norm(self, node: torch.fx.Node) -> None:
+        arguments = named_arguments(node)
+        if not arguments["training"]:
+            return
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            buffer = arguments.get(name)
+            if isinstance(buffer, torch.fx.Node):
+                self.updated.add(buffer)
+        sizes = self._sizes(node.meta["val"].shape, True)
+        others = [size for size in (sizes or ())[2:] if size != 1]
+        if not others:
+            self.delegate_batches.add(1)  # one value per channel: PyTorch's own error
+
+    def _leave_to_torch(self, node, name: str, reason: str | None) -> None:
+        level = 0
+        for argument in node.all_input_nodes:
+            known = self.entries[argument].level
+            level = max(level, known + 1 if known % 2 else known)
+        if is_random(node.target):
+            # In the order of the program, so that each draws the numbers it would draw.
+            level = self.last_random = max(level, self.last_random)
+        if mutates(node):
+            level = _LAST  # a graph's writes into its inputs come after all that reads those
+        self.by_torch[node] = level
+        if reason and name and name not in SHAPE_OPERATORS and computes(node):
+            self.unsupported[node] = Unsupported(name.rpartition(":")[2], where(node), reason)
+        self._outside(node, level, ("input", node.name), self._carries_batch(node))
+
+    def _carries_batch(self, node: torch.fx.Node) -> bool:
+        """Whether dimension 0 is the batch, for a graph of one batch size."""
+        result = node.meta.get("val")
+        if self.feed.batch is not None or not isinstance(result, torch.Tensor):
+            return False
+        return (
+            result.dim() >= 1
+            and result.shape[0] == self.feed.static_batch
+            and any(
+                isinstance(self.entries[a].value, (Value, Leaf))
+                and self.entries[a].value.sizes[:1] == (-1,)
+                for a in node.all_input_nodes
+            )
+        )
+
+    def weak_nodes(self) -> set[str]:
+        """Nodes of regions too small to be worth a program of their own."""
+        weak = set()
+        for level, region in self.regions.items():
+            nodes = [
+                node
+                for node, own in self.taken.items()
+                if own == level and node.name not in self.refused
+            ]
+            computing = [
+                node
+                for node in nodes
+                if schema_name(node.target) not in SHAPE_OPERATORS
+                and node.target is not operator.getitem
+                and isinstance(self.entries[node].value, (Value, tuple))
+            ]
+            products = any(value["op"] == "matmul" for value in region.values)
+            # Without a product, what backward computes again costs what forward saves.
+            if computing and not products and (self.gradients or len(computing) < 2):
+                weak.update(node.name for node in nodes)
+        return weak
+
+
+def _escapes(node: torch.fx.Node) -> bool:
+    """Whether what sees this tensor could write into it: the caller, or an operator in place."""
+    for user in node.users:
+        if user.op == "output" or mutates(user) or user.op != "call_function":
+            return True
+        views = not isinstance(user.target, torch._ops.OpOverload) or any(
+            a.alias_info is not None for a in user.target._schema.arguments
+        )
+        if views and _escapes(user):
+            return True
+    return False
+
+
+def _is_literal(node: torch.fx.Node, value: Any) -> bool:
+    """`torch.tensor(0.5)` in a forward: the same number at every call."""
+    made = node.op == "get_attr" and str(node.target).startswith("_tensor_constant")
+    return made and isinstance(value, torch.Tensor) and value.dim() == 0
+
+
+def _attribute(root: nn.Module, path: str) -> Any:
+    for name in path.split("."):
+        root = getattr(root, name)
+    return root

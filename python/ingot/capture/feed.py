@@ -1,0 +1,59 @@
+"""What the importer reads: an ATen graph with what its inputs are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from ingot.capture.captured import Source
+
+
+@dataclass
+class Placeholder:
+    """What feeds an input of a graph. role: the operator and name of the leaf that it becomes;
+    batched: whether dimension 0 is the batch, where sizes do not tell."""
+
+    source: Source
+    role: tuple[str, str]
+    batched: bool = False
+
+
+@dataclass
+class Feed:
+    """An ATen graph with what its inputs are.
+
+    attributes: the module whose attributes its get_attr nodes name; batch: the symbol of the batch
+    size in the sizes of its values, or None where they are numbers; static_batch: the only size
+    that the graph is for, or None; out_spec, constant_outputs: how a module's result is put
+    together from the graph's outputs; rewritten: whether the graph has been brought into the form
+    that the importer reads.
+    """
+
+    graph: torch.fx.Graph
+    attributes: nn.Module
+    placeholders: dict[torch.fx.Node, Placeholder]
+    device_type: str
+    batch: Any | None = None
+    static_batch: int | None = None
+    out_spec: Any = None
+    constant_outputs: dict[int, Any] = field(default_factory=dict)
+    rewritten: bool = False
+
+
+def device_type_of(values: list) -> str:
+    """Of the tensors that a call passes."""
+    tensors = [value for value in values if isinstance(value, torch.Tensor)]
+    return max(tensors, key=lambda tensor: tensor.dim()).device.type if tensors else "cpu"
+
+
+def batched_inputs(tensors: list[torch.Tensor]) -> tuple[tuple[bool, ...], int]:
+    """Which tensors carry the batch on their first dimension, and its size: that of the first
+    tensor with two dimensions or more (else with one)."""
+    leading = next((t for t in tensors if t.dim() >= 2), None)
+    if leading is None:
+        return tuple(False for _ in tensors), 1
+    size = leading.size(0)
+    return tuple(t.dim() >= 2 and t.size(0) == size for t in tensors), size
