@@ -8,18 +8,10 @@
 namespace ingot {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kColumnThreads = 256;
 constexpr int kChunk = 8;           // samples that a thread folds at once
 constexpr int kMergeLanes = 16;     // columns of a merging block
 constexpr int kMergeSegments = 32;  // ranges of splits that it merges side by side
-
-AxisMask static_axes(const Shape& space) {
-  AxisMask mask = 0;
-  for (const Axis axis : {kRows, kGroups, kFeatures}) {
-    if (space.extent(axis, 1) > 1) mask = static_cast<AxisMask>(mask | axis_bit(axis));
-  }
-  return mask;
-}
 
 int64_t extent_over(const Shape& space, AxisMask mask) {
   int64_t product = 1;
@@ -54,8 +46,8 @@ class ColumnsWriter {
     const Sweep& s = context_.sweep();
     states_ = shared_states(plan.graph, s, s.statistics);
     axes_ = reduced_axes(plan.graph, s, s.statistics.at(0));
-    reduced_ = static_cast<AxisMask>(static_axes(s.space) & axes_);
-    kept_ = static_cast<AxisMask>(static_axes(s.space) & ~axes_);
+    reduced_ = static_cast<AxisMask>(s.space.static_axes() & axes_);
+    kept_ = static_cast<AxisMask>(s.space.static_axes() & ~axes_);
     value_type_ = reduction_type(context_, s.statistics);
     source_.name = kernel_name(plan, sweep);
     source_.sweep = sweep;
@@ -187,7 +179,7 @@ class ColumnsWriter {
       KernelEntry entry;
       entry.name = source_.name + (w == 1 && widths.size() > 1 ? "_unaligned" : "");
       entry.width = w;
-      entry.threads = kThreads;
+      entry.threads = kColumnThreads;
       const std::string parameters =
           "ingot::i64 samples, ingot::i64 split_samples,\n    void* partials";
       const std::string arguments = "(operands, samples, split_samples, partials)";
@@ -195,11 +187,11 @@ class ColumnsWriter {
         const int64_t vectors = source_.columns / w;
         int64_t lanes = 1;
         while (lanes < vectors && lanes < 32) lanes *= 2;
-        const int64_t rows = kThreads / lanes;
+        const int64_t rows = kColumnThreads / lanes;
         entry.role = KernelRole::columns;
         entry.tiles = (vectors + lanes - 1) / lanes;
         entry.per_block = rows * kChunk;
-        parts.kernels.push_back(kernel_text(entry.name, functor_, kThreads, parameters,
+        parts.kernels.push_back(kernel_text(entry.name, functor_, kColumnThreads, parameters,
                                             fmt::format("columns_sweep<ingot::{}, {}, {}, {}, {}>",
                                                         functor_, w, lanes, rows, kChunk) +
                                                 arguments));
@@ -207,10 +199,10 @@ class ColumnsWriter {
         entry.role = KernelRole::columns_inner;
         entry.tiles = source_.columns;
         const int64_t vectors = extent_over(context_.space(), reduced_) / w;
-        entry.per_block = std::max<int64_t>(1, 4 * kThreads / vectors);
+        entry.per_block = std::max<int64_t>(1, 4 * kColumnThreads / vectors);
         parts.kernels.push_back(kernel_text(
-            entry.name, functor_, kThreads, parameters,
-            fmt::format("columns_inner_sweep<ingot::{}, {}, {}>", functor_, w, kThreads) +
+            entry.name, functor_, kColumnThreads, parameters,
+            fmt::format("columns_inner_sweep<ingot::{}, {}, {}>", functor_, w, kColumnThreads) +
                 arguments));
       }
       source_.entries.push_back(entry);

@@ -8,7 +8,7 @@
 namespace ingot {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kGroupThreads = 256;
 constexpr int64_t kResultBytes = 40000;  // of the 48 KB of static shared memory
 
 constexpr Axis kStaticAxes[] = {kRows, kGroups, kFeatures};
@@ -81,10 +81,10 @@ class GroupsWriter {
     KernelEntry entry;
     entry.name = source_.name;
     entry.role = KernelRole::groups;
-    entry.threads = kThreads;
+    entry.threads = kGroupThreads;
     parts.kernels.push_back(kernel_text(
-        entry.name, functor_, kThreads, "ingot::i64 samples",
-        fmt::format("groups_sweep<ingot::{}, {}>(operands, samples)", functor_, kThreads)));
+        entry.name, functor_, kGroupThreads, "ingot::i64 samples",
+        fmt::format("groups_sweep<ingot::{}, {}>(operands, samples)", functor_, kGroupThreads)));
     source_.entries.push_back(entry);
     source_.operands = context_.operands();
     source_.text = translation_unit(parts);

@@ -7,7 +7,7 @@
 namespace ingot {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kMapThreads = 256;
 // Samples that a thread loads at once: more where an element is 2 bytes, since what depends on the
 // feature alone (fp32 statistics, folded scales) then outweighs it.
 constexpr int kUnroll = 4, kUnrollOfHalf = 8;
@@ -53,18 +53,18 @@ KernelSource write_map(const Plan& plan, int sweep) {
   if (widths[0] > 1) widths.push_back(1);
   for (const int width : widths) {
     const int64_t vectors = elements / width;
-    const int64_t lanes = std::min<int64_t>(power_of_two_at_least(vectors), kThreads);
-    const int64_t rows = kThreads / lanes;
+    const int64_t lanes = std::min<int64_t>(power_of_two_at_least(vectors), kMapThreads);
+    const int64_t rows = kMapThreads / lanes;
     const int unroll = width > 4 ? kUnrollOfHalf : kUnroll;
     KernelEntry entry;
     entry.name = source.name + (width == 1 && widths.size() > 1 ? "_unaligned" : "");
     entry.role = KernelRole::map;
     entry.width = width;
-    entry.threads = kThreads;
+    entry.threads = kMapThreads;
     entry.tiles = (vectors + lanes - 1) / lanes;
     entry.per_block = rows * unroll;
     parts.kernels.push_back(
-        kernel_text(entry.name, functor, kThreads, "ingot::i64 samples",
+        kernel_text(entry.name, functor, kMapThreads, "ingot::i64 samples",
                     fmt::format("map_sweep<ingot::{}, {}, {}, {}, {}>(operands, samples)", functor,
                                 width, lanes, rows, unroll)));
     source.entries.push_back(entry);

@@ -15,14 +15,6 @@ constexpr int kBlockThreads = 256;   // of a block of several teams
 constexpr int64_t kHeldTarget = 16;  // values held by a thread, as teams grow up to 512 threads
 constexpr int64_t kHeldLimit = 32;   // with 1024 threads, of 64 registers each
 
-AxisMask static_axes(const Shape& space) {
-  AxisMask mask = 0;
-  for (const Axis axis : {kRows, kGroups, kFeatures}) {
-    if (space.extent(axis, 1) > 1) mask = static_cast<AxisMask>(mask | axis_bit(axis));
-  }
-  return mask;
-}
-
 // The fewest lanes whose vectors, side by side, fill whole lines of memory: a warp that reads
 // pieces of many lines takes as many turns. Not where a row would leave over a quarter of them
 // idle.
@@ -54,8 +46,8 @@ class RowsWriter {
     const std::vector<ValueId> reductions = reductions_of(plan.graph, s);
     states_ = shared_states(plan.graph, s, reductions);
     value_type_ = reduction_type(context_, reductions);
-    inside_ =
-        static_cast<AxisMask>(static_axes(s.space) & reduced_axes(plan.graph, s, reductions.at(0)));
+    inside_ = static_cast<AxisMask>(s.space.static_axes() &
+                                    reduced_axes(plan.graph, s, reductions.at(0)));
     for (const Axis axis : {kRows, kGroups, kFeatures}) {
       const int64_t extent = s.space.extent(axis, 1);
       (inside_ & axis_bit(axis) ? row_elements_ : rows_per_sample_) *= extent;
@@ -319,7 +311,7 @@ class RowsWriter {
 
 bool reduces_whole_rows(const Plan& plan, int sweep) {
   const Sweep& s = plan.sweeps[static_cast<size_t>(sweep)];
-  const AxisMask present = static_axes(s.space);
+  const AxisMask present = s.space.static_axes();
   std::optional<AxisMask> common;
   for (const ValueId reduction : reductions_of(plan.graph, s)) {
     const auto inside = static_cast<AxisMask>(present & reduced_axes(plan.graph, s, reduction));

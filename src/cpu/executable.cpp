@@ -12,6 +12,7 @@
 #include "cpu/loops.h"
 #include "cpu/product/provider.h"
 #include "cpu/sweep.h"
+#include "support/align.h"
 #include "support/checked.h"
 #include "support/error.h"
 #include "support/threads.h"
@@ -19,12 +20,6 @@
 namespace ingot {
 namespace cpu {
 namespace {
-
-constexpr size_t kAlignment = 256;
-
-size_t align(size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 bool contains(const std::vector<ValueId>& values, ValueId value) {
   return std::find(values.begin(), values.end(), value) != values.end();
@@ -78,7 +73,8 @@ class CpuExecutable final : public Executable {
   // What they were when first asked for, whatever products are registered later.
   const std::vector<size_t>& frozen_bytes() override {
     std::call_once(frozen_once_, [&] {
-      for (const SweepRunner& sweep : sweeps_) frozen_bytes_.push_back(align(sweep.frozen_bytes()));
+      for (const SweepRunner& sweep : sweeps_)
+        frozen_bytes_.push_back(align_up(sweep.frozen_bytes(), kWorkspaceAlignment));
     });
     return frozen_bytes_;
   }
@@ -228,12 +224,12 @@ class CpuExecutable final : public Executable {
   Layout layout(int64_t batch) const {
     Layout l;
     l.buffers = plan_.workspace_layout(batch, &l.total);
-    l.total = align(l.total);
+    l.total = align_up(l.total, kWorkspaceAlignment);
     for (const Update& update : plan_.graph.updates) {
       l.updates.push_back(l.total);
       const auto elements = plan_.graph[update.value].shape.elements(batch);
       const size_t bytes = checked_product(static_cast<size_t>(elements), sizeof(double));
-      l.total = checked_sum(l.total, align(bytes));
+      l.total = checked_sum(l.total, align_up(bytes, kWorkspaceAlignment));
     }
     l.sweeps = l.total;
     size_t largest = 0;

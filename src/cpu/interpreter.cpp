@@ -7,20 +7,18 @@
 
 #include "common/monoid.cuh"
 #include "cpu/loops.h"
+#include "support/align.h"
 #include "support/error.h"
 
 namespace ingot::cpu {
 namespace {
 
-constexpr size_t kAlignment = 64;
+constexpr size_t kLine = 64;
 // Keeps buffers off the same places of different pages, which processors take for one another.
-constexpr size_t kStagger = 2 * kAlignment;
+constexpr size_t kStagger = 2 * kLine;
 // Elements that a conversion holds between its two halves.
 constexpr int64_t kConvertElements = 1024;
 
-size_t align(size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
 size_t width_of(Class cls) {
   return cls == Class::wide ? sizeof(double) : sizeof(float);
 }
@@ -87,7 +85,7 @@ std::byte* Scratch::reserve(size_t bytes) {
   if (bytes > size_) {
     std::free(data_);
     size_ = 0;
-    data_ = static_cast<std::byte*>(std::aligned_alloc(kAlignment, align(bytes)));
+    data_ = static_cast<std::byte*>(std::aligned_alloc(kLine, align_up(bytes, kLine)));
     if (data_ == nullptr) fail(INGOT_FAILED, "CPU: no memory for {} bytes of scratch", bytes);
     size_ = bytes;
   }
@@ -111,7 +109,7 @@ Interpreter::Interpreter(const Phase& phase, const Bindings& bindings, Level lev
     buffer_offsets_.push_back(total);
     const int64_t elements =
         buffer.block ? kBlockElements : product_of(masked(buffer.varies, tile));
-    total += align(static_cast<size_t>(elements) * width_of(buffer.cls)) + kStagger;
+    total += align_up(static_cast<size_t>(elements) * width_of(buffer.cls), kLine) + kStagger;
   }
   states_capacity_ = 1;
   AxisMask reduced = 0;
@@ -125,8 +123,8 @@ Interpreter::Interpreter(const Phase& phase, const Bindings& bindings, Level lev
   }
   // Statistics are gathered into states in natural order.
   if (phase.statistics.empty()) order_ = register_order(tile, reduced);
-  const size_t states = align(static_cast<size_t>(states_capacity_) * 2 * sizeof(double));
-  scratch_ = scratch->reserve(total + states + kAlignment);
+  const size_t states = align_up(static_cast<size_t>(states_capacity_) * 2 * sizeof(double), kLine);
+  scratch_ = scratch->reserve(total + states + kLine);
   states_ = reinterpret_cast<double*>(scratch_ + total);
   for (size_t i = 0; i < phase.slots.size(); ++i) {
     const Slot& slot = phase.slots[i];
@@ -243,7 +241,7 @@ void Interpreter::run_convert(const Step& step) {
   Loops<2> loops;
   loops.build(sizes_of(phase_.slots[out_index]), {out.strides, in.strides}, order_);
   const auto dtype = static_cast<size_t>(step.dtype);
-  alignas(kAlignment) std::byte rounded[kConvertElements * sizeof(double)];
+  alignas(kLine) std::byte rounded[kConvertElements * sizeof(double)];
   loops.for_each_row([&](const std::array<int64_t, 2>& offset) {
     for (int64_t j = 0; j < loops.size[0]; j += kConvertElements) {
       const int64_t n = std::min(kConvertElements, loops.size[0] - j);

@@ -5,6 +5,7 @@
 
 #include "common/monoid.cuh"
 #include "cpu/loops.h"
+#include "support/align.h"
 #include "support/checked.h"
 #include "support/error.h"
 #include "support/threads.h"
@@ -12,15 +13,10 @@
 namespace ingot::cpu {
 namespace {
 
-constexpr size_t kAlignment = 256;
 // Elements of statistics that one task merges.
 constexpr int64_t kMergeElements = 2048;
 // Below this much work a second thread costs more than it brings.
 constexpr int64_t kElementsForThreads = 32768;
-
-size_t align(size_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 Scratch& thread_scratch() {
   static thread_local Scratch scratch;
@@ -223,7 +219,7 @@ SweepRunner::Layout SweepRunner::layout(int64_t batch) const {
   Layout l;
   const auto take = [&](size_t bytes) {
     const size_t at = l.total;
-    l.total = checked_sum(l.total, align(bytes));
+    l.total = checked_sum(l.total, align_up(bytes, kWorkspaceAlignment));
     return at;
   };
   if (product_unplaced_) {

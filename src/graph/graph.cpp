@@ -121,6 +121,14 @@ int64_t Shape::extent(Axis axis, int64_t batch) const {
   return 1;
 }
 
+AxisMask Shape::static_axes() const {
+  AxisMask mask = 0;
+  for (const Axis axis : {kRows, kGroups, kFeatures}) {
+    if (extent(axis, 1) > 1) mask = static_cast<AxisMask>(mask | axis_bit(axis));
+  }
+  return mask;
+}
+
 Shape Shape::without(AxisMask axes) const {
   const auto kept = [axes](Axis axis, int64_t extent) {
     return axes & axis_bit(axis) ? int64_t{1} : extent;

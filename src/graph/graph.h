@@ -51,6 +51,8 @@ struct Shape {
   int64_t elements(int64_t batch) const;
   // Elements per batch entry.
   int64_t static_elements() const { return rows * groups * features; }
+  // Those other than the batch along which it extends.
+  AxisMask static_axes() const;
   // With extent 1 along these axes; along all others.
   Shape without(AxisMask axes) const;
   Shape only(AxisMask axes) const { return without(static_cast<AxisMask>(~axes)); }

@@ -55,7 +55,7 @@ ValueRange smaller(ValueRange a, ValueRange b) {
 
 }  // namespace ranges
 
-constexpr PointwiseRow kRows[] = {
+constexpr PointwiseRow kOperators[] = {
 #define INGOT_POINTWISE_ROW(name, arity, dtype, cost, range, expression) \
   {#name, arity, DTypeRule::dtype, cost, ranges::range},
     INGOT_POINTWISE_OPERATORS(INGOT_POINTWISE_ROW)
@@ -65,7 +65,7 @@ constexpr PointwiseRow kRows[] = {
 }  // namespace
 
 const PointwiseRow& pointwise_row(PointwiseOp op) {
-  return kRows[static_cast<size_t>(op)];
+  return kOperators[static_cast<size_t>(op)];
 }
 std::string_view name_of(PointwiseOp op) {
   return pointwise_row(op).name;
@@ -75,11 +75,11 @@ int arity_of(PointwiseOp op) {
 }
 
 bool find_pointwise(std::string_view name, PointwiseOp* op) {
-  const auto end = std::end(kRows) - 1;  // without cast
-  const auto found = std::find_if(std::begin(kRows), end,
+  const auto end = std::end(kOperators) - 1;  // without cast
+  const auto found = std::find_if(std::begin(kOperators), end,
                                   [&](const PointwiseRow& row) { return row.name == name; });
   if (found == end) return false;
-  *op = static_cast<PointwiseOp>(found - std::begin(kRows));
+  *op = static_cast<PointwiseOp>(found - std::begin(kOperators));
   return true;
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "support/align.h"
 #include "support/checked.h"
 #include "support/error.h"
 
@@ -121,11 +122,10 @@ std::array<int64_t, kAxes> strides_in(const Shape& own, const std::array<int64_t
 }
 
 std::vector<size_t> Plan::workspace_layout(int64_t batch, size_t* total) const {
-  constexpr size_t kAlignment = 256;
   const auto bytes_of = [&](const WorkspaceBuffer& buffer) {
     const size_t bytes =
         checked_product(static_cast<size_t>(buffer.shape.elements(batch)), size_of(buffer.dtype));
-    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return align_up(bytes, kWorkspaceAlignment);
   };
   // Largest first, each at the lowest offset where no buffer alive at the same time lies.
   std::vector<size_t> order(buffers.size()), offsets(buffers.size(), 0);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "plan/shapes.h"
 #include "support/error.h"
 
 namespace ingot {
@@ -22,12 +23,7 @@ AxisMask changed_axes(const Shape& from, const Shape& to) {
 }
 
 bool fits(const Shape& shape, const Shape& space) {
-  if (shape.batched && !space.batched) return false;
-  for (const Axis axis : {kRows, kGroups, kFeatures}) {
-    const int64_t extent = shape.extent(axis, 1);
-    if (extent != 1 && extent != space.extent(axis, 1)) return false;
-  }
-  return true;
+  return (!shape.batched || space.batched) && extents_fit(shape, space);
 }
 
 class Scheduler {

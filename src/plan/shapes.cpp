@@ -3,14 +3,15 @@
 #include "plan/factoring.h"
 
 namespace ingot {
-namespace {
 
-bool fits(const Shape& shape, const Shape& space) {
+bool extents_fit(const Shape& shape, const Shape& space) {
   for (const Axis axis : {kRows, kGroups, kFeatures}) {
     if (shape.extent(axis, 1) != 1 && shape.extent(axis, 1) != space.extent(axis, 1)) return false;
   }
   return true;
 }
+
+namespace {
 
 class ShapeAssignment {
  public:
@@ -95,7 +96,7 @@ class ShapeAssignment {
 
   void settle(ValueId id) {
     if (known(id)) return;
-    consistent_ = consistent_ && fits(graph_[id].shape, sweep_.space);
+    consistent_ = consistent_ && extents_fit(graph_[id].shape, sweep_.space);
     set(id, graph_[id].shape);
     propagate();
   }

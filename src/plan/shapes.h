@@ -9,4 +9,7 @@ namespace ingot {
 // seen, also where one load is used under two arrangements that no single one expresses.
 bool assign_shapes(const Graph& graph, Sweep& sweep);
 
+// Whether each of the shape's extents but the batch is 1 or the space's own.
+bool extents_fit(const Shape& shape, const Shape& space);
+
 }  // namespace ingot

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "support/align.h"
 #include "support/error.h"
 
 namespace ingot {
@@ -87,7 +88,7 @@ std::string_view name_of(StepKind kind) {
 }
 
 size_t Arguments::add_zeros(size_t count) {
-  const size_t start = (bytes.size() + kAlignment - 1) / kAlignment * kAlignment;
+  const size_t start = align_up(bytes.size(), kAlignment);
   if (start + count > kMostBytes || starts.size() == kMost) {
     throw std::logic_error("a kernel with more arguments than a launch can have");
   }

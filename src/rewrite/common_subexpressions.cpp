@@ -73,12 +73,11 @@ class Values {
   std::unordered_map<size_t, std::vector<ValueId>> by_hash_;
 };
 
-int apply(Graph& graph, std::vector<std::string>& where) {
-  Values values;
-  return rewrite_nodes(graph, where, [&](NodeEdit& edit) {
+NodeRewrite one_value_for_equals() {
+  return [values = Values()](NodeEdit& edit) mutable {
     if (edit.node().kind == NodeKind::constant) return kNoValue;
     return values.find(edit.builder().graph(), edit.node());
-  });
+  };
 }
 
 }  // namespace
@@ -86,7 +85,7 @@ int apply(Graph& graph, std::vector<std::string>& where) {
 const Rule& common_subexpressions() {
   static const Rule rule = {"common-subexpressions",
                             "equal operators on equal arguments have one value", RewriteLevel::ieee,
-                            apply};
+                            one_value_for_equals};
   return rule;
 }
 

@@ -10,26 +10,25 @@
 namespace ingot {
 namespace {
 
-int apply(Graph& graph, std::vector<std::string>& where) {
-  return rewrite_nodes(graph, where, [](NodeEdit& edit) {
-    const Node& node = edit.node();
-    if (node.kind != NodeKind::pointwise) return kNoValue;
-    std::array<double, 3> x{};
-    for (size_t i = 0; i < node.args.size(); ++i) {
-      if (!edit.is_constant(node.args[i])) return kNoValue;
-      x[i] = edit[node.args[i]].constant;
-    }
-    const double value = apply_pointwise(node.op, node.dtype, x);
-    // Integers outside what a double holds exactly stay as they are.
-    if (node.dtype == DType::i64 && !(std::abs(value) <= 0x1p53)) return kNoValue;
-    return edit.builder().constant(value, node.dtype);
-  });
+ValueId fold_constant(NodeEdit& edit) {
+  const Node& node = edit.node();
+  if (node.kind != NodeKind::pointwise) return kNoValue;
+  std::array<double, 3> x{};
+  for (size_t i = 0; i < node.args.size(); ++i) {
+    if (!edit.is_constant(node.args[i])) return kNoValue;
+    x[i] = edit[node.args[i]].constant;
+  }
+  const double value = apply_pointwise(node.op, node.dtype, x);
+  // Integers outside what a double holds exactly stay as they are.
+  if (node.dtype == DType::i64 && !(std::abs(value) <= 0x1p53)) return kNoValue;
+  return edit.builder().constant(value, node.dtype);
 }
 
 }  // namespace
 
 const Rule& constant_folding() {
-  static const Rule rule = {"constant-folding", "f(c₁, c₂) = c", RewriteLevel::ieee, apply};
+  static const Rule rule = {"constant-folding", "f(c₁, c₂) = c", RewriteLevel::ieee,
+                            stateless<fold_constant>};
   return rule;
 }
 

@@ -30,7 +30,7 @@ ValueId multiply(NodeEdit& edit, ValueId a, ValueId b) {
   return edit.builder().pointwise(PointwiseOp::mul_, {a, b});
 }
 
-ValueId match(NodeEdit& edit) {
+ValueId fold_scale(NodeEdit& edit) {
   const Node node = edit.node();
   if (node.kind != NodeKind::pointwise || node.op != PointwiseOp::mul_) return kNoValue;
   const auto outer =
@@ -59,15 +59,11 @@ ValueId match(NodeEdit& edit) {
   return edit.builder().pointwise(PointwiseOp::add_, {scaled, multiply(edit, terms->other, s)});
 }
 
-int apply(Graph& graph, std::vector<std::string>& where) {
-  return rewrite_nodes(graph, where, match);
-}
-
 }  // namespace
 
 const Rule& fold_scale_into_affine() {
   static const Rule rule = {"fold-scale-into-affine", "((x − μ)·a + b)·s = (x − μ)·(a·s) + b·s",
-                            RewriteLevel::real, apply};
+                            RewriteLevel::real, stateless<fold_scale>};
   return rule;
 }
 

@@ -49,7 +49,7 @@ bool is_power_of_two(double value) {
   return std::abs(std::frexp(value, &exponent)) == 0.5;
 }
 
-ValueId match(NodeEdit& edit) {
+ValueId merge_constant(NodeEdit& edit) {
   const Node node = edit.node();
   const auto pair =
       operands_where(edit, node, [&](ValueId id) { return is_finite_constant(edit, id); });
@@ -67,16 +67,12 @@ ValueId match(NodeEdit& edit) {
   return kNoValue;
 }
 
-int apply(Graph& graph, std::vector<std::string>& where) {
-  return rewrite_nodes(graph, where, match);
-}
-
 }  // namespace
 
 const Rule& merge_constants() {
   static const Rule rule = {"merge-constants",
                             "(x·c₁)·c₂ = x·(c₁·c₂), (x + c₁) + c₂ = x + (c₁ + c₂)",
-                            RewriteLevel::ieee, apply};
+                            RewriteLevel::ieee, stateless<merge_constant>};
   return rule;
 }
 

@@ -14,7 +14,7 @@ bool is_extremum(Finish finish) {
   return finish == Finish::max || finish == Finish::min;
 }
 
-ValueId match(NodeEdit& edit) {
+ValueId move_behind_extremum(NodeEdit& edit) {
   const Node node = edit.node();
   if (node.kind != NodeKind::reduce || !is_extremum(node.finish)) return kNoValue;
   if (!edit.used_once(node.args[0])) return kNoValue;
@@ -32,15 +32,11 @@ ValueId match(NodeEdit& edit) {
   return edit.builder().pointwise(inner.op, {reduced, pair->other});
 }
 
-int apply(Graph& graph, std::vector<std::string>& where) {
-  return rewrite_nodes(graph, where, match);
-}
-
 }  // namespace
 
 const Rule& monotone_reductions() {
   static const Rule rule = {"monotone-reductions", "max(x·c + d) = max(x)·c + d for c > 0",
-                            RewriteLevel::ieee, apply};
+                            RewriteLevel::ieee, stateless<move_behind_extremum>};
   return rule;
 }
 

@@ -40,21 +40,19 @@ ValueId neutral(const NodeEdit& edit) {
   }
 }
 
-int apply(Graph& graph, std::vector<std::string>& where) {
-  return rewrite_nodes(graph, where, [](NodeEdit& edit) {
-    const ValueId value = neutral(edit);
-    if (value == kNoValue) return kNoValue;
-    const Node& kept = edit[value];
-    const bool same = kept.shape == edit.node().shape && kept.dtype == edit.node().dtype;
-    return same && kept.kind != NodeKind::constant ? value : kNoValue;
-  });
+ValueId other_operand(NodeEdit& edit) {
+  const ValueId value = neutral(edit);
+  if (value == kNoValue) return kNoValue;
+  const Node& kept = edit[value];
+  const bool same = kept.shape == edit.node().shape && kept.dtype == edit.node().dtype;
+  return same && kept.kind != NodeKind::constant ? value : kNoValue;
 }
 
 }  // namespace
 
 const Rule& neutral_operands() {
   static const Rule rule = {"neutral-operands", "x·1 = x/1 = x − 0 = x¹ = −(−x) = x",
-                            RewriteLevel::ieee, apply};
+                            RewriteLevel::ieee, stateless<other_operand>};
   return rule;
 }
 

@@ -17,7 +17,7 @@ Graph rewrite(Graph graph, RewriteLevel level, std::vector<AppliedRewrite>* appl
     for (const Rule& rule : rules()) {
       if (rule.level == RewriteLevel::real && level != RewriteLevel::real) continue;
       std::vector<std::string> where;
-      const int found = rule.apply(graph, where);
+      const int found = rewrite_nodes(graph, where, rule.begin());
       changes += found;
       if (found != 0) graph = without_dead_values(graph);
       if (applied == nullptr) continue;

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "graph/graph.h"
+#include "rewrite/edit.h"
 
 namespace ingot {
 
@@ -22,9 +22,14 @@ struct AppliedRewrite {
 struct Rule {
   std::string_view name, identity;
   RewriteLevel level;
-  // Rewrites every place that matches; returns how many, and appends a description of each.
-  int (*apply)(Graph& graph, std::vector<std::string>& where);
+  NodeRewrite (*begin)();  // for one pass over a graph: what it remembers lasts as long
 };
+
+template <ValueId (*kRewrite)(NodeEdit&)>
+NodeRewrite stateless() {
+  return kRewrite;
+}
+
 // All rules, in the order in which they are tried.
 const std::vector<Rule>& rules();
 

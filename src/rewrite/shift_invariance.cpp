@@ -66,13 +66,11 @@ ValueId cancel(NodeEdit& edit) {
   return kNoValue;
 }
 
-int apply(Graph& graph, std::vector<std::string>& where) {
-  return rewrite_nodes(graph, where, [](NodeEdit& edit) {
-    if (edit.node().kind == NodeKind::reduce) return move_out_of_reduction(edit);
-    const bool difference =
-        edit.node().kind == NodeKind::pointwise && edit.node().op == PointwiseOp::sub_;
-    return difference ? cancel(edit) : kNoValue;
-  });
+ValueId remove_shift(NodeEdit& edit) {
+  if (edit.node().kind == NodeKind::reduce) return move_out_of_reduction(edit);
+  const bool difference =
+      edit.node().kind == NodeKind::pointwise && edit.node().op == PointwiseOp::sub_;
+  return difference ? cancel(edit) : kNoValue;
 }
 
 }  // namespace
@@ -81,7 +79,7 @@ const Rule& shift_invariance() {
   static const Rule rule = {"shift-invariance",
                             "(x + r) − mean(x + r) = x − mean(x), var(x + r) = var(x), "
                             "softmax(x + r) = softmax(x)",
-                            RewriteLevel::real, apply};
+                            RewriteLevel::real, stateless<remove_shift>};
   return rule;
 }
 

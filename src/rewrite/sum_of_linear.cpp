@@ -20,7 +20,7 @@ ValueId sum_weights(NodeEdit& edit, const Node& matmul, Finish finish) {
   return edit.builder().reduce(finish, matmul.args[1], axis);
 }
 
-ValueId match(NodeEdit& edit) {
+ValueId sum_linear(NodeEdit& edit) {
   const Node node = edit.node();
   if (!sums_features(node) || !edit.used_once(node.args[0])) return kNoValue;
   const Node inner = edit[node.args[0]];
@@ -42,15 +42,11 @@ ValueId match(NodeEdit& edit) {
   return edit.builder().pointwise(PointwiseOp::add_, {left, right});
 }
 
-int apply(Graph& graph, std::vector<std::string>& where) {
-  return rewrite_nodes(graph, where, match);
-}
-
 }  // namespace
 
 const Rule& sum_of_linear() {
   static const Rule rule = {"sum-of-linear", "Σₙ (x·Wᵀ + b)ₙ = x·(Σₙ wₙ) + Σₙ bₙ",
-                            RewriteLevel::real, apply};
+                            RewriteLevel::real, stateless<sum_linear>};
   return rule;
 }
 

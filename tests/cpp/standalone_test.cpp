@@ -52,7 +52,7 @@ TEST(Amalgamation, TakesEachHeaderOnceAndWhatItIncludesBeforeIt) {
   const std::string text = headers.text();
   EXPECT_EQ(count(text, "// ---- sweeps/tensor.cuh "), 1);
   EXPECT_LT(text.find("// ---- common/types.cuh "), text.find("// ---- sweeps/tensor.cuh "));
-  EXPECT_THAT(text, testing::StartsWith("#include <cmath>\n"));
+  EXPECT_THAT(text, ::testing::StartsWith("#include <cmath>\n"));
   EXPECT_THAT(text, Not(HasSubstr("#pragma once")));
   EXPECT_THAT(text, Not(HasSubstr("#include \"")));
   EXPECT_THROW(headers.add_header("sweeps/none.cuh"), std::logic_error);
