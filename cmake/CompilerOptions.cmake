@@ -23,19 +23,9 @@ if(INGOT_SANITIZE)
     -fno-omit-frame-pointer)
 endif()
 
-# Files compiled together (CMAKE_UNITY_BUILD, as the presets have it) read their headers once and
-# instantiate the JSON library's and fmt's templates once: a third of the time. g++ takes what one of
-# them keeps to itself for what a header gives away, hence the last flag.
-set(CMAKE_UNITY_BUILD_BATCH_SIZE 6 CACHE STRING "Files that a unity build compiles together")
-set(INGOT_UNITY_FLAGS "")
-if(CMAKE_UNITY_BUILD AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  set(INGOT_UNITY_FLAGS -Wno-subobject-linkage)
-endif()
-
 function(ingot_compiler_options target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wconversion -fno-fast-math
-    $<$<BOOL:${INGOT_WARNINGS_AS_ERRORS}>:-Werror> ${INGOT_SANITIZE_FLAGS}
-    ${INGOT_UNITY_FLAGS})
+    $<$<BOOL:${INGOT_WARNINGS_AS_ERRORS}>:-Werror> ${INGOT_SANITIZE_FLAGS})
   target_link_options(${target} PRIVATE ${INGOT_SANITIZE_FLAGS})
 endfunction()
 

@@ -244,7 +244,11 @@ _BATCH_NORM_GRADIENTS = {
         args[:3] + (args[5:7] if args[7] else (None, None))
     ),
     _aten.cudnn_batch_norm_backward.default: lambda args: (
-        args[1], args[0], args[2], args[5], args[6]
+        args[1],
+        args[0],
+        args[2],
+        args[5],
+        args[6],
     ),
 }
 _SUMS = frozenset({_aten.sum.dim_IntList, _aten.sum.default})
