@@ -33,8 +33,7 @@ void pointwise(benchmark::State& state, PointwiseOp op) {
   }
   state.SetItemsProcessed(state.iterations() * kElements);
 }
-#define INGOT_BENCH(name, arity, expression) \
-  BENCHMARK_CAPTURE(pointwise, name, PointwiseOp::name##_);
+#define INGOT_BENCH(name, arity, ...) BENCHMARK_CAPTURE(pointwise, name, PointwiseOp::name##_);
 INGOT_POINTWISE_OPERATORS(INGOT_BENCH)
 #undef INGOT_BENCH
 

@@ -13,7 +13,7 @@ namespace ingot::cpu {
 
 // Numbered as PointwiseOp, whose header brings more than the primitives may see.
 enum class Pointwise : uint8_t {
-#define INGOT_POINTWISE_ENUM(name, arity, expression) name##_,
+#define INGOT_POINTWISE_ENUM(name, arity, ...) name##_,
   INGOT_POINTWISE_OPERATORS(INGOT_POINTWISE_ENUM)
 #undef INGOT_POINTWISE_ENUM
 };

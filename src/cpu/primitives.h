@@ -15,7 +15,7 @@ namespace ingot::cpu {
 
 inline constexpr int kMaxArity = 3;
 inline constexpr int kMaxInputs = kCompositeArity;
-#define INGOT_COUNT_POINTWISE(name, arity, expression) +1
+#define INGOT_COUNT_POINTWISE(name, arity, ...) +1
 inline constexpr int kPointwiseOperators = INGOT_POINTWISE_OPERATORS(INGOT_COUNT_POINTWISE);
 #undef INGOT_COUNT_POINTWISE
 

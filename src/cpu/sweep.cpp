@@ -63,23 +63,6 @@ void for_each_task(const Tiling& tiling, Task&& task) {
       tiling.tasks(), [&](int64_t index, int) { task(index); }, small ? 1 : 0);
 }
 
-int64_t reduced_per_batch_entry(const Shape& space, AxisMask axes) {
-  int64_t n = 1;
-  if ((axes & axis_bit(kRows)) != 0) n *= space.rows;
-  if ((axes & axis_bit(kGroups)) != 0) n *= space.groups;
-  if ((axes & axis_bit(kFeatures)) != 0) n *= space.features;
-  return n;
-}
-
-Shape without(const Shape& space, AxisMask axes) {
-  Shape kept = space;
-  if ((axes & axis_bit(kBatch)) != 0) kept.batched = false;
-  if ((axes & axis_bit(kRows)) != 0) kept.rows = 1;
-  if ((axes & axis_bit(kGroups)) != 0) kept.groups = 1;
-  if ((axes & axis_bit(kFeatures)) != 0) kept.features = 1;
-  return kept;
-}
-
 Extents dense_over(const Extents& sizes) {
   Extents strides{};
   int64_t stride = 1;
@@ -212,7 +195,7 @@ SweepRunner::SweepRunner(const Plan& plan, const Sweep& sweep, const Isa& isa)
   }
   AxisMask reduced = 0;
   for (const SharedState& state : statistics) reduced |= state.axes;
-  kept_ = without(sweep.space, reduced);
+  kept_ = sweep.space.without(reduced);
   has_tail_ = !tail_stores.empty();
   added_row_ = find_added_row();
   for (const ValueId value : sweep.statistics) statistic_.emplace(value, statistic_.size());
@@ -341,7 +324,7 @@ void SweepRunner::run_body_task(const Bindings& bindings, const Tiling& tiles, i
              for (size_t s = 0; s < count; ++s) {
                const StateStep& statistic = body_.statistics[s];
                const auto each =
-                   static_cast<double>(reduced_per_batch_entry(sweep_.space, statistic.axes));
+                   static_cast<double>(sweep_.space.only(statistic.axes).static_elements());
                interpreter.gather(statistic, states_of(s), static_cast<double>(done) * each);
              }
            });
@@ -376,7 +359,7 @@ void SweepRunner::merge_statistics(int64_t batch, std::byte* workspace, const La
       const StateStep& statistic = body_.statistics[static_cast<size_t>(s)];
       const TileStates into{states + 2 * s * kept + begin, states + (2 * s + 1) * kept + begin};
       clear_states(statistic.monoid, into, n);
-      const auto each = static_cast<double>(reduced_per_batch_entry(sweep_.space, statistic.axes));
+      const auto each = static_cast<double>(sweep_.space.only(statistic.axes).static_elements());
       double merged = 0;
       for (int64_t chunk = 0; chunk < chunks; ++chunk) {
         // Read only: merge_states changes its first argument alone.

@@ -18,8 +18,8 @@ double apply_pointwise(PointwiseOp op, DType dtype, const std::array<double, 3>&
 #define INGOT_APPLY_1(name) pointwise::name(x[0])
 #define INGOT_APPLY_2(name) pointwise::name(x[0], x[1])
 #define INGOT_APPLY_3(name) pointwise::name(x[0], x[1], x[2])
-#define INGOT_APPLY(name, arity, expression) \
-  case PointwiseOp::name##_:                 \
+#define INGOT_APPLY(name, arity, ...) \
+  case PointwiseOp::name##_:          \
     return INGOT_APPLY_##arity(name);
     INGOT_POINTWISE_OPERATORS(INGOT_APPLY)
 #undef INGOT_APPLY

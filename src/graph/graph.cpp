@@ -17,17 +17,6 @@ constexpr std::string_view kMonoidNames[] = {"sum",    "max",     "min",
                                              "argmax", "moments", "log_sum_exp"};
 constexpr std::string_view kRoleNames[] = {"input", "parameter", "buffer"};
 
-constexpr std::string_view kPointwiseNames[] = {
-#define INGOT_POINTWISE_NAME(name, arity, expression) #name,
-    INGOT_POINTWISE_OPERATORS(INGOT_POINTWISE_NAME)
-#undef INGOT_POINTWISE_NAME
-        "cast"};
-constexpr int kPointwiseArities[] = {
-#define INGOT_POINTWISE_ARITY(name, arity, expression) arity,
-    INGOT_POINTWISE_OPERATORS(INGOT_POINTWISE_ARITY)
-#undef INGOT_POINTWISE_ARITY
-        1};
-
 template <class Enum, size_t N>
 Enum enum_from(const std::string_view (&names)[N], std::string_view name, std::string_view what) {
   const auto found = std::find(std::begin(names), std::end(names), name);
@@ -96,21 +85,6 @@ Finish finish_from(std::string_view name) {
 std::string_view name_of(MonoidKind monoid) {
   return kMonoidNames[static_cast<size_t>(monoid)];
 }
-std::string_view name_of(PointwiseOp op) {
-  return kPointwiseNames[static_cast<size_t>(op)];
-}
-int arity_of(PointwiseOp op) {
-  return kPointwiseArities[static_cast<size_t>(op)];
-}
-
-bool find_pointwise(std::string_view name, PointwiseOp* op) {
-  const auto end = std::end(kPointwiseNames) - 1;  // without cast
-  const auto found = std::find(std::begin(kPointwiseNames), end, name);
-  if (found == end) return false;
-  *op = static_cast<PointwiseOp>(found - std::begin(kPointwiseNames));
-  return true;
-}
-
 MonoidKind monoid_of(Finish finish) {
   switch (finish) {
     case Finish::sum:
@@ -145,6 +119,14 @@ int64_t Shape::extent(Axis axis, int64_t batch) const {
       return features;
   }
   return 1;
+}
+
+Shape Shape::without(AxisMask axes) const {
+  const auto kept = [axes](Axis axis, int64_t extent) {
+    return axes & axis_bit(axis) ? int64_t{1} : extent;
+  };
+  return {batched && !(axes & axis_bit(kBatch)), kept(kRows, rows), kept(kGroups, groups),
+          kept(kFeatures, features)};
 }
 
 int64_t Shape::elements(int64_t batch) const {

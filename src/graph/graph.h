@@ -51,6 +51,9 @@ struct Shape {
   int64_t elements(int64_t batch) const;
   // Elements per batch entry.
   int64_t static_elements() const { return rows * groups * features; }
+  // With extent 1 along these axes; along all others.
+  Shape without(AxisMask axes) const;
+  Shape only(AxisMask axes) const { return without(static_cast<AxisMask>(~axes)); }
   bool is_scalar() const { return !batched && static_elements() == 1; }
   friend bool operator==(const Shape&, const Shape&) = default;
 };
@@ -59,7 +62,7 @@ std::string to_string(const Shape& shape);
 Shape broadcast(const Shape& a, const Shape& b);
 
 enum class PointwiseOp : uint8_t {
-#define INGOT_POINTWISE_ENUM(name, arity, expression) name##_,
+#define INGOT_POINTWISE_ENUM(name, arity, ...) name##_,
   INGOT_POINTWISE_OPERATORS(INGOT_POINTWISE_ENUM)
 #undef INGOT_POINTWISE_ENUM
       cast_  // to the node's dtype

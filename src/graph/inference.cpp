@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "graph/limits.h"
+#include "graph/pointwise.h"
 #include "support/error.h"
 
 namespace ingot {
@@ -53,50 +54,16 @@ DType common_dtype(const Graph& graph, const ValueId* first, const ValueId* last
 DType pointwise_dtype(const Graph& graph, const Node& node) {
   const ValueId* first = node.args.data();
   const ValueId* last = first + node.args.size();
-  switch (node.op) {
-    case PointwiseOp::cast_:
-      return node.dtype;
-    case PointwiseOp::lt_:
-    case PointwiseOp::le_:
-    case PointwiseOp::gt_:
-    case PointwiseOp::ge_:
-    case PointwiseOp::eq_:
-    case PointwiseOp::ne_:
-    case PointwiseOp::logical_and_:
-    case PointwiseOp::logical_or_:
-    case PointwiseOp::logical_not_:
-      return DType::boolean;
-    case PointwiseOp::select_:
-      return common_dtype(graph, first + 1, last);
-    case PointwiseOp::mul_:
-    case PointwiseOp::maximum_:
-    case PointwiseOp::minimum_:
-      return common_dtype(graph, first, last);
-    case PointwiseOp::add_:
-    case PointwiseOp::sub_:
-    case PointwiseOp::neg_:
-    case PointwiseOp::abs_:
-    case PointwiseOp::square_:
-    case PointwiseOp::pow_:
-    case PointwiseOp::floor_:
-    case PointwiseOp::ceil_:
-    case PointwiseOp::trunc_:
-    case PointwiseOp::round_:
-    case PointwiseOp::sign_:
-    case PointwiseOp::relu_: {
-      const DType dtype = common_dtype(graph, first, last);
-      if (dtype == DType::boolean) {
-        fail(INGOT_INVALID_ARGUMENT,
-             "{} is not defined on bool: cast to a number first, or use the logical operators",
-             name_of(node.op));
-      }
-      return dtype;
-    }
-    default: {  // functions of real numbers: integers become f32, as in PyTorch
-      const DType dtype = common_dtype(graph, first, last);
-      return is_floating(dtype) ? dtype : DType::f32;
-    }
+  const DTypeRule rule = pointwise_row(node.op).dtype;
+  if (rule == DTypeRule::given) return node.dtype;
+  if (rule == DTypeRule::truth) return DType::boolean;
+  const DType dtype = common_dtype(graph, rule == DTypeRule::chosen ? first + 1 : first, last);
+  if (rule == DTypeRule::numeric && dtype == DType::boolean) {
+    fail(INGOT_INVALID_ARGUMENT,
+         "{} is not defined on bool: cast to a number first, or use the logical operators",
+         name_of(node.op));
   }
+  return rule == DTypeRule::real && !is_floating(dtype) ? DType::f32 : dtype;
 }
 
 DType reduce_dtype(const Graph& graph, const Node& node) {
@@ -132,14 +99,6 @@ Shape matmul_shape(const Graph& graph, const Node& node) {
          to_string(a), to_string(b), node.transpose_b ? " (transposed)" : "", a.features, inner);
   }
   return {a.batched || b.batched, a.rows, 1, node.transpose_b ? b.rows : b.features};
-}
-
-Shape reduced(Shape shape, AxisMask axes) {
-  if (axes & axis_bit(kBatch)) shape.batched = false;
-  if (axes & axis_bit(kRows)) shape.rows = 1;
-  if (axes & axis_bit(kGroups)) shape.groups = 1;
-  if (axes & axis_bit(kFeatures)) shape.features = 1;
-  return shape;
 }
 
 size_t expected_arguments(const Node& node) {
@@ -240,7 +199,7 @@ Shape shape_of(const Graph& graph, const Node& node) {
              "a reduction needs at least one of the axes batch, rows, "
              "groups, features");
       }
-      return reduced(graph[node.args[0]].shape, node.axes);
+      return graph[node.args[0]].shape.without(node.axes);
     case NodeKind::view: {
       const Shape& from = graph[node.args[0]].shape;
       if (from.batched != node.shape.batched ||

@@ -92,22 +92,12 @@ std::optional<RunningStatistics> running_statistics(const OperatorArguments& arg
   return RunningStatistics{*mean, *variance};
 }
 
-Shape statistics_shape(Shape shape, AxisMask axes) {
-  shape.batched = shape.batched && !(axes & axis_bit(kBatch));
-  if (axes & axis_bit(kRows)) shape.rows = 1;
-  if (axes & axis_bit(kGroups)) shape.groups = 1;
-  if (axes & axis_bit(kFeatures)) shape.features = 1;
-  return shape;
-}
-
 // The extents that a reduction over `axes` runs through.
 Shape spanned_shape(const Shape& shape, AxisMask axes) {
   if (axes & axis_bit(kBatch)) {
     fail(INGOT_UNSUPPORTED, "the batch cannot be among the normalised axes");
   }
-  return {false, axes & axis_bit(kRows) ? shape.rows : 1,
-          axes & axis_bit(kGroups) ? shape.groups : 1,
-          axes & axis_bit(kFeatures) ? shape.features : 1};
+  return shape.only(axes);
 }
 
 double spacing_at_one(DType dtype) {
@@ -140,7 +130,7 @@ ValueId batch_norm(GraphBuilder& builder, const OperatorCall& call) {
   const Expression x = args[0].widened();
   const AxisMask axes = args.axes(axis_bit(kBatch));
   const double eps = args.number("eps", 1e-5);
-  const Shape statistics = statistics_shape(x.shape(), axes);
+  const Shape statistics = x.shape().without(axes);
   const auto gamma = fitted(args.optional(1), statistics, "weight");
   const auto beta = fitted(args.optional(2), statistics, "bias");
   const auto running = running_statistics(args, statistics);

@@ -59,12 +59,8 @@ ValueId argmax(GraphBuilder& builder, const OperatorCall& call) {
 
 // How many elements a reduction merges, where that does not depend on the batch size.
 std::optional<double> static_count(const Shape& shape, AxisMask axes) {
-  double count = 1;
   if ((axes & axis_bit(kBatch)) && shape.batched) return std::nullopt;
-  if (axes & axis_bit(kRows)) count *= static_cast<double>(shape.rows);
-  if (axes & axis_bit(kGroups)) count *= static_cast<double>(shape.groups);
-  if (axes & axis_bit(kFeatures)) count *= static_cast<double>(shape.features);
-  return count;
+  return static_cast<double>(shape.only(axes).static_elements());
 }
 
 Expression require_floating(const OperatorArguments& args) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "graph/pointwise.h"
+
 namespace ingot {
 namespace {
 
@@ -21,28 +23,7 @@ double element_flops(const Node& node) {
   if (node.kind == NodeKind::reduce) {
     return monoid_of(node.finish) == MonoidKind::log_sum_exp ? 25 : 6;
   }
-  if (node.kind != NodeKind::pointwise) return 0;
-  switch (node.op) {
-    case PointwiseOp::div_:
-    case PointwiseOp::sqrt_:
-    case PointwiseOp::rsqrt_:
-    case PointwiseOp::reciprocal_:
-      return 10;
-    case PointwiseOp::exp_:
-    case PointwiseOp::expm1_:
-    case PointwiseOp::log_:
-    case PointwiseOp::log1p_:
-    case PointwiseOp::sin_:
-    case PointwiseOp::cos_:
-    case PointwiseOp::tanh_:
-    case PointwiseOp::erf_:
-    case PointwiseOp::sigmoid_:
-      return 20;
-    case PointwiseOp::pow_:
-      return 50;
-    default:
-      return 1;
-  }
+  return node.kind == NodeKind::pointwise ? pointwise_row(node.op).cost : 0;
 }
 
 double scalar_rate(const Target& target) {

@@ -30,14 +30,6 @@ bool fits(const Shape& shape, const Shape& space) {
   return true;
 }
 
-int64_t owned_elements(const Shape& space, AxisMask axes) {
-  int64_t elements = 1;
-  for (const Axis axis : {kRows, kGroups, kFeatures}) {
-    if (axes & axis_bit(axis)) elements *= space.extent(axis, 1);
-  }
-  return elements;
-}
-
 class Scheduler {
  public:
   // delays: products that wait longer than their operands make them, by how much.
@@ -295,7 +287,7 @@ class Scheduler {
     if (shape != group.space && cut_views_) return false;
     if (shape != group.space) return shape.static_elements() <= kLargestOwnedRow;
     if (axes == group.axes) return true;
-    return owned_elements(group.space, static_cast<AxisMask>(group.axes | axes)) <=
+    return group.space.only(static_cast<AxisMask>(group.axes | axes)).static_elements() <=
            kLargestOwnedRow;
   }
 

@@ -215,7 +215,7 @@ TEST(CpuExecutable, SoftmaxOverFeatures) {
 }
 
 TEST(CpuExecutable, EveryOperator) {
-#define INGOT_NAME(name, arity, expression) PointwiseOp::name##_,
+#define INGOT_NAME(name, arity, ...) PointwiseOp::name##_,
   for (const PointwiseOp op : {INGOT_POINTWISE_OPERATORS(INGOT_NAME)}) {
 #undef INGOT_NAME
     for (const int64_t n : {3, 700}) {
