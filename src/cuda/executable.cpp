@@ -14,7 +14,7 @@
 #include "cuda/product_tuning.h"
 #include "cuda/program_cache.h"
 #include "cuda/replay.h"
-#include "cuda/sweep_runner.h"
+#include "cuda/sweep_lowering.h"
 #include "support/checked.h"
 #include "support/error.h"
 
@@ -48,22 +48,22 @@ class CudaExecutable : public Executable {
         replay_(options_.capabilities.value("replay", kReplay)) {
     for (size_t i = 0; i < plan_.sweeps.size(); ++i) {
       const int sweep = static_cast<int>(i);
-      runners_.push_back(plan_.sweeps[i].kind == SweepKind::product
-                             ? make_product_runner(plan_, sweep, modules_, options_, tuning_)
-                             : make_kernels_runner(plan_, sweep, modules_));
-      frozen_bytes_.push_back(align_to_256(runners_.back()->frozen_bytes()));
+      lowerings_.push_back(plan_.sweeps[i].kind == SweepKind::product
+                               ? make_product_lowering(plan_, sweep, modules_, options_, tuning_)
+                               : make_kernels_lowering(plan_, sweep, modules_));
+      frozen_bytes_.push_back(align_to_256(lowerings_.back()->frozen_bytes()));
     }
   }
 
   void prepare(int64_t batch, int device) override {
     const CurrentContext context(device);
     std::vector<int> units;
-    for (const auto& runner : runners_) {
-      const std::vector<int> own = runner->units(batch);
+    for (const auto& lowering : lowerings_) {
+      const std::vector<int> own = lowering->units(batch);
       units.insert(units.end(), own.begin(), own.end());
     }
     modules_.load(*context, units);
-    for (const auto& runner : runners_) runner->prepare(*context, batch);
+    for (const auto& lowering : lowerings_) lowering->prepare(*context, batch);
     layout(batch);
   }
 
@@ -81,7 +81,7 @@ class CudaExecutable : public Executable {
 
   Precision precision() override {
     Precision found = Precision::ieee;
-    for (const auto& runner : runners_) found = least_accurate(found, runner->precision());
+    for (const auto& lowering : lowerings_) found = least_accurate(found, lowering->precision());
     return found;
   }
 
@@ -91,15 +91,16 @@ class CudaExecutable : public Executable {
               void* stream) override {
     const CurrentContext context(tensors[0].device);
     std::vector<int> units;
-    for (const auto& runner : runners_) {
-      const std::vector<int> own = runner->frozen_units(batch);
+    for (const auto& lowering : lowerings_) {
+      const std::vector<int> own = lowering->frozen_units(batch);
       units.insert(units.end(), own.begin(), own.end());
     }
     modules_.load(*context, units);
-    const LaunchProgram prologue =
-        lower({context->sm(), batch, true, tensors}, [](SweepRunner& runner, const Lowering& to) {
-          if (to.frozen.base != Address::Base::none) runner.lower_frozen(to);
-        });
+    const LaunchProgram prologue = lower({context->sm(), batch, true, tensors},
+                                         [](SweepLowering& lowering, const Lowering& to) {
+                                           if (to.frozen.base != Address::Base::none)
+                                             lowering.lower_frozen(to);
+                                         });
     cuda::launch(prologue, *context, modules_, {tensors, nullptr, static_cast<std::byte*>(frozen)},
                  static_cast<CUstream>(stream), dependent_launch(*context));
     const std::unique_lock lock(packed_mutex_);
@@ -131,7 +132,7 @@ class CudaExecutable : public Executable {
 
   nlohmann::json describe(int64_t batch) override {
     nlohmann::json sweeps = nlohmann::json::array();
-    for (const auto& runner : runners_) sweeps.push_back(runner->describe(batch));
+    for (const auto& lowering : lowerings_) sweeps.push_back(lowering->describe(batch));
     return {{"backend", "cuda"},
             {"sweeps", sweeps},
             {"workspace_bytes", workspace_size(batch)},
@@ -166,11 +167,11 @@ class CudaExecutable : public Executable {
     return std::memcmp(now.data(), found->second.data(), now.size() * sizeof(ingot_tensor)) == 0;
   }
 
-  static void lower_run(SweepRunner& runner, const Lowering& to) { runner.lower(to); }
+  static void lower_run(SweepLowering& lowering, const Lowering& to) { lowering.lower(to); }
 
   // What `act` makes of the sweeps, one after another.
   LaunchProgram lower(const CallLayout& call,
-                      void (*act)(SweepRunner&, const Lowering&) = lower_run) {
+                      void (*act)(SweepLowering&, const Lowering&) = lower_run) {
     const BatchLayout& l = layout(call.batch);
     Lowered lowered;
     Lowering to{plan_,        modules_,    call.sm,   call.batch,
@@ -179,10 +180,10 @@ class CudaExecutable : public Executable {
     to.scratch_bytes = l.scratch;
     name_buffers(to);
     Address kept = {Address::Base::frozen, 0, 0};
-    for (size_t i = 0; i < runners_.size(); ++i) {
+    for (size_t i = 0; i < lowerings_.size(); ++i) {
       to.sweep = static_cast<int>(i);
       to.frozen = call.frozen && frozen_bytes_[i] != 0 ? kept : Address{};
-      act(*runners_[i], to);
+      act(*lowerings_[i], to);
       kept.offset += frozen_bytes_[i];
     }
     return std::move(lowered.program);
@@ -245,8 +246,8 @@ class CudaExecutable : public Executable {
     l->batch = batch;
     l->offsets = plan_.workspace_layout(batch, &l->buffers);
     l->buffers = align_to_256(l->buffers);
-    for (const auto& runner : runners_) {
-      l->scratch = std::max(l->scratch, runner->scratch_bytes(batch));
+    for (const auto& lowering : lowerings_) {
+      l->scratch = std::max(l->scratch, lowering->scratch_bytes(batch));
     }
     return *layouts_.emplace(batch, std::move(l)).first->second;
   }
@@ -261,7 +262,7 @@ class CudaExecutable : public Executable {
   mutable std::shared_mutex packed_mutex_;
   std::map<const void*, std::vector<ingot_tensor>> packed_from_;  // by the frozen memory
   Replays replays_;
-  std::vector<std::unique_ptr<SweepRunner>> runners_;
+  std::vector<std::unique_ptr<SweepLowering>> lowerings_;
   std::vector<size_t> frozen_bytes_;
   std::mutex mutex_;
   std::map<int64_t, std::unique_ptr<BatchLayout>> layouts_;  // none is ever removed

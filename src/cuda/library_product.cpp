@@ -17,7 +17,7 @@ DType operand_dtype(const Plan& plan, const Sweep& sweep) {
 
 }  // namespace
 
-LibraryRunner::LibraryRunner(const Plan& plan, int sweep, Modules& modules)
+LibraryLowering::LibraryLowering(const Plan& plan, int sweep, Modules& modules)
     : plan_(plan),
       sweep_(plan.sweeps[static_cast<size_t>(sweep)]),
       compute_(operand_dtype(plan, sweep_)),
@@ -30,11 +30,11 @@ LibraryRunner::LibraryRunner(const Plan& plan, int sweep, Modules& modules)
   }
 }
 
-bool LibraryRunner::converts(int index) const {
+bool LibraryLowering::converts(int index) const {
   return plan_.graph[product_operand(plan_.graph, sweep_, index)].dtype != compute_;
 }
 
-LibraryRunner::Layout LibraryRunner::layout(int64_t batch) const {
+LibraryLowering::Layout LibraryLowering::layout(int64_t batch) const {
   Layout l;
   l.w = align_to_256(x_copy_.bytes(batch));
   l.library = l.w + (converts(1) ? align_to_256(w_copy_.bytes(batch)) : 0);
@@ -42,26 +42,26 @@ LibraryRunner::Layout LibraryRunner::layout(int64_t batch) const {
   const auto elements = static_cast<size_t>(plan_.graph[sweep_.matmul].shape.elements(batch));
   l.behind = l.product + (placed_ ? 0 : align_to_256(elements * size_of(result_)));
   l.end = l.behind;
-  for (const KernelRunner& kernel : behind_) {
+  for (const KernelLowering& kernel : behind_) {
     l.end = std::max(l.end, l.behind + kernel.scratch_bytes(batch));
   }
   return l;
 }
 
-size_t LibraryRunner::scratch_bytes(int64_t batch) const {
+size_t LibraryLowering::scratch_bytes(int64_t batch) const {
   return layout(batch).end;
 }
 
-std::vector<int> LibraryRunner::units() const {
+std::vector<int> LibraryLowering::units() const {
   std::vector<int> result;
   if (converts(0)) result.push_back(x_copy_.unit());
   if (converts(1)) result.push_back(w_copy_.unit());
-  for (const KernelRunner& kernel : behind_) result.push_back(kernel.unit());
+  for (const KernelLowering& kernel : behind_) result.push_back(kernel.unit());
   return result;
 }
 
 // The operand, in the dtype and with strides that the library takes; copied where it has others.
-MatrixOperand LibraryRunner::operand(const Lowering& to, int index, size_t offset) const {
+MatrixOperand LibraryLowering::operand(const Lowering& to, int index, size_t offset) const {
   std::optional<MatrixOperand> given = matrix_operand(to, sweep_, index);
   const bool folds = index == 0 && !plan_.graph[plan_.graph[sweep_.matmul].args[1]].shape.batched;
   const auto usable = [&](std::optional<MatrixOperand>& operand) {
@@ -81,9 +81,9 @@ MatrixOperand LibraryRunner::operand(const Lowering& to, int index, size_t offse
   return *copy;
 }
 
-LibraryProduct LibraryRunner::describe_product(int64_t batch, MatrixOperand x, MatrixOperand w,
-                                               int64_t y_stride, int64_t y_batch_stride,
-                                               int y_alignment) const {
+LibraryProduct LibraryLowering::describe_product(int64_t batch, MatrixOperand x, MatrixOperand w,
+                                                 int64_t y_stride, int64_t y_batch_stride,
+                                                 int y_alignment) const {
   const ProductExtents extents = product_extents(plan_, sweep_, batch);
   LibraryProduct product;
   product.batches = extents.batches;
@@ -102,7 +102,7 @@ LibraryProduct LibraryRunner::describe_product(int64_t batch, MatrixOperand x, M
 }
 
 // Dense, aligned operands are what a run usually brings.
-void LibraryRunner::prepare(Context& context, int64_t batch) {
+void LibraryLowering::prepare(Context& context, int64_t batch) {
   const ProductExtents extents = product_extents(plan_, sweep_, batch);
   if (extents.m == 0) return;
   const auto dense = [&](int index, int64_t rows) {
@@ -120,7 +120,7 @@ void LibraryRunner::prepare(Context& context, int64_t batch) {
                                             extents.n, extents.m * extents.n, 16));
 }
 
-void LibraryRunner::lower(const Lowering& to) const {
+void LibraryLowering::lower(const Lowering& to) const {
   const Layout l = layout(to.batch);
   if (l.end > to.scratch_bytes) {
     fail(INGOT_INVALID_ARGUMENT, "the workspace is too small for {}", sweep_.name);
@@ -149,19 +149,19 @@ void LibraryRunner::lower(const Lowering& to) const {
       x.address, w.address, product.address, to.scratch + l.library);
   Lowering behind = to;
   behind.scratch = to.scratch + l.behind;
-  for (const KernelRunner& kernel : behind_) kernel.lower(behind, product);
+  for (const KernelLowering& kernel : behind_) kernel.lower(behind, product);
 }
 
-Precision LibraryRunner::precision() const {
+Precision LibraryLowering::precision() const {
   if (result_ != DType::f32) return Precision::ieee;
   if (compute_ == DType::bf16) return Precision::bf16;
   if (compute_ == DType::f16) return Precision::fp16;
   return plan_.precision == Precision::tf32 ? Precision::tf32 : Precision::ieee;
 }
 
-nlohmann::json LibraryRunner::describe() const {
+nlohmann::json LibraryLowering::describe() const {
   nlohmann::json kernels = nlohmann::json::array();
-  for (const KernelRunner& kernel : behind_) kernels.push_back(kernel.describe());
+  for (const KernelLowering& kernel : behind_) kernels.push_back(kernel.describe());
   const char* precision = compute_ == DType::bf16              ? "bf16"
                           : compute_ == DType::f16             ? "fp16"
                           : compute_ == DType::f64             ? "f64"

@@ -2,13 +2,13 @@
 #pragma once
 
 #include "cuda/matrix_operand.h"
-#include "cuda/sweep_runner.h"
+#include "cuda/sweep_lowering.h"
 
 namespace ingot::cuda {
 
-class LibraryRunner {
+class LibraryLowering {
  public:
-  LibraryRunner(const Plan& plan, int sweep, Modules& modules);
+  LibraryLowering(const Plan& plan, int sweep, Modules& modules);
 
   size_t scratch_bytes(int64_t batch) const;
   std::vector<int> units() const;
@@ -34,7 +34,7 @@ class LibraryRunner {
   DType result_ = DType::f32;
   bool placed_ = false;  // the product itself has a place in the plan
   OperandCopy x_copy_, w_copy_;
-  std::vector<KernelRunner> behind_;
+  std::vector<KernelLowering> behind_;
 };
 
 }  // namespace ingot::cuda

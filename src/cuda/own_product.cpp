@@ -130,7 +130,7 @@ std::string OwnProduct::kernel_text(const ProductPlan& plan) const {
                               plan.variant != hopper::Variant::portable});
 }
 
-const OwnProduct::Prepared& OwnProduct::prepared(const ProductShape& shape) {
+const OwnProduct::Prepared& OwnProduct::prepared(const ProductShape& shape) const {
   const auto matches = [&](const std::unique_ptr<Prepared>& p) {
     return same_shape(p->shape, shape);
   };
@@ -178,16 +178,15 @@ bool OwnProduct::runs_on(int sm) const {
 }
 
 bool OwnProduct::serves(int64_t batch) const {
-  return const_cast<OwnProduct*>(this)->prepared(usual_shape(batch)).product_unit >= 0;
+  return prepared(usual_shape(batch)).product_unit >= 0;
 }
 
 size_t OwnProduct::scratch_bytes(int64_t batch) const {
-  auto* const self = const_cast<OwnProduct*>(this);
   ProductShape shape = usual_shape(batch);
-  size_t bytes = bytes_of(self->prepared(shape));
+  size_t bytes = bytes_of(prepared(shape));
   if (frozen_bytes() > 0) {
     shape.weight_packed = true;
-    bytes = std::max(bytes, bytes_of(self->prepared(shape)));
+    bytes = std::max(bytes, bytes_of(prepared(shape)));
   }
   return bytes;
 }

@@ -10,7 +10,7 @@
 #include "cuda/matrix_operand.h"
 #include "cuda/product_family.h"
 #include "cuda/product_tuning.h"
-#include "cuda/sweep_runner.h"
+#include "cuda/sweep_lowering.h"
 
 namespace ingot::cuda {
 
@@ -59,7 +59,7 @@ class OwnProduct {
   size_t frozen_exponents() const;
   hopper::ProductShape shape_of(const MatrixOperand& x, const MatrixOperand& w,
                                 const MatrixOperand& y) const;
-  const Prepared& prepared(const hopper::ProductShape& shape);
+  const Prepared& prepared(const hopper::ProductShape& shape) const;
   size_t bytes_of(const Prepared& p) const;
   std::optional<MatrixOperand> result(const Lowering& to, const MatrixOperand& x,
                                       const MatrixOperand& w) const;
@@ -75,9 +75,9 @@ class OwnProduct {
   const ProductTuning& tuning_;
   const size_t kernels_behind_;  // a library's product
   const ProductEpilogue epilogue_;
-  std::optional<KernelRunner> merge_;
+  std::optional<KernelLowering> merge_;
   mutable std::shared_mutex mutex_;
-  std::vector<std::unique_ptr<Prepared>> prepared_;
+  mutable std::vector<std::unique_ptr<Prepared>> prepared_;
 };
 
 }  // namespace ingot::cuda

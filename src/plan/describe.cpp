@@ -134,8 +134,8 @@ void explain_kind(const Plan& plan, Sweep& sweep) {
 }
 
 // first: the first sweep whose body has a value.
-void explain_stores(const Plan& plan, size_t index, const std::map<ValueId, size_t>& first) {
-  Sweep& sweep = const_cast<Plan&>(plan).sweeps[index];
+void explain_stores(Plan& plan, size_t index, const std::map<ValueId, size_t>& first) {
+  Sweep& sweep = plan.sweeps[index];
   const Graph& graph = plan.graph;
   std::vector<ValueId> again;
   for (const ValueId id : sweep.body) {

@@ -9,9 +9,6 @@
 
 namespace ingot {
 
-// Thrown where views leave the values of a sweep without one factoring in which all can be seen.
-struct NoCommonFactoring {};
-
 // The element distances at which a static shape is cut, 1 and the total left out: [r, g, f] has
 // {f, g·f}. A factoring splits another where its cuts include the other's.
 class Factoring {

@@ -77,31 +77,31 @@ void copy_views_to_callers(Graph& graph) {
   }
 }
 
-Plan plan_once(Graph graph, const Target& target, Precision precision, bool cut_views,
-               const std::vector<ValueId>& deferred) {
+// Nothing where views leave the values of a sweep without one factoring in which all can be seen.
+std::optional<Plan> plan_once(Graph graph, const Target& target, Precision precision,
+                              bool cut_views, const std::vector<ValueId>& deferred) {
   Plan plan;
   if (cut_views) copy_views_to_callers(graph);
   plan.graph = std::move(graph);
   plan.target = target;
   plan.precision = precision;
-  plan.sweeps = build_sweeps(plan.graph, target,
-                             make_schedule(plan.graph, target, cut_views, deferred), deferred);
+  std::optional<Schedule> schedule = make_schedule(plan.graph, target, cut_views, deferred);
+  if (!schedule) return std::nullopt;
+  std::optional<std::vector<Sweep>> sweeps =
+      build_sweeps(plan.graph, target, *std::move(schedule), deferred);
+  if (!sweeps) return std::nullopt;
+  plan.sweeps = *std::move(sweeps);
   place_values(plan);
   return plan;
 }
 
 Plan plan_seeing_views(const Graph& graph, const Target& target, Precision precision,
                        const std::vector<ValueId>& deferred) {
-  try {
-    return plan_once(graph, target, precision, false, deferred);
-  } catch (const NoCommonFactoring&) {
-    // Views as copies serve every graph.
+  for (const bool cut_views : {false, true}) {
+    std::optional<Plan> plan = plan_once(graph, target, precision, cut_views, deferred);
+    if (plan) return *std::move(plan);
   }
-  try {
-    return plan_once(graph, target, precision, true, deferred);
-  } catch (const NoCommonFactoring&) {
-    throw std::logic_error("graph '" + graph.name + "' has no plan even with views as copies");
-  }
+  throw std::logic_error("graph '" + graph.name + "' has no plan even with views as copies");
 }
 
 }  // namespace

@@ -41,7 +41,8 @@ class Scheduler {
     find_kept();
   }
 
-  Schedule run(const std::vector<ValueId>& deferred) {
+  // Nothing where views leave values without one factoring in which all can be seen.
+  std::optional<Schedule> run(const std::vector<ValueId>& deferred) {
     const auto is_deferred = [&](ValueId id) {
       return std::find(deferred.begin(), deferred.end(), id) != deferred.end();
     };
@@ -50,6 +51,7 @@ class Scheduler {
       const auto id = static_cast<ValueId>(i);
       if (is_deferred(id)) continue;
       label(id) = label_node(id);
+      if (!seen_) return std::nullopt;
       last = std::max(last, label(id).time);
     }
     for (const ValueId id : deferred) {
@@ -161,29 +163,31 @@ class Scheduler {
     return meeting;
   }
 
-  // Factoring under which the node and all its arguments with as many elements can be seen, where
-  // they are evaluated in one sweep.
-  Factoring joint_factoring(ValueId id) {
+  // Finds the factoring under which the node and all its arguments with as many elements can be
+  // seen, where they are evaluated in one sweep; false where there is none.
+  bool see_jointly(ValueId id) {
     const Node& node = graph_[id];
     Factoring joint = Factoring(node.shape);
+    seen_ = false;
     for (const ValueId arg : node.args) {
       const bool same_size = graph_[arg].shape.static_elements() == node.shape.static_elements();
       if (label(arg).via == Via::stored) continue;
       if (!same_size) {
         // Spread over a larger space, an operand is seen by its own axes alone.
-        if (factoring(arg) != Factoring(graph_[arg].shape)) throw NoCommonFactoring{};
+        if (factoring(arg) != Factoring(graph_[arg].shape)) return false;
         continue;
       }
       const auto common = Factoring::common(joint, factoring(arg), node.shape.static_elements());
-      if (!common) throw NoCommonFactoring{};
+      if (!common) return false;
       joint = *common;
     }
-    return joint;
+    factoring(id) = joint;
+    return seen_ = true;
   }
 
   Label label_pointwise(ValueId id) {
     const Node& node = graph_[id];
-    factoring(id) = joint_factoring(id);
+    if (!see_jointly(id)) return {};
     const Meeting meeting = meet(node);
     const Label next{meeting.time + 1, Via::free, -1};
     if (meeting.several) {
@@ -221,7 +225,7 @@ class Scheduler {
                                    .reasons = {"regroups elements into a dense copy"}});
       return {time + 1, Via::stored, index};
     }
-    factoring(id) = joint_factoring(id);
+    if (!see_jointly(id)) return {};
     const Meeting meeting = meet(node);
     if (meeting.group < 0) return {meeting.time, Via::free, -1};
     if (meeting.via == Via::tail && !renames) return {meeting.time + 1, Via::free, -1};
@@ -362,6 +366,7 @@ class Scheduler {
   bool cut_views_;
   const std::map<ValueId, int>& delays_;
   ValueId better_later_ = kNoValue;
+  bool seen_ = true;  // by joint factorings
   std::vector<bool> kept_;
   Schedule schedule_;
 };
@@ -385,16 +390,17 @@ bool renames_only(const Shape& from, const Shape& to) {
   return from.batched == to.batched && extents(from) == extents(to);
 }
 
-Schedule make_schedule(const Graph& graph, const Target& target, bool cut_views,
-                       const std::vector<ValueId>& deferred) {
+std::optional<Schedule> make_schedule(const Graph& graph, const Target& target, bool cut_views,
+                                      const std::vector<ValueId>& deferred) {
   std::map<ValueId, int> delays;
   // Each product waits for each other one at most.
   size_t products = 0;
   for (const Node& node : graph.nodes) products += node.kind == NodeKind::matmul ? 1 : 0;
   for (size_t round = 0;; ++round) {
     Scheduler scheduler(graph, target, cut_views, delays);
-    Schedule schedule = scheduler.run(deferred);
-    if (scheduler.better_later() == kNoValue || round >= products * products) return schedule;
+    std::optional<Schedule> schedule = scheduler.run(deferred);
+    if (!schedule || scheduler.better_later() == kNoValue || round >= products * products)
+      return schedule;
     ++delays[scheduler.better_later()];
   }
 }

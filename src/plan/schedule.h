@@ -1,6 +1,7 @@
 // When each value can be had, and from which kind of sweep: the waits of a graph.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "plan/factoring.h"
@@ -46,10 +47,10 @@ struct Schedule {
 };
 
 // cut_views: write every view that regroups elements as a dense copy of its own; always possible,
-// seldom needed. Without it, throws NoCommonFactoring where views make it needed. deferred: copies
-// that must come after everything else.
-Schedule make_schedule(const Graph& graph, const Target& target, bool cut_views,
-                       const std::vector<ValueId>& deferred);
+// seldom needed. Without it, nothing where views make it needed. deferred: copies that must come
+// after everything else.
+std::optional<Schedule> make_schedule(const Graph& graph, const Target& target, bool cut_views,
+                                      const std::vector<ValueId>& deferred);
 
 // What a product loads for an operand: the value behind its views, or, where that is a leaf (of any
 // strides) whose axes a view merges, the view itself as a dense copy.

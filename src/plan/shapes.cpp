@@ -20,7 +20,7 @@ class ShapeAssignment {
     }
   }
 
-  void run() {
+  bool run() {
     seed();
     propagate();
     // What is not tied to a full-size value may stand as it is.
@@ -29,6 +29,7 @@ class ShapeAssignment {
       if (!is_operand(id)) settle(id);
     }
     if (sweep_.matmul != kNoValue) sweep_.shapes[sweep_.matmul] = sweep_.space;
+    return consistent_;
   }
 
  private:
@@ -49,7 +50,7 @@ class ShapeAssignment {
     if (graph_[id].kind == NodeKind::constant) return;
     shape.batched = graph_[id].shape.batched;
     const auto [place, fresh] = sweep_.shapes.emplace(id, shape);
-    if (!fresh && place->second != shape) throw NoCommonFactoring{};
+    consistent_ = consistent_ && place->second == shape;
     changed_ = changed_ || fresh;
   }
 
@@ -94,7 +95,7 @@ class ShapeAssignment {
 
   void settle(ValueId id) {
     if (known(id)) return;
-    if (!fits(graph_[id].shape, sweep_.space)) throw NoCommonFactoring{};
+    consistent_ = consistent_ && fits(graph_[id].shape, sweep_.space);
     set(id, graph_[id].shape);
     propagate();
   }
@@ -102,14 +103,14 @@ class ShapeAssignment {
   const Graph& graph_;
   Sweep& sweep_;
   std::vector<ValueId> nodes_;
-  bool changed_ = false;
+  bool changed_ = false, consistent_ = true;
 };
 
 }  // namespace
 
-void assign_shapes(const Graph& graph, Sweep& sweep) {
+bool assign_shapes(const Graph& graph, Sweep& sweep) {
   sweep.shapes.clear();
-  ShapeAssignment(graph, sweep).run();
+  return ShapeAssignment(graph, sweep).run();
 }
 
 }  // namespace ingot

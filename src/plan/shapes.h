@@ -5,8 +5,8 @@
 
 namespace ingot {
 
-// Fills sweep.shapes. Throws NoCommonFactoring, also where one load is used under two arrangements
-// that no single one expresses.
-void assign_shapes(const Graph& graph, Sweep& sweep);
+// Fills sweep.shapes. False where views leave the values without one factoring in which all can be
+// seen, also where one load is used under two arrangements that no single one expresses.
+bool assign_shapes(const Graph& graph, Sweep& sweep);
 
 }  // namespace ingot

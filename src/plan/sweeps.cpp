@@ -41,7 +41,7 @@ class SweepBuilder {
         deferred_(deferred),
         demand_(graph.nodes.size()) {}
 
-  std::vector<Sweep> run() {
+  std::optional<std::vector<Sweep>> run() {
     find_cones();
     // Products load their operands whatever it costs; known first, so that none is stored too late.
     for (const Group& group : schedule_.groups) {
@@ -55,7 +55,9 @@ class SweepBuilder {
     for (const Result& result : graph_.results) demand(result.value, kForever);
     int last = 0;
     for (const Label& label : schedule_.labels) last = std::max(last, label.time);
-    for (int time = last; time >= kPrelude; --time) build_time(time);
+    for (int time = last; time >= kPrelude; --time) {
+      if (!build_time(time)) return std::nullopt;
+    }
     std::vector<Sweep> sweeps;
     std::stable_sort(built_.begin(), built_.end(), [](const TimedSweep& a, const TimedSweep& b) {
       return a.time != b.time ? a.time < b.time : a.sweep.kind < b.sweep.kind;
@@ -218,14 +220,18 @@ class SweepBuilder {
     return group.time == kPrelude && own.time == 0 && own.via == Via::free ? cost : kImpossible;
   }
 
-  void build_time(int time) {
+  // This and what it calls: false where a sweep cannot see all its values in one factoring.
+  bool build_time(int time) {
     for (size_t i = schedule_.groups.size(); i-- > 0;) {
-      if (schedule_.groups[i].time == time) build_group(i);
+      if (schedule_.groups[i].time == time && !build_group(i)) return false;
     }
     std::vector<Group> maps;
     place_if([&](ValueId id) { return demand_of(id).home == time; },
              [&](ValueId id) { place_free(id, time, maps); });
-    for (Group& group : maps) build_map(group);
+    for (const Group& group : maps) {
+      if (!build_map(group)) return false;
+    }
+    return true;
   }
 
   // A free value that nothing of this time evaluates: in a sweep of its shape.
@@ -251,25 +257,25 @@ class SweepBuilder {
     maps.push_back(std::move(group));
   }
 
-  void build_map(const Group& group) {
+  bool build_map(const Group& group) {
     Sweep sweep;
     sweep.kind = SweepKind::map;
     build_body(group, {}, sweep);
-    finish(group, std::move(sweep));
+    return finish(group, std::move(sweep));
   }
 
-  void build_group(size_t index) {
+  bool build_group(size_t index) {
     Group& group = schedule_.groups[index];
     Sweep sweep;
     sweep.kind = group.kind;
     sweep.matmul = group.matmul;
     build_tail(group, sweep);
-    if (group.stores.empty() && sweep.statistics.empty()) return;
+    if (group.stores.empty() && sweep.statistics.empty()) return true;
     host_free_values(index);
     std::vector<ValueId> targets;
     for (const ValueId id : sweep.statistics) add_once(targets, graph_[id].args[0]);
     build_body(group, targets, sweep);
-    finish(group, std::move(sweep));
+    return finish(group, std::move(sweep));
   }
 
   // Free values that are wanted and that this group evaluates anyway are stored here.
@@ -366,13 +372,13 @@ class SweepBuilder {
     }
   }
 
-  void finish(const Group& group, Sweep sweep) {
+  bool finish(const Group& group, Sweep sweep) {
     std::sort(sweep.loads.begin(), sweep.loads.end());
     sweep.space = group.matmul != kNoValue
                       ? group.space
                       : group.factoring.shape(group.space.static_elements(), group.space.batched,
                                               group.space);
-    assign_shapes(graph_, sweep);
+    if (!assign_shapes(graph_, sweep)) return false;
     sweep.reasons = group.reasons;
     for (const ValueId id : sweep.loads) {
       if (graph_[id].kind == NodeKind::leaf) continue;
@@ -390,6 +396,7 @@ class SweepBuilder {
       }
     }
     built_.push_back({group.time, std::move(sweep)});
+    return true;
   }
 
   const Graph& graph_;
@@ -404,8 +411,9 @@ class SweepBuilder {
 
 }  // namespace
 
-std::vector<Sweep> build_sweeps(const Graph& graph, const Target& target, Schedule schedule,
-                                const std::vector<ValueId>& deferred) {
+std::optional<std::vector<Sweep>> build_sweeps(const Graph& graph, const Target& target,
+                                               Schedule schedule,
+                                               const std::vector<ValueId>& deferred) {
   return SweepBuilder(graph, target, std::move(schedule), deferred).run();
 }
 

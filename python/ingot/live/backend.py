@@ -32,7 +32,7 @@ class IngotWarning(UserWarning):
 
 
 @dataclass
-class Graph:
+class DynamoGraph:
     """One graph of Dynamo's: compiled, or the reason why PyTorch runs it whole."""
 
     mode: str
@@ -47,7 +47,7 @@ class Session:
     name: str = "the model"
     precision: str | None = None
     options: dict | None = None
-    graphs: list[Graph] = field(default_factory=list)
+    graphs: list[DynamoGraph] = field(default_factory=list)
     warned: set[str] = field(default_factory=set)
 
     def warn(self, reason: str) -> None:
@@ -55,7 +55,7 @@ class Session:
             self.warned.add(reason)
             warnings.warn(f"ingot: {self.name}: {reason}", IngotWarning, stacklevel=2)
 
-    def made(self, graph: Graph) -> Callable:
+    def made(self, graph: DynamoGraph) -> Callable:
         """The callable that Dynamo gets for a graph that was compiled."""
         run = graph.compiled.run
         return lambda *args: run(args)
@@ -94,7 +94,7 @@ def compile_graph(
     session: Session, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
 ) -> Callable:
     start = time.perf_counter()
-    graph = Graph(session.mode())
+    graph = DynamoGraph(session.mode())
     try:
         graph.compiled = _compiled(session, gm, example_inputs)
         if graph.compiled is None:

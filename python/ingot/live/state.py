@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from ingot.capture.exporting import batched_inputs
 from ingot.live import dynamo, shortcut
-from ingot.live.backend import Graph, Session, compile_graph, switched_off
+from ingot.live.backend import DynamoGraph, Session, compile_graph, switched_off
 from ingot.runtime.library import IngotError
 
 _peek_functorch = torch._C._functorch.peek_interpreter_stack
@@ -130,7 +130,7 @@ class State(Session):
             problem = self.graphs[-1].problem if self.graphs else "Ingot is switched off"
             raise IngotError(f"{self.name} cannot be prepared: {problem}")
 
-    def made(self, graph: Graph) -> Callable:
+    def made(self, graph: DynamoGraph) -> Callable:
         run, preparing = graph.compiled.run, self._preparing
         if self.frozen:
             self._freeze(graph)
@@ -154,7 +154,7 @@ class State(Session):
         for graph in self.graphs:
             self._freeze(graph)
 
-    def _freeze(self, graph: Graph) -> None:
+    def _freeze(self, graph: DynamoGraph) -> None:
         """Weights are kept for inference alone: a training step changes them anyway."""
         for program in graph.compiled.programs if graph.compiled else ():
             if self.frozen and graph.mode == "eval":

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "cuda/sweep_runner.h"
+#include "cuda/sweep_lowering.h"
 #include "support/checked.h"
 #include "support/error.h"
 
@@ -21,41 +21,41 @@ bool is_columns(const KernelEntry& entry) {
   return entry.role == KernelRole::columns || entry.role == KernelRole::columns_inner;
 }
 
-class KernelsRunner : public SweepRunner {
+class KernelsLowering : public SweepLowering {
  public:
-  KernelsRunner(const Plan& plan, int sweep, Modules& modules) {
+  KernelsLowering(const Plan& plan, int sweep, Modules& modules) {
     for (KernelSource& source : generate_sweep(plan, sweep)) {
       kernels_.emplace_back(std::move(source), modules);
     }
   }
   size_t scratch_bytes(int64_t batch) const override {
     size_t bytes = 0;
-    for (const KernelRunner& kernel : kernels_)
+    for (const KernelLowering& kernel : kernels_)
       bytes = std::max(bytes, kernel.scratch_bytes(batch));
     return bytes;
   }
   std::vector<int> units(int64_t) override {
     std::vector<int> result;
-    for (const KernelRunner& kernel : kernels_) result.push_back(kernel.unit());
+    for (const KernelLowering& kernel : kernels_) result.push_back(kernel.unit());
     return result;
   }
   void prepare(Context&, int64_t) override {}
   void lower(const Lowering& to) override {
-    for (const KernelRunner& kernel : kernels_) kernel.lower(to);
+    for (const KernelLowering& kernel : kernels_) kernel.lower(to);
   }
   nlohmann::json describe(int64_t) override {
     nlohmann::json kernels = nlohmann::json::array();
-    for (const KernelRunner& kernel : kernels_) kernels.push_back(kernel.describe());
+    for (const KernelLowering& kernel : kernels_) kernels.push_back(kernel.describe());
     return {{"provider", "generated kernels"}, {"kernels", kernels}};
   }
 
  private:
-  std::vector<KernelRunner> kernels_;
+  std::vector<KernelLowering> kernels_;
 };
 
 }  // namespace
 
-KernelRunner::KernelRunner(KernelSource source, Modules& modules)
+KernelLowering::KernelLowering(KernelSource source, Modules& modules)
     : source_(std::move(source)), unit_(modules.add(unit_of(source_))) {
   if (source_.operands.size() > kMaxOperands) {
     fail(INGOT_UNSUPPORTED, "kernel {} would take {} tensors; {} fit into a launch", source_.name,
@@ -63,7 +63,7 @@ KernelRunner::KernelRunner(KernelSource source, Modules& modules)
   }
 }
 
-size_t KernelRunner::scratch_bytes(int64_t batch) const {
+size_t KernelLowering::scratch_bytes(int64_t batch) const {
   size_t bytes = 0;
   for (const KernelEntry& entry : source_.entries) {
     if (!is_columns(entry)) continue;
@@ -76,8 +76,8 @@ size_t KernelRunner::scratch_bytes(int64_t batch) const {
 }
 
 // A vector access wants consecutive features and an address that is a multiple of its width.
-bool KernelRunner::admits(const KernelEntry& entry, const Lowering& to,
-                          std::span<const BoundTensor> tensors) const {
+bool KernelLowering::admits(const KernelEntry& entry, const Lowering& to,
+                            std::span<const BoundTensor> tensors) const {
   if (entry.width == 1) return true;
   for (size_t i = 0; i < source_.operands.size(); ++i) {
     const KernelOperand& operand = source_.operands[i];
@@ -96,7 +96,7 @@ bool KernelRunner::admits(const KernelEntry& entry, const Lowering& to,
   return true;
 }
 
-void KernelRunner::lower(const Lowering& to, const Override& instead, int64_t splits) const {
+void KernelLowering::lower(const Lowering& to, const Override& instead, int64_t splits) const {
   std::vector<BoundTensor> tensors;
   for (const KernelOperand& operand : source_.operands) {
     const bool replaced = operand.value == instead.value && !operand.written;
@@ -143,14 +143,15 @@ void KernelRunner::lower(const Lowering& to, const Override& instead, int64_t sp
   }
 }
 
-nlohmann::json KernelRunner::describe() const {
+nlohmann::json KernelLowering::describe() const {
   nlohmann::json names = nlohmann::json::array();
   for (const KernelEntry& entry : source_.entries) names.push_back(entry.name);
   return {{"name", source_.name}, {"entries", names}, {"text", source_.text}};
 }
 
-std::unique_ptr<SweepRunner> make_kernels_runner(const Plan& plan, int sweep, Modules& modules) {
-  return std::make_unique<KernelsRunner>(plan, sweep, modules);
+std::unique_ptr<SweepLowering> make_kernels_lowering(const Plan& plan, int sweep,
+                                                     Modules& modules) {
+  return std::make_unique<KernelsLowering>(plan, sweep, modules);
 }
 
 }  // namespace ingot::cuda

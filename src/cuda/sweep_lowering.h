@@ -12,9 +12,9 @@ namespace ingot::cuda {
 
 class ProductTuning;
 
-class SweepRunner {
+class SweepLowering {
  public:
-  virtual ~SweepRunner() = default;
+  virtual ~SweepLowering() = default;
 
   // Bytes of scratch memory behind the plan's buffers (256-byte aligned) that a run needs.
   virtual size_t scratch_bytes(int64_t batch) const = 0;
@@ -40,9 +40,9 @@ struct Override {
 };
 
 // The kernels of a generated source, in order.
-class KernelRunner {
+class KernelLowering {
  public:
-  KernelRunner(KernelSource source, Modules& modules);
+  KernelLowering(KernelSource source, Modules& modules);
 
   size_t scratch_bytes(int64_t batch) const;
   int unit() const { return unit_; }
@@ -59,10 +59,10 @@ class KernelRunner {
   int unit_;
 };
 
-std::unique_ptr<SweepRunner> make_kernels_runner(const Plan& plan, int sweep, Modules& modules);
-std::unique_ptr<SweepRunner> make_product_runner(const Plan& plan, int sweep, Modules& modules,
-                                                 const ProgramOptions& options,
-                                                 const ProductTuning& tuning);
+std::unique_ptr<SweepLowering> make_kernels_lowering(const Plan& plan, int sweep, Modules& modules);
+std::unique_ptr<SweepLowering> make_product_lowering(const Plan& plan, int sweep, Modules& modules,
+                                                     const ProgramOptions& options,
+                                                     const ProductTuning& tuning);
 
 inline size_t align_to_256(size_t bytes) {
   return (bytes + 255) / 256 * 256;

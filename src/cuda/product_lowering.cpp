@@ -4,15 +4,15 @@
 
 #include "cuda/library_product.h"
 #include "cuda/own_product.h"
-#include "cuda/sweep_runner.h"
+#include "cuda/sweep_lowering.h"
 
 namespace ingot::cuda {
 namespace {
 
-class ProductRunner : public SweepRunner {
+class ProductLowering : public SweepLowering {
  public:
-  ProductRunner(const Plan& plan, int sweep, Modules& modules, const ProgramOptions& options,
-                const ProductTuning& tuning)
+  ProductLowering(const Plan& plan, int sweep, Modules& modules, const ProgramOptions& options,
+                  const ProductTuning& tuning)
       : library_(plan, sweep, modules) {
     own_ = OwnProduct::make(plan, sweep, modules, options.capabilities, tuning, &why_library_);
   }
@@ -61,17 +61,17 @@ class ProductRunner : public SweepRunner {
   }
 
  private:
-  LibraryRunner library_;
+  LibraryLowering library_;
   std::unique_ptr<OwnProduct> own_;
   std::string why_library_;
 };
 
 }  // namespace
 
-std::unique_ptr<SweepRunner> make_product_runner(const Plan& plan, int sweep, Modules& modules,
-                                                 const ProgramOptions& options,
-                                                 const ProductTuning& tuning) {
-  return std::make_unique<ProductRunner>(plan, sweep, modules, options, tuning);
+std::unique_ptr<SweepLowering> make_product_lowering(const Plan& plan, int sweep, Modules& modules,
+                                                     const ProgramOptions& options,
+                                                     const ProductTuning& tuning) {
+  return std::make_unique<ProductLowering>(plan, sweep, modules, options, tuning);
 }
 
 }  // namespace ingot::cuda
