@@ -189,9 +189,12 @@ void compare_errors(const Blas& blas, Data x, Data w, const char* name) {
   for (const int64_t k : {64, 256, 1024, 4096, 8192, 32768}) {
     const ProductShape shape = row_major(256, 512, k);
     const ProductPlan plans[] = {
-        plan_with(shape, {Variant::fused_split, 128, 1, 3, 4, 0, 8, 1}, {}),
-        plan_with(shape, {Variant::fused_split, 128, 1, 3, 4, 0, 8, 2}, {}),
-        plan_with(shape, {Variant::packed, 128, 2, 6, 6, 2, 8}, {}),
+        plan_with(shape, scheme_split::fused_tile(128), {}),
+        plan_with(shape, scheme_split::fused_tile(128, 2), {}),
+        plan_with(
+            shape,
+            {.variant = Variant::packed, .samples = 128, .stages = 6, .staging = 2, .cluster = 2},
+            {}),
         portable::plan_product(shape, 232448)};
     Problem problem(shape, x, w, plans[2].workspace_bytes + plans[3].workspace_bytes);
     const auto identity = [](double t, int64_t, int64_t) { return t; };

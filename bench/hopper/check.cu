@@ -11,16 +11,20 @@ using namespace bench;
 
 namespace {
 
-const TileChoice kFused = {Variant::fused_split, 128, 1, 3, 4, 0, 8};
-const TileChoice kFusedThin = {Variant::fused_split, 64, 1, 3, 6, 0, 8};
-const TileChoice kFusedRare = {Variant::fused_split, 128, 1, 3, 4, 0, 8, 2};
-const TileChoice kFusedHalves = {Variant::fused_split, 128, 1, 3, 4, 0, 8, 1, 2};
-const TileChoice kFusedEighths = {Variant::fused_split, 128, 1, 3, 4, 0, 8, 1, 8};
-const TileChoice kFusedThinQuarters = {Variant::fused_split, 64, 1, 3, 6, 0, 8, 1, 4};
-const TileChoice kPacked = {Variant::packed, 128, 2, 6, 6, 2, 8};
-const TileChoice kPackedWide = {Variant::packed, 192, 2, 5, 5, 1, 8};
-const TileChoice kPackedThin = {Variant::packed, 64, 1, 8, 8, 1, 8};
-const TileChoice kPackedSingle = {Variant::packed, 128, 1, 6, 6, 2, 8};
+const TileChoice kFused = scheme_split::fused_tile(128);
+const TileChoice kFusedThin = scheme_split::fused_tile(64);
+const TileChoice kFusedRare = scheme_split::fused_tile(128, 2);
+const TileChoice kFusedHalves = scheme_split::fused_tile(128, 1, 2);
+const TileChoice kFusedEighths = scheme_split::fused_tile(128, 1, 8);
+const TileChoice kFusedThinQuarters = scheme_split::fused_tile(64, 1, 4);
+const TileChoice kPacked = {
+    .variant = Variant::packed, .samples = 128, .stages = 6, .staging = 2, .cluster = 2};
+const TileChoice kPackedWide = {
+    .variant = Variant::packed, .samples = 192, .stages = 5, .staging = 1, .cluster = 2};
+const TileChoice kPackedThin = {
+    .variant = Variant::packed, .samples = 64, .stages = 8, .staging = 1};
+const TileChoice kPackedSingle = {
+    .variant = Variant::packed, .samples = 128, .stages = 6, .staging = 2};
 
 void check_portable(const Case& c, bool epilogues) {
   check(c, portable::plan_product(c.shape, 232448), epilogues);

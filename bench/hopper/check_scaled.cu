@@ -16,7 +16,7 @@ namespace {
 Case as_scaled(Case c) {
   c.shape.scheme = Scheme::scaled;
   c.limit *= 1000;
-  c.unit_limit = 3;
+  c.unit_limit = scheme_scaled::kSpec.bound.factor;
   return c;
 }
 

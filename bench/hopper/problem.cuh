@@ -95,18 +95,15 @@ __host__ __device__ inline long long sample_index(int i, int samples, long long 
   return i * step + (i ? hash(i, 5) % step : 0);
 }
 
-// The promise's unit (docs/numerics.md): 2^-22 Σ|x||w| (of the tf32 product 2^-11) and the floors
-// of elements far below their row's largest, 2^-36 (max|x| Σ|w| + max|w| Σ|x|); half a denormal
-// step is no error of ours.
-__device__ inline double error_unit(Scheme scheme, double products, double max_x, double sum_x,
-                                    double max_w, double sum_w) {
-  return (scheme == Scheme::split ? 0x1p-22 : 0x1p-11) * products +
-         0x1p-36 * (max_x * sum_w + max_w * sum_x) + 0x1p-149;
+// The promise's unit; half a denormal step is no error of ours.
+__device__ inline double error_unit(const ErrorBound& bound, double products, double max_x,
+                                    double sum_x, double max_w, double sum_w) {
+  return bound.roundoff * products + bound.range_floor * (max_x * sum_w + max_w * sum_x) + 0x1p-149;
 }
 
 // truth[i·columns + j] and the unit its error is measured in, one warp each.
 __global__ void reference(OperandView x, OperandView w, long long m, long long n, int k, int rows,
-                          int columns, Scheme scheme, double* truth, double* unit) {
+                          int columns, ErrorBound bound, double* truth, double* unit) {
   const int id = (blockIdx.x * blockDim.x + threadIdx.x) >> 5, lane = threadIdx.x & 31;
   if (id >= rows * columns) return;
   const float* a = x.data + sample_index(id / columns, rows, m) * x.row_stride;
@@ -129,7 +126,7 @@ __global__ void reference(OperandView x, OperandView w, long long m, long long n
   }
   if (lane == 0) {
     truth[id] = sum;
-    unit[id] = error_unit(scheme, total, max_x, sum_x, max_w, sum_w);
+    unit[id] = error_unit(bound, total, max_x, sum_x, max_w, sum_w);
   }
 }
 
@@ -200,9 +197,9 @@ struct Problem {
     fill<<<1024, 256>>>(x, s.m, s.k, s.x.row_stride, s.x.k_stride, x_data, 1);
     fill<<<1024, 256>>>(w, s.n, s.k, s.w.row_stride, s.w.k_stride, w_data, 2);
     const int threads = rows * columns * 32;
-    reference<<<(threads + 255) / 256, 256>>>({x, s.x.row_stride, s.x.k_stride},
-                                              {w, s.w.row_stride, s.w.k_stride}, s.m, s.n, int(s.k),
-                                              rows, columns, s.scheme, truth, unit);
+    reference<<<(threads + 255) / 256, 256>>>(
+        {x, s.x.row_stride, s.x.k_stride}, {w, s.w.row_stride, s.w.k_stride}, s.m, s.n, int(s.k),
+        rows, columns, scheme_of(s.scheme).bound, truth, unit);
     host_truth.resize(size_t(rows * columns)), host_unit.resize(host_truth.size());
     CHECK(cudaMemcpy(host_truth.data(), truth, host_truth.size() * 8, cudaMemcpyDeviceToHost));
     CHECK(cudaMemcpy(host_unit.data(), unit, host_truth.size() * 8, cudaMemcpyDeviceToHost));

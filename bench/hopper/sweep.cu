@@ -205,7 +205,7 @@ int main(int argc, char** argv) {
   const double seconds = argc > 1 ? std::atof(argv[1]) : 45;
   cudaDeviceProp properties;
   CHECK(cudaGetDeviceProperties(&properties, 0));
-  const DeviceLimits device = {properties.multiProcessorCount, properties.multiProcessorCount / 2};
+  const DeviceLimits device = limits_of(properties.multiProcessorCount);
   add_split_kernels();
   add_configurations<PlainEpilogue>("plain");
   require_candidates("plain");

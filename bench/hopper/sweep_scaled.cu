@@ -176,8 +176,9 @@ void compare_errors(const Blas& blas, Data x, Data w, const char* name) {
   for (const int64_t k : {256, 1024, 4096, 8192, 32768}) {
     ProductShape shape = row_major(256, 512, k);
     shape.scheme = Scheme::scaled;
-    const TileChoice fused = {Variant::fused_scaled, 256, 1, 3, 3, 0, 8, 1, 1, Element::f32, 2};
-    const TileChoice packed = {Variant::scaled, 256, 2, 4, 4, 1, 8};
+    const TileChoice fused = scheme_scaled::fused_tile(256, 2);
+    const TileChoice packed = {
+        .variant = Variant::scaled, .samples = 256, .stages = 4, .staging = 1, .cluster = 2};
     const ProductPlan plans[] = {plan_with(shape, fused, {}), plan_with(shape, packed, {})};
     const Problem problem(shape, x, w, plans[1].workspace_bytes);
     std::printf("%-16s K %6lld ", name, (long long)k);

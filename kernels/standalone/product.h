@@ -41,7 +41,7 @@ struct ProductTensors {
 
 inline bool hopper_here(const Device& device) {
 #if defined(INGOT_HOPPER)
-  return device.sm == 90;
+  return arch_of(device.sm).hopper_kernels;
 #else
   return false;
 #endif
@@ -59,7 +59,7 @@ inline const void* kernel_for(const Product& product, const hopper::ProductPlan&
 // written for takes. Else the quickest of those that are here.
 inline hopper::ProductPlan plan_product(const Device& device, const Product& product) {
   const hopper::ProductShape& shape = product.shape;
-  const hopper::DeviceLimits limits = {device.multiprocessors, device.multiprocessors / 2};
+  const hopper::DeviceLimits limits = hopper::limits_of(device.multiprocessors);
   const bool hopper = hopper_here(device);
   hopper::ProductPlan plan =
       hopper ? hopper::plan_product(shape, limits)

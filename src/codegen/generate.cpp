@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "codegen/embedded_kernels.h"
 #include "codegen/kernel_source.h"
 #include "codegen/product_epilogue.h"
 #include "codegen/sweep_writers.h"
@@ -65,14 +64,6 @@ std::vector<KernelSource> generate(const Plan& plan) {
     }
   }
   return sources;
-}
-
-std::vector<std::pair<std::string, std::string>> kernel_headers() {
-  std::vector<std::pair<std::string, std::string>> headers;
-  for (const EmbeddedKernel& kernel : embedded_kernels()) {
-    headers.emplace_back(std::string(kernel.path), std::string(kernel.text));
-  }
-  return headers;
 }
 
 }  // namespace ingot

@@ -68,7 +68,4 @@ std::vector<KernelSource> generate(const Plan& plan);
 // The same for one sweep.
 std::vector<KernelSource> generate_sweep(const Plan& plan, int sweep);
 
-// All of kernels/ that a source includes, as (path, text), for explain() to write beside it.
-std::vector<std::pair<std::string, std::string>> kernel_headers();
-
 }  // namespace ingot

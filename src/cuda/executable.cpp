@@ -15,6 +15,7 @@
 #include "cuda/program_cache.h"
 #include "cuda/replay.h"
 #include "cuda/sweep_lowering.h"
+#include "product/arch.h"
 #include "support/checked.h"
 #include "support/error.h"
 
@@ -141,7 +142,8 @@ class CudaExecutable : public Executable {
 
  private:
   bool dependent_launch(const Context& context) const {
-    return dependent_launch_ && context.sm() >= 90 && driver().version >= kDependentLaunchDriver;
+    return dependent_launch_ && arch_of(context.sm()).dependent_launch &&
+           driver().version >= kDependentLaunchDriver;
   }
 
   // The tensors of the leaves that are kept in another form.

@@ -5,43 +5,25 @@
 #include "cuda/driver.h"
 #include "cuda/nvrtc.h"
 #include "cuda/product_family.h"
+#include "product/arch.h"
 
 namespace ingot {
 namespace {
 
 using namespace cuda;
 
-// Sustained rates of one multiprocessor, from measurements of an H200 (132 of them) and, for cc
-// 8.x, datasheets; used for predictions alone.
-struct Rates {
-  double fp32, tf32, half, split;  // split: our fp32 product, 0 where there is none
-  double scaled = 0;               // our tf32 product, the same
-};
-
-Rates rates_of(int sm) {
-  if (sm == 90) return {50e12 / 132, 390e12 / 132, 700e12 / 132, 245e12 / 132, 550e12 / 132};
-  if (sm >= 100) return {70e12 / 148, 900e12 / 148, 1500e12 / 148, 150e12 / 148};
-  return {19e12 / 108, 130e12 / 108, 250e12 / 108, 65e12 / 108};
-}
-
-// Shared memory that a thread block may have, by the programming guide.
-int shared_bytes_of(int sm) {
-  if (sm == 80 || sm == 87) return 163 * 1024;
-  return sm >= 90 && sm < 120 ? 227 * 1024 : 99 * 1024;
-}
-
-constexpr double kPortableOnHopper = 145e12 / 132;
-
-double product_flops(Precision precision, const Rates& rates, bool own_product) {
+// Of one multiprocessor. family: of the product's kernels, `none` for the library's.
+double product_flops(Precision precision, const ArchSpec::Rates& rates, ProductFamily family) {
   switch (precision) {
     case Precision::tf32:
-      return own_product ? rates.scaled : rates.tf32;
+      return family == ProductFamily::hopper ? rates.scaled : rates.tf32;
     case Precision::bf16:
     case Precision::fp16:
       return rates.half;
     case Precision::fp32:
     case Precision::high:
-      return own_product ? rates.split : rates.fp32;
+      if (family == ProductFamily::hopper) return rates.split;
+      return family == ProductFamily::portable ? rates.portable : rates.fp32;
     case Precision::ieee:
       break;
   }
@@ -70,11 +52,12 @@ Target cuda_target(const ProgramOptions& options) {
   Target target;
   target.device = Target::Device::cuda;
   target.sm = options.sm;
-  target.units = options.sm == 90 ? 132 : 108;
-  target.bandwidth = options.sm >= 90 ? 4.2e12 : 1.6e12;
-  target.cache_bytes = options.sm >= 90 ? 50e6 : 40e6;
+  const ArchSpec& asked = arch_of(options.sm);
+  target.units = asked.multiprocessors;
+  target.bandwidth = asked.bandwidth;
+  target.cache_bytes = asked.cache_bytes;
   target.launch_seconds = 2e-6;
-  target.shared_bytes = shared_bytes_of(options.sm);
+  target.shared_bytes = asked.shared_bytes;
   target.name = "a GPU of compute capability " + std::to_string(options.sm / 10) + "." +
                 std::to_string(options.sm % 10) + " (none here)";
   if (const Driver* d = try_driver(nullptr)) {
@@ -97,9 +80,8 @@ Target cuda_target(const ProgramOptions& options) {
   const bool own = splits && family != ProductFamily::none;
   target.fused_epilogue = target.fused_statistics = own;
   target.fused_half = family == ProductFamily::hopper;
-  Rates rates = rates_of(target.sm);
-  if (target.sm == 90 && family == ProductFamily::portable) rates.split = kPortableOnHopper;
-  target.product_flops = product_flops(options.precision, rates, own) * target.units;
+  target.product_flops =
+      product_flops(options.precision, arch_of(target.sm).rates, family) * target.units;
   return target;
 }
 
@@ -123,7 +105,7 @@ nlohmann::json describe_cuda_machine() {
                       {"multiprocessors", device_attribute(device, kMultiprocessors)},
                       {"memory_bytes", memory},
                       {"bandwidth", bandwidth_of(device)},
-                      {"supported", sm >= 80},
+                      {"supported", sm >= kOldestSm},
                       {"fp32_product", own ? "Ingot's, on tensor cores" : "cuBLASLt"}});
     }
     result["gpus"] = gpus;

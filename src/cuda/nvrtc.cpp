@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "cuda/shared_library.h"
+#include "product/arch.h"
 #include "support/error.h"
 
 namespace ingot::cuda {
@@ -98,9 +99,9 @@ const NvrtcInfo& nvrtc_info() {
 std::string nvrtc_architecture(int sm) {
   const std::vector<int>& known = nvrtc_info().architectures;
   if (known.empty() || std::find(known.begin(), known.end(), sm) != known.end()) {
-    return fmt::format("sm_{}{}", sm, sm == 90 ? "a" : "");
+    return fmt::format("sm_{}{}", sm, arch_of(sm).hopper_kernels ? "a" : "");
   }
-  int best = 80;
+  int best = kOldestSm;
   for (const int architecture : known) {
     if (architecture <= sm) best = std::max(best, architecture);
   }

@@ -10,13 +10,6 @@ using hopper::ProductPlan;
 using hopper::TensorMapSpec;
 using hopper::Variant;
 
-// Three fp16 products take the time of one in fp32 where tensor cores are three times as fast. By
-// the datasheets they are 8 to 16 times as fast in these; in the others (8.6, 8.9, 12.x) 4 times at
-// best, and only 2 in cards for games.
-bool has_fast_tensor_cores(int sm) {
-  return sm == 80 || sm == 87 || sm == 90 || sm == 100 || sm == 103;
-}
-
 Address source_of(const TensorMapSpec& spec, const ProductOperands& operands) {
   switch (spec.source) {
     case TensorMapSpec::Source::w:
@@ -36,8 +29,11 @@ Address source_of(const TensorMapSpec& spec, const ProductOperands& operands) {
 }  // namespace
 
 ProductFamily product_family(int sm, const nlohmann::json& capabilities, std::string* why) {
-  if (sm == 90 && capabilities.value("hopper_product", true)) return ProductFamily::hopper;
-  if (sm >= 80 && capabilities.value("portable_product", has_fast_tensor_cores(sm))) {
+  const ArchSpec& arch = arch_of(sm);
+  if (arch.hopper_kernels && capabilities.value("hopper_product", true)) {
+    return ProductFamily::hopper;
+  }
+  if (sm >= kOldestSm && capabilities.value("portable_product", arch.fast_tensor_cores)) {
     return ProductFamily::portable;
   }
   if (why == nullptr) return ProductFamily::none;
@@ -75,23 +71,19 @@ std::string scheme_of(hopper::Element element, Precision precision) {
   return "f32 by " + (halves ? std::string("fp16 halves") : std::string(name_of(precision)));
 }
 
-hopper::DeviceLimits limits_of(const Target& target) {
-  return {target.units, target.units / 2};
-}
-
 ProductPlan plan_own_product(ProductFamily family, const hopper::ProductShape& shape,
                              const Target& target) {
   if (family == ProductFamily::portable) {
     return portable::plan_product(shape, static_cast<size_t>(target.shared_bytes),
-                                  portable::rates_of(target.sm, target.units));
+                                  portable::rates_of(arch_of(target.sm), target.units));
   }
-  return hopper::plan_product(shape, limits_of(target));
+  return hopper::plan_product(shape, hopper::limits_of(target.units));
 }
 
 std::vector<int64_t> representative_samples(ProductFamily family, const hopper::ProductShape& shape,
                                             const Target& target) {
   if (family == ProductFamily::portable) return {};  // one kernel whatever the samples
-  return hopper::representative_samples(shape, limits_of(target));
+  return hopper::representative_samples(shape, hopper::limits_of(target.units));
 }
 
 void add_operands(const ProductPlan& plan, const ProductOperands& operands, Arguments& arguments) {

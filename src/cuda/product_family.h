@@ -31,7 +31,6 @@ const char* name_of(ProductFamily family, hopper::Element element,
 // nothing in common that could be measured once.
 std::string scheme_of(hopper::Element element, Precision precision);
 
-hopper::DeviceLimits limits_of(const Target& target);
 hopper::ProductPlan plan_own_product(ProductFamily family, const hopper::ProductShape& shape,
                                      const Target& target);
 // Numbers of samples that between them are served by every kernel that any number is served by.

@@ -121,7 +121,8 @@ std::vector<std::string> ProductTuning::candidates(ProductFamily family,
                                                    const ProductShape& shape) const {
   std::vector<std::string> names;
   if (family == ProductFamily::hopper) {
-    for (const hopper::TileChoice& c : hopper::candidate_choices(shape, limits_of(target_))) {
+    for (const hopper::TileChoice& c :
+         hopper::candidate_choices(shape, hopper::limits_of(target_.units))) {
       names.push_back(hopper::name_of(c));
     }
   } else {
@@ -146,7 +147,7 @@ ProductTuning::Choice ProductTuning::choose(ProductFamily family, const ProductS
       return choice;
     }
     if (family != ProductFamily::hopper) break;
-    choice.plan = hopper::plan_named(shape, choice.name, limits_of(target_));
+    choice.plan = hopper::plan_named(shape, choice.name, hopper::limits_of(target_.units));
     // A neighbour in the bucket may not have it.
     if (choice.plan.variant != hopper::Variant::unsupported) return choice;
   }

@@ -14,7 +14,6 @@ namespace {
 
 // Shared memory limits of the compute capabilities without Hopper's kernels.
 constexpr size_t kSharedBytes[] = {101376, 166912, 232448};
-constexpr int kHopperUnits = 132;
 constexpr int64_t kMaxSamples = int64_t{1} << 20;
 
 // A kernel template with the configurations that some batch size takes.
@@ -122,8 +121,9 @@ class ProductWriter {
                                                                     ? samples + 32
                                                                     : samples * 17 / 16) {
       const hopper::ProductShape wanted = shape(samples);
-      const int units = plan_.target.sm == 90 ? plan_.target.units : kHopperUnits;
-      found_.add(found_.hopper, hopper::plan_product(wanted, {units, units / 2}));
+      const bool here = arch_of(plan_.target.sm).hopper_kernels;
+      const int units = here ? plan_.target.units : kHopper.multiprocessors;
+      found_.add(found_.hopper, hopper::plan_product(wanted, hopper::limits_of(units)));
       for (const size_t bytes : kSharedBytes) {
         found_.add(found_.portable, portable::plan_product(hopper::as_split(wanted), bytes));
       }

@@ -137,7 +137,8 @@ TEST(ScaledCostModel, ChargesForPackingAcrossTheRows) {
   shape.x = shape.w = {1024, 1, true};
   shape.y_stride = 8192;
   shape.scheme = Scheme::scaled;
-  const TileChoice tile = {Variant::scaled, 256, 2, 4, 4, 1, 8};
+  const TileChoice tile = {
+      .variant = Variant::scaled, .samples = 256, .stages = 4, .staging = 1, .cluster = 2};
   const double along = estimate(shape, tile, kH200);
   shape.w = {1, 8192, true};
   const double one = estimate(shape, tile, kH200);

@@ -12,61 +12,66 @@ inline std::string name_of(const TileChoice& c) {
   return config_text(c, c.slices == 1) + " raster " + std::to_string(c.raster_group);
 }
 
-inline std::vector<TileChoice> candidate_choices(const ProductShape& shape,
-                                                 const DeviceLimits& device) {
-  const Variant packed = Variant::packed, fused = Variant::fused_split;
-  std::vector<TileChoice> list = tile_choices(shape, device);
-  if (shape.element != Element::f32) return list;
+// Beside those of the menu.
+inline std::vector<TileChoice> neighbours(const ProductShape& shape, const DeviceLimits& device) {
+  if (shape.element != Element::f32) return {};
   if (shape.scheme == Scheme::scaled) {
-    const std::vector<TileChoice> menu = list;
-    for (TileChoice choice : menu) {
+    std::vector<TileChoice> list;
+    for (TileChoice choice : tile_choices(shape, device)) {
       if (choice.samples != 256) continue;
       for (choice.raster_group = 4; choice.raster_group <= 16; choice.raster_group += 12)
         list.push_back(choice);
     }
-    list.push_back({Variant::scaled, 128, 2, 6, 6, 1, 8});
+    list.push_back(
+        {.variant = Variant::scaled, .samples = 128, .stages = 6, .staging = 1, .cluster = 2});
     return list;
   }
-  list.push_back({packed, 64, 1, 8, 8, 1, 8});
-  list.push_back({packed, 128, 2, 6, 6, 2, 8});
-  list.push_back({packed, 160, 1, 5, 5, 2, 16});
-  list.push_back({packed, 160, 2, 5, 5, 2, 8});
-  list.push_back({packed, 192, 1, 5, 5, 1, 8});
-  list.push_back({packed, 192, 2, 5, 5, 1, 4});
-  list.push_back({packed, 192, 2, 5, 5, 1, 16});
+  std::vector<TileChoice> list = {
+      {.variant = Variant::packed, .samples = 64, .stages = 8, .staging = 1},
+      {.variant = Variant::packed, .samples = 128, .stages = 6, .staging = 2, .cluster = 2},
+      {.variant = Variant::packed, .samples = 160, .stages = 5, .staging = 2, .raster_group = 16},
+      {.variant = Variant::packed, .samples = 160, .stages = 5, .staging = 2, .cluster = 2},
+      {.variant = Variant::packed, .samples = 192, .stages = 5, .staging = 1},
+      {.variant = Variant::packed,
+       .samples = 192,
+       .stages = 5,
+       .staging = 1,
+       .cluster = 2,
+       .raster_group = 4},
+      {.variant = Variant::packed,
+       .samples = 192,
+       .stages = 5,
+       .staging = 1,
+       .cluster = 2,
+       .raster_group = 16}};
   if (shape.w.vector_rows(shape.k) && !shape.weight_packed) {
-    list.push_back({fused, 64, 1, 3, 6, 0, 8, 1});
-    list.push_back({fused, 128, 1, 3, 4, 0, 8, 1});
-    const int promotion = shape.k >= 8192 ? 2 : 1;
-    list.push_back({fused, 128, 1, 3, 4, 0, 16, promotion});
-    for (const int slices : {2, 4, 8}) {
-      if (divide_up(shape.k, 128) < slices) break;
-      for (const TileChoice& c : {TileChoice{fused, 64, 1, 3, 6, 0, 8, 1, slices},
-                                  TileChoice{fused, 128, 1, 3, 4, 0, 8, 1, slices}}) {
-        // Beyond two waves of blocks there is nothing left to share.
-        if (tiles_of(shape, c) <= 2 * cluster_slots(c, device)) list.push_back(c);
-      }
-    }
+    list.push_back(scheme_split::fused_tile(64));
+    list.push_back(scheme_split::fused_tile(128));
+    TileChoice grouped = scheme_split::fused_tile(128, scheme_split::promotion_of(shape));
+    grouped.raster_group = 16;
+    list.push_back(grouped);
+    // Beyond two waves of blocks there is nothing left to share.
+    scheme_split::add_sliced_tiles(list, shape, device, 2);
   }
-  std::vector<TileChoice> distinct;
-  for (const TileChoice& choice : list) {
+  return list;
+}
+
+inline std::vector<TileChoice> candidate_choices(const ProductShape& shape,
+                                                 const DeviceLimits& device) {
+  std::vector<TileChoice> list = tile_choices(shape, device);
+  for (const TileChoice& choice : neighbours(shape, device)) {
     const std::string name = name_of(choice);
     const auto same = [&](const TileChoice& c) { return name_of(c) == name; };
-    if (std::none_of(distinct.begin(), distinct.end(), same)) distinct.push_back(choice);
+    if (std::none_of(list.begin(), list.end(), same)) list.push_back(choice);
   }
-  return distinct;
+  return list;
 }
 
 // The plan of the candidate of that name; unsupported where this shape has none.
 inline ProductPlan plan_named(const ProductShape& shape, const std::string& name,
                               const DeviceLimits& device) {
   for (const TileChoice& choice : candidate_choices(shape, device)) {
-    if (name_of(choice) != name) continue;
-    ProductPlan plan = plan_with(shape, choice, device);
-    plan.estimated_us = estimate(shape, choice, device);
-    plan.library_us = estimate_library(shape);
-    plan.library_faster = plan.library_us < plan.estimated_us;
-    return plan;
+    if (name_of(choice) == name) return estimated_plan(shape, choice, device);
   }
   ProductPlan none;
   none.reason = "there is no configuration " + name;

@@ -9,10 +9,9 @@
 // touches memory, and the product lets its dependents start when its last tiles begin.
 #pragma once
 
-#include <string>
-#include <vector>
-
-#include "product/hopper/cost.h"
+#include "product/hopper/scheme_half.h"
+#include "product/hopper/scheme_scaled.h"
+#include "product/hopper/scheme_split.h"
 
 namespace ingot::hopper {
 
@@ -45,7 +44,6 @@ struct ProductPlan {
   std::string header;           // to include
   unsigned grid = 0, threads = 384, cluster = 1;
   size_t shared_bytes = 0;
-  int samples_per_tile = 0, features_per_tile = 128;
   int64_t sample_tiles = 0;
   int64_t moment_tiles = 0;  // partial statistics of a feature: one a sample tile and slice of K
   int raster_feature_tiles = 0, raster_group = 1, chunks = 0;
@@ -56,41 +54,44 @@ struct ProductPlan {
   size_t x_packed_offset = 0, x_exponent_offset = 0, w_packed_offset = 0, w_exponent_offset = 0;
 };
 
+inline const SchemeSpec& scheme_of(Scheme scheme) {
+  return scheme == Scheme::scaled ? scheme_scaled::kSpec : scheme_split::kSpec;
+}
+inline const SchemeSpec& scheme_of(const ProductShape& shape) {
+  return shape.element == Element::f32 ? scheme_of(shape.scheme) : scheme_half::kSpec;
+}
+
 inline SplitStep plan_split(SplitStep::Operand operand, int64_t rows, int64_t k,
                             const OperandShape& shape, Scheme scheme = Scheme::split) {
-  const bool scaled = scheme == Scheme::scaled;
+  const SchemeSpec& spec = scheme_of(scheme);
   SplitStep step;
-  if (scaled) step.header = "product/scaled_rows.cuh";
+  step.header = spec.pack_header;
   step.operand = operand;
   step.rows = rows;
   step.k = k;
   step.row_stride = shape.row_stride;
   step.k_stride = shape.k_stride;
   if (shape.k_stride != 1) {
-    step.kernel = scaled ? "scale_columns<16>" : "split_columns<16>";
+    step.kernel = std::string(spec.pack_columns) + "<16>";
     step.threads = 512;
     step.grid = unsigned(divide_up(rows, 32));
     return step;
   }
-  const std::string vectors = shape.vector_rows(k) ? "true" : "false";
   const int64_t pieces = divide_up(k, 32) * 8;
   const int lanes = pieces <= 32 * 8 ? 32 : pieces <= 256 * 8 ? 256 : 1024;
-  // Of what a lane loads at once: vectors or, scaled, pairs of them.
-  const int64_t count = scaled ? divide_up(pieces, 2) : pieces;
-  const int most = scaled ? 4 : 8;
+  const int64_t loads = divide_up(pieces, spec.vectors);
   int held = 1;
-  while (held <= most && int64_t(held) * lanes < count) held *= 2;
-  if (held > most) held = 0;  // longer than the registers of a block: read twice
-  step.kernel = (scaled ? "scale_rows<" : "split_rows<") + std::to_string(lanes) + ", " +
-                std::to_string(held) + ", " + vectors + ">";
+  while (held <= spec.most_loads && int64_t(held) * lanes < loads) held *= 2;
+  if (held > spec.most_loads) held = 0;  // longer than the registers of a block: read twice
+  step.kernel = std::string(spec.pack_rows) + "<" + std::to_string(lanes) + ", " +
+                std::to_string(held) + ", " + (shape.vector_rows(k) ? "true" : "false") + ">";
   step.threads = unsigned(std::max(lanes, 256));
   step.grid = unsigned(divide_up(rows, step.threads / unsigned(lanes)));
   return step;
 }
 
-// Bytes of a packed operand: lines of 128 for 32 of k or, of one value an element, 64.
 inline size_t packed_bytes(Scheme scheme, int64_t rows, int64_t k) {
-  return size_t(rows) * size_t(divide_up(k, scheme == Scheme::scaled ? 64 : 32)) * 128;
+  return size_t(rows) * size_t(divide_up(k, scheme_of(scheme).line_k)) * 128;
 }
 
 // Adds the packing of an operand to the plan and to its workspace.
@@ -137,7 +138,7 @@ inline void add_split_maps(ProductPlan& plan, const ProductShape& shape, const T
   const int64_t packed = int64_t(packed_bytes(shape.scheme, 1, shape.k)) / 2;
   const int x_rows = choice.samples / choice.cluster, w_rows = 128 / choice.sample_blocks;
   plan.x_map = tensor_map(Source::x_packed, Element::f16, packed, shape.m, packed, 64, x_rows);
-  if (choice.variant == Variant::fused_split || choice.variant == Variant::fused_scaled) {
+  if (is_fused(choice.variant)) {
     plan.w_map =
         tensor_map(Source::w, Element::f32, shape.k, shape.n, shape.w.row_stride, 32, w_rows);
   } else {
@@ -146,19 +147,35 @@ inline void add_split_maps(ProductPlan& plan, const ProductShape& shape, const T
   plan.y_map = tensor_map(Source::y, Element::f32, shape.n, shape.m, shape.y_stride, 32, 32);
 }
 
+// Of its kernel, a template of product/hopper/NAME.cuh.
+inline const char* name_of(Variant variant) {
+  switch (variant) {
+    case Variant::fused_split:
+      return "fused_split";
+    case Variant::fused_scaled:
+      return "fused_scaled";
+    case Variant::scaled:
+      return "scaled";
+    case Variant::half:
+      return "half";
+    default:
+      return "packed";
+  }
+}
+
+// Steps along K, as the kernel counts them.
+inline int chunks_of(Variant variant, int64_t k) {
+  if (variant == Variant::half || variant == Variant::scaled) return int(divide_up(k, 64));
+  return int(divide_up(k, is_fused(variant) ? 128 : 64) * 2);
+}
+
 // Fills in everything that follows from the choice of tile.
 inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice,
                              const DeviceLimits& device) {
   ProductPlan plan;
-  const bool scaled = shape.scheme == Scheme::scaled && shape.element == Element::f32;
-  const bool fused =
-      choice.variant == Variant::fused_split || choice.variant == Variant::fused_scaled;
   plan.variant = choice.variant;
   plan.tma_store = stores_by_tma(shape) && choice.slices == 1;
-  const bool half = choice.variant == Variant::half;
-  const std::string name = half     ? "half"
-                           : scaled ? (fused ? "fused_scaled" : "scaled")
-                                    : (fused ? "fused_split" : "packed");
+  const std::string name = name_of(choice.variant);
   plan.kernel = "product_" + name;
   plan.header = "product/hopper/" + name + ".cuh";
   plan.config = config_text(choice, plan.tma_store);
@@ -167,92 +184,47 @@ inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice
   plan.shared_bytes = shared_bytes(stored);
   const int cluster = choice.cluster * choice.sample_blocks;
   plan.cluster = unsigned(cluster * choice.slices);
-  plan.samples_per_tile = choice.samples;
   plan.sample_tiles = divide_up(shape.m, choice.samples * choice.sample_blocks);
   plan.moment_tiles = plan.sample_tiles * choice.sample_blocks * choice.slices;
   plan.raster_feature_tiles = int(divide_up(shape.n, 128 * choice.cluster));
   plan.raster_group = std::min(choice.raster_group, plan.raster_feature_tiles);
-  plan.chunks = int(half || (scaled && !fused) ? divide_up(shape.k, 64)
-                                               : divide_up(shape.k, fused ? 128 : 64) * 2);
+  plan.chunks = chunks_of(choice.variant, shape.k);
   const int64_t tiles = tiles_of(shape, choice);
   // Blocks are persistent, but those of a shared tile, whose rings become exchange buffers.
   plan.grid = choice.slices > 1
                   ? unsigned(tiles * choice.slices)
                   : unsigned(std::min(tiles, cluster_slots(choice, device)) * cluster);
 
-  if (half) {
+  if (choice.variant == Variant::half) {
     add_half_maps(plan, shape, choice);
     return plan;
   }
   add_split(plan, SplitStep::Operand::x, shape);
-  if (!fused && !shape.weight_packed) add_split(plan, SplitStep::Operand::w, shape);
+  if (!is_fused(choice.variant) && !shape.weight_packed) {
+    add_split(plan, SplitStep::Operand::w, shape);
+  }
   add_split_maps(plan, shape, choice);
   return plan;
 }
 
-inline TileChoice fused_scaled_tile(int samples, int sample_blocks, int slices = 1) {
-  const int weight_stages = samples == 256 ? 3 : 4;
-  const int sample_stages = samples == 256 ? 3 : samples == 128 ? 5 : 8;
-  return {Variant::fused_scaled, samples,      1, weight_stages, sample_stages, 0, 8, 1, slices,
-          Element::f32,          sample_blocks};
-}
-
-inline std::vector<TileChoice> scaled_tile_choices(const ProductShape& shape,
-                                                   const DeviceLimits& device) {
-  std::vector<TileChoice> choices = {{Variant::scaled, 128, 1, 6, 6, 1, 8}};
-  // Stores without TMA's help take registers that large tiles have not.
-  const bool roomy = stores_by_tma(shape) || !shape.stores_result;
-  // At 256 samples an epilogue with batch norm's operands would spill registers.
-  if (roomy) choices.push_back({Variant::scaled, 192, 2, 4, 4, 2, 8});
-  if (!shape.w.vector_rows(shape.k) || shape.weight_packed) return choices;
-  choices.push_back(fused_scaled_tile(64, 1));
-  if (roomy) {
-    choices.push_back(fused_scaled_tile(128, 1));
-    choices.push_back(fused_scaled_tile(128, 2));
-    choices.push_back(fused_scaled_tile(256, 2));
-  }
-  for (const int slices : {2, 4, 8}) {
-    if (divide_up(shape.k, 128) < slices) break;
-    for (const int samples : {64, 128}) {
-      const TileChoice c = fused_scaled_tile(samples, 1, slices);
-      if (tiles_of(shape, c) <= cluster_slots(c, device)) choices.push_back(c);
-    }
-  }
-  return choices;
-}
-
 inline std::vector<TileChoice> tile_choices(const ProductShape& shape, const DeviceLimits& device) {
-  if (shape.element == Element::f32 && shape.scheme == Scheme::scaled) {
-    return scaled_tile_choices(shape, device);
-  }
-  if (shape.element != Element::f32) {
-    const Element e = shape.element;
-    return {{Variant::half, 256, 2, 4, 4, 2, 8, 1, 1, e},
-            {Variant::half, 128, 2, 6, 6, 2, 8, 1, 1, e}};
-  }
-  std::vector<TileChoice> choices = {{Variant::packed, 128, 1, 6, 6, 2, 8},
-                                     {Variant::packed, 160, 1, 5, 5, 2, 8},
-                                     {Variant::packed, 192, 2, 5, 5, 1, 8}};
-  if (shape.w.vector_rows(shape.k) && !shape.weight_packed) {
-    // Summing 128 of K instead of 64 is 1.5% faster; the coarser rounding (4e-7 instead of 2e-7)
-    // still lies below the library's where sums are this long.
-    const int promotion = shape.k >= 8192 ? 2 : 1;
-    const TileChoice thin = {Variant::fused_split, 64, 1, 3, 6, 0, 8, 1};
-    if (shape.m <= 64 || tiles_of(shape, thin) <= device.multiprocessors) choices.push_back(thin);
-    choices.push_back({Variant::fused_split, 128, 1, 3, 4, 0, 8, promotion});
-    for (const int slices : {2, 4, 8}) {
-      if (divide_up(shape.k, 128) < slices) break;
-      for (const TileChoice& c :
-           {TileChoice{Variant::fused_split, 64, 1, 3, 6, 0, 8, 1, slices},
-            TileChoice{Variant::fused_split, 128, 1, 3, 4, 0, 8, 1, slices}}) {
-        if (tiles_of(shape, c) <= cluster_slots(c, device)) choices.push_back(c);
-      }
-    }
-  } else if (const TileChoice thin = {Variant::packed, 64, 1, 8, 8, 1, 8};
-             tiles_of(shape, thin) <= device.multiprocessors) {
-    choices.push_back(thin);
-  }
-  return choices;
+  return scheme_of(shape).tiles(shape, device);
+}
+inline double estimate(const ProductShape& shape, const TileChoice& c, const DeviceLimits& device) {
+  return scheme_of(shape).estimate(shape, c, device);
+}
+inline double estimate_library(const ProductShape& shape) {
+  return scheme_of(shape).estimate_library(shape);
+}
+
+// With what it and the library are estimated to take.
+inline ProductPlan estimated_plan(const ProductShape& shape, const TileChoice& choice,
+                                  const DeviceLimits& device) {
+  ProductPlan plan = plan_with(shape, choice, device);
+  plan.estimated_us = estimate(shape, choice, device);
+  plan.library_us = estimate_library(shape);
+  plan.library_faster = plan.library_us < plan.estimated_us;
+  return plan;
 }
 
 inline ProductPlan plan_product(const ProductShape& shape, const DeviceLimits& device) {
@@ -265,12 +237,9 @@ inline ProductPlan plan_product(const ProductShape& shape, const DeviceLimits& d
     plan.reason = "an extent exceeds 2^29";
     return plan;
   }
-  // A sum stays in the tensor core, which rounds it towards zero: of more positive terms than these
-  // that would exceed what rounding the operands costs.
-  constexpr int64_t kMostScaledTerms = 1 << 15;
-  if (shape.element == Element::f32 && shape.scheme == Scheme::scaled &&
-      shape.k > kMostScaledTerms) {
-    plan.reason = "its sums are longer than 32768 terms";
+  const int64_t most_terms = scheme_of(shape).most_terms;
+  if (shape.k > most_terms) {
+    plan.reason = "its sums are longer than " + std::to_string(most_terms) + " terms";
     return plan;
   }
   const bool rows_fit = shape.x.tensor_map_rows(shape.element) &&
@@ -287,12 +256,7 @@ inline ProductPlan plan_product(const ProductShape& shape, const DeviceLimits& d
     const double time = estimate(shape, c, device);
     if (best == nullptr || time < least) best = &c, least = time;
   }
-  const double library = estimate_library(shape);
-  plan = plan_with(shape, *best, device);
-  plan.estimated_us = least;
-  plan.library_us = library;
-  plan.library_faster = library < least;
-  return plan;
+  return estimated_plan(shape, *best, device);
 }
 
 // Numbers of samples that between them are served by every kernel that any number is served by: a

@@ -22,7 +22,7 @@ inline int tensor_map_type(Element element) {
   return element == Element::f32 ? 7 : element == Element::f16 ? 6 : 9;
 }
 
-// How fp32 operands become fp16.
+// How fp32 operands become fp16; what follows from it is a file each (scheme_split.h, …).
 enum class Scheme {
   split,   // two halves an element, three products: fp32's accuracy
   scaled,  // one value under its row's power of two, one product: TF32's accuracy
@@ -38,9 +38,8 @@ enum class Variant {
   unsupported,   // the shape does not fit: use the library
 };
 
-// Scheme::scaled.
-inline bool is_scaled(Variant variant) {
-  return variant == Variant::fused_scaled || variant == Variant::scaled;
+inline bool is_fused(Variant variant) {
+  return variant == Variant::fused_split || variant == Variant::fused_scaled;
 }
 
 struct OperandShape {
@@ -81,20 +80,23 @@ struct DeviceLimits {
   int multiprocessors = 132;
   int max_clusters_of_two = 66;  // cuOccupancyMaxActiveClusters; less where a GPC has an odd count
 };
+inline DeviceLimits limits_of(int multiprocessors) {
+  return {multiprocessors, multiprocessors / 2};
+}
 
 // A tile shape and pipeline that was measured; docs/kernel-log.md says how each came out.
 struct TileChoice {
   Variant variant;
-  int samples;  // of a tile
-  int cluster;
-  int weight_stages, sample_stages;  // packed: `sample_stages` is the ring's depth
-  int staging;                       // packed: buffers for TMA stores
-  int raster_group;                  // feature tiles (clusters of them) a group
-  int promotion = 1;  // fused: chunks of 64 of K that wgmma sums before they are promoted
-  int slices = 1;     // fused: blocks that share a tile, each with its part of K
+  int samples;            // of a tile
+  int stages;             // of the ring; fused: of the samples' ring
+  int weight_stages = 0;  // fused
+  int staging = 0;        // buffers for TMA stores; not fused
+  int cluster = 1;        // blocks that share samples
+  int sample_blocks = 1;  // fused_scaled: blocks of a cluster that share weights
+  int slices = 1;         // fused: blocks that share a tile, each with its part of K
+  int promotion = 1;      // fused_split: chunks of 64 of K that wgmma sums before they are promoted
+  int raster_group = 8;   // feature tiles (clusters of them) a group
   Element element = Element::f32;  // half: of the operands
-  int sample_blocks = 1;  // fused_scaled: blocks of a cluster that share weights; `cluster` is the
-                          // number of those that share samples
 };
 
 inline int64_t divide_up(int64_t a, int64_t b) {
@@ -122,43 +124,37 @@ inline int64_t tiles_of(const ProductShape& shape, const TileChoice& c) {
 inline size_t shared_bytes(const TileChoice& c) {
   // Of one warpgroup, where operands are split: exponents of the samples, and of its 64 features
   // where they are packed too.
-  const bool fused = c.variant == Variant::fused_split || c.variant == Variant::fused_scaled;
+  const bool fused = is_fused(c.variant);
   const int exponents = c.variant == Variant::half ? 0 : fused ? c.samples : c.samples + 64;
-  const size_t table = size_t(exponents) * 4;
-  if (c.variant == Variant::fused_scaled) {
-    return 1024 + size_t(c.weight_stages) * 128 * 256 +
-           size_t(c.sample_stages) * size_t(c.samples) * 128 + 2 * table +
-           16 * size_t(c.weight_stages + c.sample_stages);
+  const size_t tables = 2 * size_t(exponents) * 4;
+  const size_t rest = 1024 + tables + 16 * size_t(c.stages + c.weight_stages);
+  if (!fused) {
+    return rest + size_t(c.stages) * size_t(128 + c.samples) * 128 + 2 * size_t(c.staging) * 8192;
   }
-  if (c.variant == Variant::fused_split) {
-    return 1024 + size_t(c.weight_stages) * 128 * 256 +
-           size_t(c.sample_stages) * size_t(c.samples) * 256 + 2 * table +
-           16 * size_t(c.weight_stages + c.sample_stages);
-  }
-  return 1024 + size_t(c.sample_stages) * size_t(128 + c.samples) * 128 +
-         2 * size_t(c.staging) * 8192 + 2 * table + 16 * size_t(c.sample_stages);
+  const size_t sample_bytes = c.variant == Variant::fused_scaled ? 128 : 256;
+  return rest + size_t(c.weight_stages) * 128 * 256 +
+         size_t(c.stages) * size_t(c.samples) * sample_bytes;
 }
 
 inline std::string config_text(const TileChoice& c, bool tma_store) {
   const auto number = [](int v) { return std::to_string(v); };
-  if (c.variant == Variant::fused_split) {
-    return "FusedSplitConfig<" + number(c.samples) + ", " + number(c.weight_stages) + ", " +
-           number(c.sample_stages) + ", " + (tma_store ? "true" : "false") + ", " +
-           number(c.promotion) + (c.slices > 1 ? ", " + number(c.slices) : "") + ">";
+  const std::string ring = number(c.samples) + ", " + number(c.weight_stages) + ", " +
+                           number(c.stages) + ", " + (tma_store ? "true" : "false") + ", ";
+  const std::string blocks = number(c.samples) + ", " + number(c.cluster) + ", " + number(c.stages);
+  switch (c.variant) {
+    case Variant::fused_split:
+      return "FusedSplitConfig<" + ring + number(c.promotion) +
+             (c.slices > 1 ? ", " + number(c.slices) : "") + ">";
+    case Variant::fused_scaled:
+      return "FusedScaledConfig<" + ring + number(c.cluster) + ", " + number(c.sample_blocks) +
+             ", " + number(c.slices) + ">";
+    case Variant::half:
+      return std::string("HalfConfig<ingot::") + (c.element == Element::bf16 ? "bf16" : "f16") +
+             ", " + blocks + ", " + number(c.staging) + ">";
+    default:
+      return (c.variant == Variant::scaled ? "ScaledConfig<" : "PackedConfig<") + blocks + ", " +
+             number(tma_store ? c.staging : 0) + ">";
   }
-  if (c.variant == Variant::fused_scaled) {
-    return "FusedScaledConfig<" + number(c.samples) + ", " + number(c.weight_stages) + ", " +
-           number(c.sample_stages) + ", " + (tma_store ? "true" : "false") + ", " +
-           number(c.cluster) + ", " + number(c.sample_blocks) + ", " + number(c.slices) + ">";
-  }
-  if (c.variant == Variant::half) {
-    return std::string("HalfConfig<ingot::") + (c.element == Element::bf16 ? "bf16" : "f16") +
-           ", " + number(c.samples) + ", " + number(c.cluster) + ", " + number(c.sample_stages) +
-           ", " + number(c.staging) + ">";
-  }
-  const char* const config = c.variant == Variant::scaled ? "ScaledConfig<" : "PackedConfig<";
-  return config + number(c.samples) + ", " + number(c.cluster) + ", " + number(c.sample_stages) +
-         ", " + number(tma_store ? c.staging : 0) + ">";
 }
 
 }  // namespace ingot::hopper

@@ -4,21 +4,14 @@
 // counts slabs of 32.
 #pragma once
 
+#include "product/arch.h"
 #include "product/hopper/launch.h"
 
 namespace ingot::portable {
 
-// For the choice between this product and the library's. The first are measured (H200), the second
-// from the A100's datasheet; no A100 was tried.
-struct DeviceRates {
-  int multiprocessors = 132;
-  double chunk_us = 1.9;       // 32 of K in all blocks of a multiprocessor
-  double lone_chunk_us = 1.2;  // in one block of four warps, alone on it
-  double library_tflops = 45, bytes_per_us = 3.8e6;
-};
-inline DeviceRates rates_of(int sm, int multiprocessors) {
-  DeviceRates rates;
-  if (sm < 90) rates = {108, 2.9, 1.8, 18, 1.4e6};
+using DeviceRates = ArchSpec::PortableProduct;
+inline DeviceRates rates_of(const ArchSpec& arch, int multiprocessors) {
+  DeviceRates rates = arch.portable;
   rates.library_tflops *= double(multiprocessors) / rates.multiprocessors;
   rates.multiprocessors = multiprocessors;
   return rates;
@@ -77,8 +70,6 @@ inline hopper::ProductPlan plan_product(const hopper::ProductShape& shape, size_
   plan.threads = unsigned(features);
   plan.shared_bytes = shared_bytes(features);
   plan.tma_store = false;
-  plan.features_per_tile = features;
-  plan.samples_per_tile = kSamples;
   plan.sample_tiles = sample_tiles;
   plan.moment_tiles = hopper::divide_up(shape.m, 64);  // one a warp
   plan.raster_feature_tiles = int(feature_tiles);

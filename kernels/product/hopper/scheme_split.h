@@ -1,0 +1,105 @@
+// fp32's accuracy: two fp16 halves an element, three products (product/split.cuh). Its costs are
+// fitted to measured tables; cost_model_test.cpp holds the choice to them.
+#pragma once
+
+#include "product/hopper/scheme.h"
+
+namespace ingot::hopper::scheme_split {
+
+inline TileChoice fused_tile(int samples, int promotion = 1, int slices = 1) {
+  return {.variant = Variant::fused_split,
+          .samples = samples,
+          .stages = samples == 64 ? 6 : 4,
+          .weight_stages = 3,
+          .slices = slices,
+          .promotion = promotion};
+}
+
+// Summing 128 of K instead of 64 is 1.5% faster; the coarser rounding (4e-7 instead of 2e-7) still
+// lies below the library's where sums are this long.
+inline int promotion_of(const ProductShape& shape) {
+  return shape.k >= 8192 ? 2 : 1;
+}
+
+// Those in which several blocks share a tile, where `waves` of blocks hold them all.
+inline void add_sliced_tiles(std::vector<TileChoice>& menu, const ProductShape& shape,
+                             const DeviceLimits& device, int waves) {
+  for (const int slices : {2, 4, 8}) {
+    if (divide_up(shape.k, 128) < slices) break;
+    for (const int samples : {64, 128}) {
+      const TileChoice tile = fused_tile(samples, 1, slices);
+      if (tiles_of(shape, tile) <= waves * cluster_slots(tile, device)) menu.push_back(tile);
+    }
+  }
+}
+
+inline std::vector<TileChoice> tiles(const ProductShape& shape, const DeviceLimits& device) {
+  std::vector<TileChoice> menu = {
+      {.variant = Variant::packed, .samples = 128, .stages = 6, .staging = 2},
+      {.variant = Variant::packed, .samples = 160, .stages = 5, .staging = 2},
+      {.variant = Variant::packed, .samples = 192, .stages = 5, .staging = 1, .cluster = 2}};
+  if (shape.w.vector_rows(shape.k) && !shape.weight_packed) {
+    const TileChoice thin = fused_tile(64);
+    if (shape.m <= 64 || tiles_of(shape, thin) <= device.multiprocessors) menu.push_back(thin);
+    menu.push_back(fused_tile(128, promotion_of(shape)));
+    add_sliced_tiles(menu, shape, device, 1);
+  } else {
+    const TileChoice thin = {.variant = Variant::packed, .samples = 64, .stages = 8, .staging = 1};
+    if (tiles_of(shape, thin) <= device.multiprocessors) menu.push_back(thin);
+  }
+  return menu;
+}
+
+inline TileCycles tile_cycles(const TileChoice& c) {
+  if (c.variant == Variant::fused_split) {
+    if (c.samples == 64) return {19.4, 2500};
+    return {c.promotion == 2 ? 26.0 : 26.4, 4450};
+  }
+  if (c.samples == 64) return {18.9, 1950};
+  if (c.samples == 160) return {32.3, 4900};
+  return c.samples == 192 ? TileCycles{38.9, 6000} : TileCycles{25.7, 3900};
+}
+
+// Tiles at the clock that the power limit leaves; the split passes by their bytes. Fitted to
+// bench/results/config-sweep (36 shapes on an H200), where its choice is within 3% of the best.
+inline double estimate(const ProductShape& shape, const TileChoice& c, const DeviceLimits& device) {
+  constexpr double kLaunch = 6.3, kSplitLaunch = 1.8;
+  constexpr double kSplitPerElement = 8 / 3.85e6;  // 8 bytes at 3.85 TB/s
+  constexpr double kBytesPerMicrosecond = 3.3e6;
+  constexpr double kCool = 1000, kUnshared = 0.06;
+  const bool fused = is_fused(c.variant);
+  const int64_t k_step = fused ? 128 : 32;
+  const double k = double(divide_up(shape.k, k_step) * k_step);
+  const double weight_bytes = 4 * double(shape.n) * k;
+  double time =
+      std::max(tile_time(shape, c, device, tile_cycles(c), k), weight_bytes / kBytesPerMicrosecond);
+  // Blocks that load for themselves alone move more bytes, which costs clock where the power limit
+  // has set in.
+  if (c.cluster == 1 && time > kCool) time += kUnshared * (time - kCool);
+  time += kLaunch + kSplitLaunch + double(shape.m) * k * kSplitPerElement;
+  if (!fused && !shape.weight_packed) time += kSplitLaunch + double(shape.n) * k * kSplitPerElement;
+  return time;
+}
+
+// cuBLAS in fp32: 40 to 50 TF/s, or half the copy bandwidth where the batch is thin; a small
+// product takes what one tile takes along K. From the same table.
+inline double estimate_library(const ProductShape& shape) {
+  const double m = double(shape.m), n = double(shape.n), k = double(shape.k);
+  const double start = 10.2 + 0.007 * std::min(k, 1024.);
+  return start +
+         std::max(1.3 * 2e-6 * m * n * k / 50, 4 * (m * k + n * k) / (m > 1 ? 2.0e6 : 3.0e6));
+}
+
+inline constexpr SchemeSpec kSpec = {
+    .line_k = 32,
+    .pack_header = "product/split.cuh",
+    .pack_rows = "split_rows",
+    .pack_columns = "split_columns",
+    .vectors = 1,
+    .most_loads = 8,
+    .bound = {.factor = 6, .roundoff = 0x1p-22, .range_floor = 0x1p-36},
+    .tiles = tiles,
+    .estimate = estimate,
+    .estimate_library = estimate_library};
+
+}  // namespace ingot::hopper::scheme_split
