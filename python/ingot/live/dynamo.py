@@ -67,6 +67,18 @@ class NotWholeError(CaptureError):
 def run_whole(function: Callable, backend: Callable, *arguments: Any) -> Any:
     """A call of `function` as one graph, with no size symbolic but those that are marked; what it
     prints is no part of the graph. Raises NotWholeError."""
+    try:
+        return _run_once(function, backend, arguments, nopython=True)
+    except Exception as error:  # many kinds, of Dynamo's own and of what it looks at
+        raise NotWholeError(f"TorchDynamo does not take it as one graph: {_told(error)}") from error
+
+
+def run_in_pieces(function: Callable, backend: Callable, *arguments: Any) -> Any:
+    """The same as several graphs, with what cannot be captured run between them."""
+    return _run_once(function, backend, arguments, nopython=False)
+
+
+def _run_once(function: Callable, backend: Callable, arguments: tuple, nopython: bool) -> Any:
     own = with_own_code(function)
     settings = {
         **_WHILE_COMPILING,
@@ -75,9 +87,7 @@ def run_whole(function: Callable, backend: Callable, *arguments: Any) -> Any:
     }
     try:
         with torch._dynamo.config.patch(_known(settings)), unwatched():
-            return torch._dynamo.optimize(backend=backend, nopython=True)(own)(*arguments)
-    except Exception as error:  # many kinds, of Dynamo's own and of what it looks at
-        raise NotWholeError(f"TorchDynamo does not take it as one graph: {_told(error)}") from error
+            return torch._dynamo.optimize(backend=backend, nopython=nopython)(own)(*arguments)
     finally:
         forget(own.__code__)
 
