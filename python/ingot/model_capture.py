@@ -8,6 +8,7 @@ be. Where they come out again says how the model's result is put together.
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import types
 from collections.abc import Callable, Sequence
@@ -75,6 +76,29 @@ def captured_graph(
     found = _Capture(module, leaves, spec, None, gradients)
     found.settle()
     return found.feed
+
+
+def capture_in_pieces(module: nn.Module, example_inputs: Sequence[Any]) -> list[Captured]:
+    """The graphs of a forward that is not one, as far as a call with these inputs goes through
+    them. PyTorch runs the call, on copies. Raises CaptureError where that fails."""
+    found: list[Captured] = []
+
+    def backend(gm: torch.fx.GraphModule, examples: list) -> Callable:
+        with contextlib.suppress(CaptureError):
+            found.append(import_whole(feed_of(gm, examples)))
+        return gm.forward
+
+    try:
+        twin, inputs = copy.deepcopy((module, list(example_inputs)))
+        tensors = [leaf for leaf in pytree.tree_leaves(inputs) if _is_tensor(leaf)]
+        for tensor, batched in zip(tensors, batched_inputs(tensors)[0]):
+            if batched:
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        with torch.no_grad():
+            dynamo.run_in_pieces(_forward, backend, twin, [], *inputs)
+    except Exception as error:  # whatever the model's code raises
+        raise CaptureError(f"it cannot be run in pieces: {error!r}") from error
+    return found
 
 
 def _stand_in_batch(tensors: list[torch.Tensor]) -> int:

@@ -304,3 +304,39 @@ def test_explain_needs_no_gpu_and_writes_kernels(tmp_path):
     assert any(k.stem.startswith("fused_") for k in kernels)
     assert all("#include" in k.read_text() for k in kernels)
     assert f"Wrote {len(kernels)} kernels" in result.output
+
+
+BROKEN = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x):
+        x = self.linear(x).relu()
+        if x.sum() > 0:
+            x = x + 1
+        return self.linear(x).sigmoid()
+
+
+def get_inputs():
+    return [torch.rand(4, 16)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_explain_shows_every_graph_of_a_broken_forward(tmp_path):
+    (tmp_path / "model.py").write_text(BROKEN)
+    result = run("explain", str(tmp_path / "model.py"), "--device", "cpu", "--json")
+    found = json.loads(result.stdout)
+    (left,) = found["unsupported"]
+    assert left["what"] == "what stands between its graphs" and "model.py:13" in left["why"]
+    replaced = [item["what"] for item in found["operators_replaced"]]
+    assert replaced.count("linear") == 2 and {"relu", "sigmoid"} <= set(replaced)

@@ -21,6 +21,7 @@ import pytest
 from click.testing import CliRunner
 from ingot.cli import main
 from ingot.cli.explain import _explained
+from ingot.live import dynamo
 from ingot.verify.measures import Measures
 from ingot.verify.result import AccuracyRow, Check, VerifyResult
 from ingot.verify.timing import _table
@@ -59,6 +60,16 @@ def without_timing(result: dict) -> dict:
     return {**copy.deepcopy(result), "timing": None}
 
 
+run_whole = dynamo.run_whole
+
+
+def without_gpu(*arguments):
+    """TorchDynamo asks a GPU that is there for its streams and random numbers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.cuda.is_available", lambda: False)
+        return run_whole(*arguments)
+
+
 @pytest.fixture
 def gpu(monkeypatch, recorded):
     """A GPU as far as the commands see; what would run on it gives the recorded result."""
@@ -80,6 +91,7 @@ def gpu(monkeypatch, recorded):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda *number: name)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda *number: properties)
+    monkeypatch.setattr("ingot.live.dynamo.run_whole", without_gpu)
     return there
 
 

@@ -212,6 +212,38 @@ def test_autocast_on_and_off_in_turn():
     compare(Model, script, tolerance=5e-2)
 
 
+@pytest.mark.parametrize("around", [False, True])
+def test_autocast_switched_by_the_forward(around):
+    class Switching(Model):
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16, enabled=not around):
+                h = self.up(x).relu()
+            return h, self.down(h.float())
+
+    def script(m):
+        with torch.autocast("cpu", torch.bfloat16, enabled=around):
+            results = m(x())
+        yield [y.dtype for y in results]
+        yield from (y.float() for y in results)
+
+    compare(Switching, script, taken=False)
+
+
+def test_inference_mode_switched_by_the_forward():
+    class Switching(Model):
+        def forward(self, x):
+            with torch.inference_mode():
+                h = self.up(x).relu()
+            return h, x + 1
+
+    def script(m):
+        h, y = m(x())
+        yield h.is_inference(), h.requires_grad, y.is_inference()
+        yield h
+
+    compare(Switching, script, taken=False)
+
+
 def test_inference_mode_and_then_training():
     def script(m):
         for _ in range(2):

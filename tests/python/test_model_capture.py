@@ -9,7 +9,7 @@ import pytest
 import torch
 from capture_support import check_capture, run_fp64, same
 from ingot.capture import CaptureError, Region
-from ingot.model_capture import capture
+from ingot.model_capture import capture, capture_in_pieces
 from torch import nn
 
 TABLE = torch.arange(16.0)
@@ -184,6 +184,21 @@ def test_results_that_share_memory_still_do():
 
     h, view = run_fp64(capture(Model(body), [rows()]), Model(body), [rows()])
     assert view.data_ptr() == h.data_ptr()
+
+
+def test_a_broken_forward_gives_its_graphs():
+    def body(m, x):
+        x = m.linear(x).relu()
+        if x.sum() > 0:
+            m.mean.mul_(0.5)
+            m.count += 1
+        return m.linear(x).sigmoid() * m.mean
+
+    module = Model(body)
+    pieces = [piece for piece in capture_in_pieces(module, [rows()]) if piece.regions]
+    found = [[o["what"] for region in piece.regions for o in region.operators] for piece in pieces]
+    assert len(found) == 2 and {"linear", "relu"} <= set(found[0]) and "sigmoid" in found[1]
+    assert module.count == 3 and torch.equal(module.mean, torch.ones(16))
 
 
 def test_messages_do_not_break_a_graph():

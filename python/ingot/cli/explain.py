@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,7 +62,8 @@ def command(
     """Shows what Ingot makes of MODEL at every stage; nothing is run on a device.
 
     The graph before and after, each rewrite with the identity that it rests on, the plan with
-    bytes, flops and predicted time, what a call launches, and the kernels' text.
+    bytes, flops and predicted time, what a call launches, and the kernels' text. Where a forward is
+    several graphs to TorchDynamo, PyTorch runs it once on the host to find them.
     """
     from ingot import IngotError
     from ingot.model_file import ModelFileError, load_model_file, write_whole
@@ -105,9 +108,7 @@ def command(
 def _explained(loaded: Any, modes: list, precision: str, device: str, sm: int) -> dict:
     """A report as an optimised module gives it, of programs that never run."""
     from ingot import IngotError
-    from ingot.capture import CaptureError
     from ingot.live.reporting import add_program, empty_report
-    from ingot.model_capture import capture
     from ingot.model_file import batch_of
     from ingot.runtime.program import Program
 
@@ -117,16 +118,11 @@ def _explained(loaded: Any, modes: list, precision: str, device: str, sm: int) -
     unsupported = report["unsupported"]
     for mode in modes:
         module.train(mode == "training")
-        try:
-            captured = capture(module, inputs)
-        except CaptureError as error:
-            unsupported.append({"what": "the module", "where": str(loaded.path), "why": str(error)})
-            continue
-        for item in captured.unsupported:
-            found = {"what": item.what, "where": item.where, "why": item.why}
-            if found not in unsupported:
-                unsupported.append(found)
-        for region in captured.regions:
+        graphs, left = _graphs(module, inputs, str(loaded.path))
+        for graph in graphs:
+            left += [dataclasses.asdict(item) for item in graph.unsupported]
+        unsupported += [item for item in left if item not in unsupported]
+        for region in (region for graph in graphs for region in graph.regions):
             program = Program(
                 region.graph,
                 device=device,
@@ -140,6 +136,24 @@ def _explained(loaded: Any, modes: list, precision: str, device: str, sm: int) -
             if "error" in explanation:
                 raise IngotError(explanation["error"])
     return report
+
+
+def _graphs(module: Any, inputs: list, file: str) -> tuple[list, list[dict]]:
+    """What is captured of a forward, and what is to be said where that is not all of it."""
+    from ingot.capture import CaptureError
+    from ingot.live.dynamo import NotWholeError
+    from ingot.model_capture import capture, capture_in_pieces
+
+    try:
+        return [capture(module, inputs)], []
+    except CaptureError as error:
+        left = [{"what": "the module", "where": file, "why": str(error)}]
+        if not isinstance(error, NotWholeError):
+            return [], left
+    with contextlib.suppress(CaptureError):
+        if graphs := capture_in_pieces(module, inputs):
+            return graphs, [{**left[0], "what": "what stands between its graphs"}]
+    return [], left
 
 
 def _show_program(console: Any, program: dict) -> None:

@@ -45,12 +45,18 @@ _serial = itertools.count()
 _TRIES = 4
 
 
-def compiled(function: Callable, backend: Callable, seen: Callable[[Any], None]) -> Callable:
+def compiled(
+    function: Callable,
+    backend: Callable,
+    seen: Callable[[Any], None],
+    warn: Callable[[str], None],
+) -> Callable:
     """`function` (of a module and a call's arguments) as Dynamo runs it. Dynamo's cache hangs on
-    the code object, so give it one of its own. seen: is told the module before a frame is compiled.
+    the code object, so give it one of its own. seen: is told the module before a frame is compiled;
+    warn: is told when Dynamo gives the function up, and what to do.
     """
     context = torch._dynamo.optimize(backend=backend)
-    context.callback = _Careful(context.callback, seen)
+    context.callback = _Careful(context.callback, function.__code__, seen, warn)
     return context(function)
 
 
@@ -61,6 +67,18 @@ class NotWholeError(CaptureError):
 def run_whole(function: Callable, backend: Callable, *arguments: Any) -> Any:
     """A call of `function` as one graph, with no size symbolic but those that are marked; what it
     prints is no part of the graph. Raises NotWholeError."""
+    try:
+        return _run_once(function, backend, arguments, nopython=True)
+    except Exception as error:  # many kinds, of Dynamo's own and of what it looks at
+        raise NotWholeError(f"TorchDynamo does not take it as one graph: {_told(error)}") from error
+
+
+def run_in_pieces(function: Callable, backend: Callable, *arguments: Any) -> Any:
+    """The same as several graphs, with what cannot be captured run between them."""
+    return _run_once(function, backend, arguments, nopython=False)
+
+
+def _run_once(function: Callable, backend: Callable, arguments: tuple, nopython: bool) -> Any:
     own = with_own_code(function)
     settings = {
         **_WHILE_COMPILING,
@@ -69,9 +87,7 @@ def run_whole(function: Callable, backend: Callable, *arguments: Any) -> Any:
     }
     try:
         with torch._dynamo.config.patch(_known(settings)), unwatched():
-            return torch._dynamo.optimize(backend=backend, nopython=True)(own)(*arguments)
-    except Exception as error:  # many kinds, of Dynamo's own and of what it looks at
-        raise NotWholeError(f"TorchDynamo does not take it as one graph: {_told(error)}") from error
+            return torch._dynamo.optimize(backend=backend, nopython=nopython)(own)(*arguments)
     finally:
         forget(own.__code__)
 
@@ -84,18 +100,29 @@ def _told(error: Exception) -> str:
     return (lines[0] if lines else type(error).__name__) + place
 
 
+def _place(code: types.CodeType) -> str:
+    return f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
+
 def _known(settings: dict[str, Any]) -> dict[str, Any]:
     """Those that this release has, each under one name."""
     known = torch._dynamo.config._config
-    old = "cache_size_limit" if "recompile_limit" in known else "recompile_limit"
-    return {name: value for name, value in settings.items() if name in known and name != old}
+    limits = {"cache_size_limit", "recompile_limit"} - {_limit_name()}
+    return {name: value for name, value in settings.items() if name in known and name not in limits}
+
+
+def _limit_name() -> str:
+    """How this release calls the most compilations of one code object."""
+    known = torch._dynamo.config._config
+    return "recompile_limit" if "recompile_limit" in known else "cache_size_limit"
 
 
 class _Careful:
     """Dynamo's compilation of a frame, under the settings above, with the batch size symbolic."""
 
-    def __init__(self, callback: Callable, seen: Callable[[Any], None]):
-        self._callback, self._seen, self._given_up = callback, seen, 0
+    def __init__(self, callback: Callable, code: types.CodeType, seen: Callable, warn: Callable):
+        self._callback, self._code, self._seen, self._warn = callback, code, seen, warn
+        self._given_up = self._failed = 0
         # By this name (before 2.7, the second) Dynamo finds the backend behind a callback.
         self._torchdynamo_orig_backend = self._torchdynamo_orig_callable = callback
         self._settings = _known(_WHILE_COMPILING)
@@ -108,23 +135,52 @@ class _Careful:
             if batched:
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
         try:
-            with torch._dynamo.config.patch(self._settings), unwatched():
-                return self._unless_given_up(self._callback(frame, *args, **kwargs))
+            with torch._dynamo.config.patch(self._limited_settings()), unwatched():
+                found = self._callback(frame, *args, **kwargs)
         except Exception as error:  # many kinds, of Dynamo's own and of what it looks at
             wrong_use = getattr(error, "inner_exception", None)
             if isinstance(wrong_use, IngotError):
                 raise wrong_use from None
             logger.info("TorchDynamo could not compile a call: %s", error)
+            self._failed += 1
+            if self._failed == _TRIES:
+                self._warn(
+                    f"TorchDynamo has failed at {_TRIES} calls, which PyTorch ran, and tries the "
+                    f"next ones too, at a cost: {_told(error)}. INGOT=off leaves all to PyTorch"
+                )
             return _by_pytorch_this_time("SKIP")
+        return self._unless_given_up(found, frame.f_code)
 
-    def _unless_given_up(self, found: Any) -> Any:
+    def _limited_settings(self) -> dict[str, Any]:
+        """With the user's own limit of compilations where that is higher."""
+        name = _limit_name()
+        limit = max(self._settings[name], getattr(torch._dynamo.config, name))
+        return {**self._settings, name: limit}
+
+    def _unless_given_up(self, found: Any, code: types.CodeType) -> Any:
         """Dynamo gives a frame up for good where it cannot capture one call of it. The next calls
         may be others: a few of them are looked at."""
         if getattr(found, "guarded_code", True) is not None or not found.apply_to_code:
             return found
+        if found.frame_exec_strategy.cur_action == torch._dynamo.types.FrameAction.RUN_ONLY:
+            limit = self._limited_settings()[_limit_name()]
+            self._warn(
+                f"TorchDynamo has compiled {_place(code)} {limit} times, its limit: calls unlike "
+                "these are PyTorch's from now on. TORCH_LOGS=recompiles tells what changes from "
+                "call to call: make it a tensor, or keep it; or set a higher "
+                f"torch._dynamo.config.{_limit_name()} before the first call"
+            )
+            return found
         self._given_up += 1
         logger.info("TorchDynamo could not capture a call; what it calls is captured by itself")
-        return found if self._given_up > _TRIES else _by_pytorch_this_time("DEFAULT")
+        if self._given_up <= _TRIES:
+            return _by_pytorch_this_time("DEFAULT")
+        if code is self._code:
+            self._warn(
+                f"TorchDynamo captures nothing of {_place(code)}: PyTorch runs it from now on, and "
+                "Ingot only what it calls. TORCH_LOGS=graph_breaks tells the lines to change"
+            )
+        return found
 
 
 def _by_pytorch_this_time(callees: str) -> Any:

@@ -28,7 +28,7 @@ class RegionCall:
         self.region, self.program, self._compile = region, program, compile
         self.device_type = program.device
         self.results = len(region.results)
-        self._updated = _updated(region.graph)
+        self._updated = program.signature.updates
         self._backwards: dict[Any, Backward] = {}
         self._last: tuple = (None, None, None, None)
         self._lock = threading.Lock()
@@ -169,18 +169,3 @@ def _increment_versions(tensors: list[torch.Tensor]) -> None:
         for tensor in tensors:
             if not tensor.is_inference():
                 torch.autograd.graph.increment_version(tensor)
-
-
-def _updated(graph: dict) -> list[int]:
-    """Positions among the leaves of the buffers that a region writes in place."""
-    leaves = [
-        at
-        for at, value in enumerate(graph["values"])
-        if value["op"] in ("input", "parameter", "buffer")
-    ]
-    updated = set()
-    for value in graph["values"]:
-        moves = value["op"] in ("batch_norm", "instance_norm")
-        if moves and value["attributes"].get("training"):
-            updated.update(leaves.index(at) for at in value["args"][3:] if at >= 0)
-    return sorted(updated)

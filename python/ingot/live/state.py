@@ -74,8 +74,8 @@ class State(Session):
         self._off = switched_off()
         self._function = dynamo.with_own_code(original_forward)
         # Dynamo keeps every backend for good, and code that it compiled: neither may keep programs.
-        backend, seen = _weakly(self._backend), _weakly(self._seen)
-        self._compiled = dynamo.compiled(self._function, backend, seen)
+        told = (self._backend, self._seen, self.warn)
+        self._compiled = dynamo.compiled(self._function, *map(_weakly, told))
         weakref.finalize(self, dynamo.forget, self._function.__code__).atexit = False
         self._parameters = shortcut.parameters_of(self._function)
         self._shortcuts: tuple[shortcut.Shortcut, ...] = ()

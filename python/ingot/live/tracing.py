@@ -242,10 +242,25 @@ def _traced(gm: torch.fx.GraphModule, values: Sequence[Any]) -> tuple[torch.fx.G
                 traced = _pre_dispatch(_functional(run))(*values)
     except Exception as error:  # many kinds
         raise CaptureError(f"it cannot be traced: {_first_line(error)}") from error
-    for node in traced.graph.nodes:
-        if node.op == "call_function" and "set_grad_enabled" in str(node.target):
-            raise CaptureError("its forward switches gradients on or off")
+    _check_switches(gm.graph)
+    _check_switches(traced.graph)
     return traced.graph, traced
+
+
+# What a forward may switch for a part of itself, by a word in the names of the functions that do.
+_SWITCHES = {
+    "set_grad_enabled": "gradients",
+    "_enter_autocast": "autocast",
+    "_enter_inference_mode": "inference mode",
+}
+
+
+def _check_switches(graph: torch.fx.Graph) -> None:
+    """Which operators stand between a switch and the next is lost where they are cut apart."""
+    for node in graph.nodes:
+        for word, what in _SWITCHES.items() if node.op == "call_function" else ():
+            if word in str(node.target):
+                raise CaptureError(f"its forward switches {what} on or off")
 
 
 def _pre_dispatch(function: Callable) -> Callable:

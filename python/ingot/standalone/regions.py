@@ -144,19 +144,6 @@ def tensor_of(source, module: nn.Module) -> Any:
     return (owner._parameters if source.kind == "parameter" else owner._buffers)[name]
 
 
-def updated_leaves(graph: dict) -> set[int]:
-    """Positions among the leaves of the buffers that a run writes."""
-    leaves = [
-        i for i, v in enumerate(graph["values"]) if v["op"] in ("input", "parameter", "buffer")
-    ]
-    found = set()
-    for value in graph["values"]:
-        moves = value["op"] in ("batch_norm", "instance_norm")
-        if moves and value["attributes"].get("training"):
-            found |= {leaves.index(i) for i in value["args"][3:] if i >= 0}
-    return found
-
-
 class FileRegion:
     """One region as the file holds it, however often the model's forward runs it."""
 
@@ -165,16 +152,6 @@ class FileRegion:
     ):
         self.region, self.batch = region, batch
         graph = region.graph
-        names = [v["name"] for v in graph["values"] if v["op"] in ("input", "parameter", "buffer")]
-        updated = updated_leaves(graph)
-        self.leaves = [
-            layouts.spec(slot, name, at in updated)
-            for at, (slot, name) in enumerate(zip(region.leaves, names, strict=True))
-        ]
-        self.results = [
-            TensorSpec(result["name"], layout.dtype, *_made(layout, batch))
-            for result, layout in zip(graph["results"], region.result_layouts, strict=True)
-        ]
         self.program = Program(
             graph,
             device="cuda",
@@ -183,6 +160,15 @@ class FileRegion:
             result_layouts=region.result_layouts,
             options={"sm": sm},
         )
+        signature = self.program.signature
+        self.leaves = [
+            layouts.spec(slot, leaf.name, at in signature.updates)
+            for at, (slot, leaf) in enumerate(zip(region.leaves, signature.leaves, strict=True))
+        ]
+        self.results = [
+            TensorSpec(result["name"], layout.dtype, *_made(layout, batch))
+            for result, layout in zip(graph["results"], region.result_layouts, strict=True)
+        ]
         self.name = self.class_name = ""
         self.modes: list[str] = []
         # The same with the results of products among its results, and what backward makes of them.
@@ -278,8 +264,8 @@ class FileRegion:
             self.derivative = found
             simplify(found.graph.graph)
 
-    def _roles(self) -> list[str]:
-        return [v["op"] for v in self.region.graph["values"] if "args" not in v and "name" in v]
+    def _roles(self) -> list[str | None]:
+        return [leaf.role for leaf in self.program.signature.leaves]
 
     def attribute_lines(self) -> list[str]:
         lines = [f'name = "{self.name}"']
