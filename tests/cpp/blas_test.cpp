@@ -14,6 +14,7 @@
 namespace ingot {
 namespace {
 
+using blas::graph_of;
 using blas::Outcome;
 using blas::Product;
 using ::testing::HasSubstr;
@@ -59,7 +60,7 @@ double element(const Problem& p, int64_t i, int64_t j) {
 TEST(BlasProduct, MatricesAreTheTransposedProduct) {
   for (const int ta : {0, 1, 2}) {
     for (const int tb : {0, 1, 2}) {
-      for (const auto [m, n, k] :
+      for (const auto& [m, n, k] :
            {std::array{1, 1, 1}, {3, 5, 7}, {8, 2, 1}, {1, 6, 4}, {17, 9, 33}}) {
         for (const int gap : {0, 3}) {
           const Problem p = problem(ta, tb, m, n, k, gap);
@@ -209,7 +210,7 @@ TEST(BlasGraph, ComputesScaledProductsWithTheirEpilogue) {
   const Problem p = problem(1, 0, 24, 10, 16, 0);
   const blas::Matrices m = matrices_of(p.product);
   const std::vector<float> bias = random_values(24, 4);
-  for (const auto [alpha, beta] : {std::pair{1.0f, 0.0f}, {0.5f, 1.0f}, {-2.25f, 1e-3f}}) {
+  for (const auto& [alpha, beta] : {std::pair{1.0f, 0.0f}, {0.5f, 1.0f}, {-2.25f, 1e-3f}}) {
     for (const bool biased : {false, true}) {
       const std::string graph = graph_of({24, 16, true, {alpha, beta}, biased, biased});
       const Program program(graph, nullptr);
@@ -250,10 +251,11 @@ TEST(BlasGraph, SaysWhoMultipliesOnAGpu) {
     const Program program(graph_of({m, k, true, {1, beta}, false, false}),
                           R"({"device": "cuda", "sm": 90})");
     EXPECT_EQ(program.status(), INGOT_OK) << ingot_last_error();
-    auto* const data = reinterpret_cast<float*>(aligned ? 4096 : 4100);
-    std::vector<ingot_tensor> tensors = {tensor(data, {n, 1, 1, k}, {k, 0, 0, 1}),
-                                         tensor(data, {1, m, 1, k}, {0, k, 0, 1}),
-                                         tensor(data, {n, 1, 1, m}, {m + 32, 0, 0, 1})};
+    auto* const weight = reinterpret_cast<float*>(4096);
+    auto* const other = reinterpret_cast<float*>(aligned ? 4096 : 4100);
+    std::vector<ingot_tensor> tensors = {tensor(other, {n, 1, 1, k}, {k, 0, 0, 1}),
+                                         tensor(weight, {1, m, 1, k}, {0, k, 0, 1}),
+                                         tensor(other, {n, 1, 1, m}, {m + 32, 0, 0, 1})};
     for (ingot_tensor& t : tensors) t.device = 0;
     int uses = -1;
     EXPECT_EQ(ingot_program_uses_library(*program, n, tensors.data(), 3, &uses), INGOT_OK)
