@@ -264,7 +264,7 @@ TEST(BlasGraph, SaysWhoMultipliesOnAGpu) {
   };
   EXPECT_EQ(uses_library(4096, 4096, 4096, 0), 0);
   EXPECT_EQ(uses_library(4096, 4096, 4096, 1), 0);
-  EXPECT_EQ(uses_library(4096, 4096, 4096, 0, false), 0);
+  EXPECT_EQ(uses_library(4096, 4096, 4096, 0, false), 0);  // x and y at any address
   EXPECT_EQ(uses_library(128, 1, 128, 0), 1);
 }
 
