@@ -12,6 +12,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <shared_mutex>
 #include <tuple>
@@ -225,19 +226,25 @@ Prepared prepare(Program& program, const Tensors& t, int device, Outcome precisi
   return p;
 }
 
-Prepared prepared(Program& program, const Tensors& t, int device, Outcome precision) {
-  {
-    const std::shared_lock lock(program.mutex);
-    const auto found = program.layouts.find(t.layout);
-    if (found != program.layouts.end()) return found->second;
-  }
+std::optional<Prepared> find_prepared(Program& program, const Layout& layout) {
+  const std::shared_lock lock(program.mutex);
+  const auto found = program.layouts.find(layout);
+  if (found == program.layouts.end()) return std::nullopt;
+  return found->second;
+}
+
+Prepared prepared(Program& program, const Tensors& t, const Request& request, int device) {
+  if (const auto found = find_prepared(program, t.layout)) return *found;
+  // Compiling may allocate, which a captured stream forbids.
+  if (is_capturing(request.stream)) return {Outcome::capturing, 0};
   const std::unique_lock lock(program.mutex);
   if (const auto found = program.layouts.find(t.layout); found != program.layouts.end()) {
     return found->second;
   }
   if (program.layouts.size() >= kMostLayouts) return {Outcome::shapes, 0};
   const AllowDuringCapture allow;
-  return program.layouts.emplace(t.layout, prepare(program, t, device, precision)).first->second;
+  const Prepared made = prepare(program, t, device, request.precision);
+  return program.layouts.emplace(t.layout, made).first->second;
 }
 
 Answer run_entries(const Request& request, const Place& place) {
@@ -249,10 +256,12 @@ Answer run_entries(const Request& request, const Place& place) {
   size_t workspace_bytes = 0;
   for (int64_t i = 0; i < batch.batches; ++i) {
     const Tensors t = tensors_of(matrices_of(entry_of(batch, i)), request, place.device);
-    const Prepared p = prepared(*program, t, place.device, request.precision);
+    const Prepared p = prepared(*program, t, request, place.device);
     if (!is_taken(p.outcome)) return {p.outcome, 0};
     workspace_bytes = std::max(workspace_bytes, p.workspace);
   }
+  // A graph would go on using the workspace while others do.
+  if (is_capturing(request.stream)) return {Outcome::capturing, 0};
   Workspace& workspace = workspace_of(place, request.stream);
   const std::lock_guard lock(workspace.mutex);
   if (!workspace.reserve(workspace_bytes)) return {Outcome::memory, 0};
@@ -274,8 +283,6 @@ Answer try_run(const Request& request) {
   if (!std::isfinite(s.alpha) || !std::isfinite(s.beta)) return {Outcome::scalars, 0};
   const Place place = place_of(request.stream);
   if (!place.known) return {Outcome::device, 0};
-  // A graph would go on using the workspace when others do.
-  if (is_capturing(request.stream)) return {Outcome::capturing, 0};
   const BelowHook below;
   if (!ingot().complete) return {Outcome::unavailable, 0};
   return run_entries(request, place);

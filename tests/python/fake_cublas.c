@@ -47,15 +47,23 @@ int cublasGetPointerMode_v2(handle* h, int* mode) { return *mode = h->pointer_mo
 
 static void multiply(int ta, int tb, int64_t m, int64_t n, int64_t k, float alpha, const float* a,
                      int64_t lda, const float* b, int64_t ldb, float beta, float* c, int64_t ldc) {
+  double* column = malloc(sizeof(double) * (size_t)m);
   for (int64_t j = 0; j < n; ++j) {
-    for (int64_t i = 0; i < m; ++i) {
-      double sum = 0;
-      for (int64_t p = 0; p < k; ++p) {
-        sum += (double)(ta ? a[p + i * lda] : a[i + p * lda]) * (tb ? b[j + p * ldb] : b[p + j * ldb]);
+    for (int64_t i = 0; i < m; ++i) column[i] = 0;
+    for (int64_t p = 0; p < k; ++p) {
+      const double factor = tb ? b[j + p * ldb] : b[p + j * ldb];
+      if (ta) {
+        for (int64_t i = 0; i < m; ++i) column[i] += a[p + i * lda] * factor;
+      } else {
+        for (int64_t i = 0; i < m; ++i) column[i] += a[i + p * lda] * factor;
       }
-      c[i + j * ldc] = (float)(alpha * sum + (beta == 0 ? 0 : beta * (double)c[i + j * ldc]));
+    }
+    for (int64_t i = 0; i < m; ++i) {
+      float* to = &c[i + j * ldc];
+      *to = (float)(alpha * column[i] + (beta == 0 ? 0 : beta * (double)*to));
     }
   }
+  free(column);
 }
 
 /* Wrong arguments are answered as the library does, so that an answer can be recognised. */

@@ -46,7 +46,7 @@ def blas_library() -> Path:
 
 
 def compile_c(*options) -> None:
-    subprocess.run(["gcc", "-O2", "-Wall", "-Werror", *map(str, options)], check=True)
+    subprocess.run(["gcc", "-O3", "-Wall", "-Werror", *map(str, options)], check=True)
 
 
 def build(folder: Path) -> Fakes:

@@ -182,8 +182,8 @@ def test_ingot_run_gives_the_programs_status(fakes):
 def test_ingot_run_reports_children_too(fakes):
     """What a shell starts inherits it. This machine has no GPU: the products are the library's."""
     program = fakes.folder / "linked"
-    answer = ingot_run(fakes, "sh", "-c", f"{program}; {program} threads")
+    answer = ingot_run(fakes, "sh", "-c", f"{program}; {program}")
     assert answer.returncode == 0
     assert answer.stderr.count("linked (process") == 2
-    assert "160 fp32 products" in answer.stderr
+    assert answer.stderr.count("0 of 1 fp32 products taken") == 2
     assert "cublasSgemm_v2" in answer.stderr
