@@ -18,8 +18,8 @@ COMPUTE_32F, PEDANTIC, FAST_TF32, FAST_BF16 = 68, 69, 77, 75
 class Cublas:
     """What the process finds under cuBLAS's names, with a handle."""
 
-    def __init__(self) -> None:
-        self.library = ctypes.CDLL("libcublas.so.13")
+    def __init__(self, name: str = "libcublas.so.13") -> None:
+        self.library = ctypes.CDLL(name)
         self.library.fake_calls.restype = ctypes.c_long
         self.library.fake_arguments.restype = ctypes.POINTER(c_int64)
         self.handle = c_void_p()
@@ -230,6 +230,12 @@ def one_product(blas: Cublas | None = None, m: int = 512, n: int = 512, k: int =
     assert blas.call("cublasSgemm_v2", *given) == 0
     error = float(np.linalg.norm(c.value - truth) / np.linalg.norm(truth))
     return {"worst": error, "library": blas.calls("cublasSgemm_v2")}
+
+
+def two_copies() -> dict:
+    """Handles of one copy mean nothing to the other: the second is left alone."""
+    found = [one_product(Cublas(f"libcublas.so.{version}")) for version in (12, 13, 12)]
+    return {"library": [case["library"] for case in found], "worst": found[1]["worst"]}
 
 
 def repeated() -> dict:

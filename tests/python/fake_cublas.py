@@ -55,8 +55,9 @@ def build(folder: Path) -> Fakes:
     versions.write_text("libcublas.so.13 { global: cublas*; fake*; };\n")
     shared = ("-shared", "-fPIC", "-I", ROOT / "include")
     script = f"-Wl,--version-script={versions}"
-    for name in ("libcublas.so.13", "libcublasLt.so.13"):
-        # One source for both: what a process finds in one of them is never asked of the other.
+    # The last is another copy of cuBLAS, of another release.
+    for name in ("libcublas.so.13", "libcublasLt.so.13", "libcublas.so.12"):
+        # One source for all: what a process finds in one of them is never asked of the other.
         soname = f"-Wl,-soname,{name}"
         compile_c(*shared, script, soname, HERE / "fake_cublas.c", "-o", folder / name)
     compile_c(*shared, HERE / "fake_driver.c", "-o", folder / "libcuda.so.1")

@@ -129,6 +129,12 @@ def test_lt_products_with_bias_and_relu(fakes):
     assert found["left"] == [1, 2, 3, 4, 5, 6]
 
 
+def test_a_second_copy_of_cublas_is_left_alone(fakes):
+    found, rows = call(fakes, "two_copies")
+    assert found["library"] == [0, 1, 0]
+    assert outcomes(rows) == {"taken (fp32)": 2}
+
+
 @pytest.mark.parametrize(
     ("environment", "outcome"),
     [
