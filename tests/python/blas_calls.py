@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import json
+import os
 import sys
 from ctypes import c_float, c_int, c_int64, c_longlong, c_void_p
 
@@ -236,6 +237,14 @@ def two_copies() -> dict:
     """Handles of one copy mean nothing to the other: the second is left alone."""
     found = [one_product(Cublas(f"libcublas.so.{version}")) for version in (12, 13, 12)]
     return {"library": [case["library"] for case in found], "worst": found[1]["worst"]}
+
+
+def ingots_own() -> dict:
+    """What the program and what libingot.so find under one name."""
+    library = ctypes.CDLL("libcublasLt.so.13")
+    found = ctypes.cast(library.cublasLtMatmul, c_void_p)
+    ingot = ctypes.CDLL(os.environ["INGOT_LIBRARY"])
+    return {"same": ingot.fake_finds(c_void_p(library._handle), found)}
 
 
 def repeated() -> dict:

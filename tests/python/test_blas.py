@@ -129,6 +129,11 @@ def test_lt_products_with_bias_and_relu(fakes):
     assert found["left"] == [1, 2, 3, 4, 5, 6]
 
 
+def test_ingots_own_calls_go_below(fakes):
+    assert call(fakes, "ingots_own")[0] == {"same": 0}
+    assert call(fakes, "ingots_own", preload=False)[0] == {"same": 1}
+
+
 def test_a_second_copy_of_cublas_is_left_alone(fakes):
     found, rows = call(fakes, "two_copies")
     assert found["library"] == [0, 1, 0]
