@@ -11,6 +11,10 @@ function(ingot_install component prefix lib_dir include_dir)
   install(TARGETS ingot EXPORT ingot_${component}_targets
     LIBRARY DESTINATION ${prefix}${lib_dir} COMPONENT ${component} ${ARGN}
     INCLUDES DESTINATION ${prefix}${include_dir})
+  if(TARGET ingot_blas)
+    install(TARGETS ingot_blas LIBRARY DESTINATION ${prefix}${lib_dir}
+      COMPONENT ${component} ${ARGN})
+  endif()
   install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/ DESTINATION ${prefix}${include_dir}
     COMPONENT ${component} ${ARGN} FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
   install(EXPORT ingot_${component}_targets NAMESPACE ingot:: FILE ingotTargets.cmake

@@ -273,6 +273,18 @@ def devices(_: Any, settings: Settings) -> Outcome:
     return outcome(*run_script([sys.executable, CHECKS / "check_devices.py"], settings))
 
 
+def blas_missing(settings: Settings) -> str:
+    beside = Path(settings.library).resolve().with_name("libingot_blas.so")
+    return "" if beside.is_file() else f"{beside} is not built"
+
+
+def blas(_: Any, settings: Settings) -> Outcome:
+    command = [sys.executable, CHECKS / "check_blas.py", settings.library]
+    command += ["--device", settings.device, "--out", settings.file("blas")]
+    command += ["--seconds", max(20.0, settings.seconds - 30)]
+    return outcome(*run_script(command, settings))
+
+
 def products_missing(settings: Settings) -> str:
     if settings.device != "cuda":
         return "its figures are for GPUs"
@@ -521,6 +533,13 @@ STAGES = {
         chains,
         "twenty other chains at real sizes, against eager and the limit",
         seconds=110.0,
+    ),
+    "blas": Stage(
+        lambda settings: [Step("60 shapes", alone=True)],
+        blas,
+        "PyTorch's products with libingot_blas.so in front of cuBLAS, against fp64 and cuBLAS",
+        seconds=300.0,
+        missing=blas_missing,
     ),
     "products": Stage(
         lambda settings: [

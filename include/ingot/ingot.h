@@ -87,6 +87,13 @@ INGOT_API ingot_status ingot_program_run(ingot_program* program, int64_t batch,
                                          const ingot_tensor* tensors, int count, void* workspace,
                                          size_t workspace_bytes, void* stream);
 
+/* Whether a run with tensors laid out like these would launch a library's product (cuBLASLt's): 1
+ * or 0. Of their addresses only the alignment counts; no GPU is needed. A caller that has the
+ * library itself does better to call it. */
+INGOT_API ingot_status ingot_program_uses_library(ingot_program* program, int64_t batch,
+                                                  const ingot_tensor* tensors, int count,
+                                                  int* uses);
+
 /* What a call of the program binds and what it does to it, for every batch size, as JSON
  * (docs/signature-format.md): leaves and results in order with dtypes, shapes and layouts, which
  * buffers are written, workspace, what can be frozen, the precision of its products, a hash. */

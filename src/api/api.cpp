@@ -157,6 +157,17 @@ ingot_status ingot_program_run(ingot_program* program, int64_t batch, const ingo
   return ingot_program_call(&call);
 }
 
+ingot_status ingot_program_uses_library(ingot_program* program, int64_t batch,
+                                        const ingot_tensor* tensors, int count, int* uses) {
+  return api::guarded([&] {
+    api::Program& state = api::program_of(program);
+    api::require(uses != nullptr, "the place for the answer is NULL");
+    const auto span = api::tensors_of(tensors, count);
+    api::check_tensors(state, batch, span);
+    *uses = state.executable->uses_library(batch, span) ? 1 : 0;
+  });
+}
+
 ingot_status ingot_program_frozen_size(ingot_program* program, size_t* bytes) {
   return api::guarded([&] {
     api::Program& state = api::program_of(program);

@@ -44,6 +44,8 @@ class Executable {
   // What products of f32 operands are computed in, which may be more accurate than was asked for:
   // that of the least accurate; ieee where there are none.
   virtual Precision precision() = 0;
+  // Whether a run with tensors laid out like these launches a GPU library's product.
+  virtual bool uses_library(int64_t batch, std::span<const ingot_tensor> tensors) = 0;
   // Whether a product's weight and stored result must be matrices in the caller's memory; else any
   // strides will do.
   virtual bool wants_matrices() const = 0;

@@ -90,6 +90,8 @@ class CpuExecutable final : public Executable {
     return split ? Precision::fp32 : Precision::ieee;
   }
 
+  bool uses_library(int64_t, std::span<const ingot_tensor>) override { return false; }
+
   bool wants_matrices() const override { return false; }
 
   void freeze(int64_t batch, std::span<const ingot_tensor> tensors, void* frozen, void*) override {

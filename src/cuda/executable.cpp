@@ -86,6 +86,14 @@ class CudaExecutable : public Executable {
     return found;
   }
 
+  // The program is kept: a run that follows finds it.
+  bool uses_library(int64_t batch, std::span<const ingot_tensor> tensors) override {
+    const CallLayout call = {plan_.target.sm, batch, false, tensors};
+    const auto program = programs_.get(call, [&] { return lower(call); });
+    return std::any_of(program->steps.begin(), program->steps.end(),
+                       [](const Step& step) { return step.kind == StepKind::library_product; });
+  }
+
   bool wants_matrices() const override { return true; }
 
   void freeze(int64_t batch, std::span<const ingot_tensor> tensors, void* frozen,

@@ -1,4 +1,4 @@
-"""The command line: `ingot optimize | verify | explain | bench | tune | doctor | completion`."""
+"""The command line: `ingot optimize | verify | explain | bench | tune | run | doctor | ...`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ _COMMANDS = {
     "explain": "Show graph, rewrites, plan and kernels of a model; needs no GPU.",
     "bench": "Time the bundled models against eager and torch.compile.",
     "tune": "Measure the configurations of a model's products, and remember the best.",
+    "run": "Run any program with its fp32 products on Ingot. Experimental.",
     "doctor": "Say what this machine offers, what is missing, what that costs.",
     "completion": "Print a script that completes ingot's commands in a shell.",
 }

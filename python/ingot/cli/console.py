@@ -26,6 +26,12 @@ def output(as_json: bool = False) -> Console:
     return Console(quiet=as_json, width=width, highlight=False)
 
 
+def complaints() -> Console:
+    """The console for what must not mix with a program's own output."""
+    width = None if sys.stderr.isatty() else _WIDTH_OF_FILES
+    return Console(stderr=True, width=width, highlight=False)
+
+
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
     """A function that says what is being done: a spinner on a terminal, else lines."""

@@ -1,0 +1,196 @@
+// cublasLtMatmul: fp32 products of column-major matrices, with a bias and ReLU.
+#include <optional>
+
+#include "blas/hook.h"
+
+namespace ingot::blas {
+namespace {
+
+// Numbers of cublasLt.h.
+enum DescriptorAttribute : int {
+  kComputeTypeOf = 0,
+  kScaleType = 1,
+  kPointerMode = 2,
+  kTransposeA = 3,
+  kTransposeB = 4,
+  kTransposeC = 5,
+  kEpilogue = 7,
+  kBiasPointer = 8,
+  kBiasType = 26
+};
+enum LayoutAttribute : int {
+  kType = 0,
+  kOrder = 1,
+  kRows = 2,
+  kColumns = 3,
+  kLeading = 4,
+  kBatchCount = 5,
+  kBatchStride = 6
+};
+enum EpilogueKind : uint32_t { kPlain = 1, kRelu = 2, kBias = 4, kReluBias = 6 };
+constexpr int kColumnMajor = 0;
+
+using Get = Status(void*, int, void*, size_t, size_t*);
+constinit Real<Get> get_descriptor("cublasLtMatmulDescGetAttribute");
+constinit Real<Get> get_layout("cublasLtMatrixLayoutGetAttribute");
+
+template <class T>
+std::optional<T> attribute(Real<Get>& get, void* of, int which) {
+  T value{};
+  size_t written = 0;
+  if (of == nullptr ||
+      hand_on(get, of, which, static_cast<void*>(&value), sizeof(T), &written) != kSuccess) {
+    return std::nullopt;
+  }
+  return value;
+}
+
+struct LtCall {
+  void* descriptor;
+  const void* alpha;
+  const void* a;
+  void* a_layout;
+  const void* b;
+  void* b_layout;
+  const void* beta;
+  const void* c;
+  void* c_layout;
+  void* d;
+  void* d_layout;
+  Stream stream;
+};
+
+struct Layout {
+  uint64_t rows = 0, columns = 0;
+  int64_t leading = 0, batch_stride = 0;
+  int32_t batches = 1;
+};
+
+// nullopt for what is not column-major.
+std::optional<Layout> layout_of(void* of) {
+  const auto order = attribute<int32_t>(get_layout, of, kOrder);
+  const auto rows = attribute<uint64_t>(get_layout, of, kRows);
+  const auto columns = attribute<uint64_t>(get_layout, of, kColumns);
+  const auto leading = attribute<int64_t>(get_layout, of, kLeading);
+  const auto batches = attribute<int32_t>(get_layout, of, kBatchCount);
+  const auto stride = attribute<int64_t>(get_layout, of, kBatchStride);
+  if (!order || !rows || !columns || !leading || !batches || !stride || *order != kColumnMajor) {
+    return std::nullopt;
+  }
+  return Layout{*rows, *columns, *leading, *stride, *batches};
+}
+
+bool is_fp32(void* layout) {
+  return attribute<int32_t>(get_layout, layout, kType) == kR32f;
+}
+
+// The product without its epilogue; nullopt where it is none that BLAS knows.
+std::optional<Product> product_of(const LtCall& call) {
+  const auto a = layout_of(call.a_layout), b = layout_of(call.b_layout),
+             c = layout_of(call.c_layout), d = layout_of(call.d_layout);
+  const auto ta = attribute<int32_t>(get_descriptor, call.descriptor, kTransposeA);
+  const auto tb = attribute<int32_t>(get_descriptor, call.descriptor, kTransposeB);
+  const auto tc = attribute<int32_t>(get_descriptor, call.descriptor, kTransposeC);
+  if (!a || !b || !c || !d || !ta || !tb || tc != kNone) return std::nullopt;
+  const uint64_t k = *ta == kNone ? a->columns : a->rows;
+  const bool fits = (*ta == kNone ? a->rows : a->columns) == d->rows &&
+                    (*tb == kNone ? b->columns : b->rows) == d->columns &&
+                    (*tb == kNone ? b->rows : b->columns) == k;
+  const bool in_place = c->rows == d->rows && c->columns == d->columns && call.c == call.d &&
+                        c->leading == d->leading && c->batch_stride == d->batch_stride;
+  const float beta = call.beta == nullptr ? 0 : *static_cast<const float*>(call.beta);
+  if (!fits || (beta != 0 && !in_place) || a->batches != d->batches || b->batches != d->batches) {
+    return std::nullopt;
+  }
+  return Product{*ta,
+                 *tb,
+                 static_cast<int64_t>(d->rows),
+                 static_cast<int64_t>(d->columns),
+                 static_cast<int64_t>(k),
+                 static_cast<const float*>(call.a),
+                 a->leading,
+                 a->batch_stride,
+                 static_cast<const float*>(call.b),
+                 b->leading,
+                 b->batch_stride,
+                 static_cast<float*>(call.d),
+                 d->leading,
+                 d->batch_stride,
+                 d->batches};
+}
+
+std::optional<Epilogue> epilogue_of(const LtCall& call) {
+  const auto kind = attribute<uint32_t>(get_descriptor, call.descriptor, kEpilogue);
+  if (!kind) return std::nullopt;
+  Epilogue epilogue;
+  epilogue.relu = *kind == kRelu || *kind == kReluBias;
+  if (*kind == kPlain || *kind == kRelu) return epilogue;
+  if (*kind != kBias && *kind != kReluBias) return std::nullopt;
+  const auto bias = attribute<void*>(get_descriptor, call.descriptor, kBiasPointer);
+  const auto type = attribute<int32_t>(get_descriptor, call.descriptor, kBiasType);
+  // Not set, it is the type of D.
+  if (!bias || *bias == nullptr || (type && *type != kR32f && *type != -1)) return std::nullopt;
+  epilogue.bias = static_cast<const float*>(*bias);
+  return epilogue;
+}
+
+Answer decide(const LtCall& call, Product& product) {
+  const auto compute = attribute<int32_t>(get_descriptor, call.descriptor, kComputeTypeOf);
+  const auto scale = attribute<int32_t>(get_descriptor, call.descriptor, kScaleType);
+  const auto mode = attribute<int32_t>(get_descriptor, call.descriptor, kPointerMode);
+  if (!compute || scale != kR32f || !mode || call.alpha == nullptr) return {Outcome::unusual, 0};
+  if (*mode != kHost) return {Outcome::device_scalars, 0};
+  const std::optional<Product> found = product_of(call);
+  const std::optional<Epilogue> epilogue = epilogue_of(call);
+  if (found) product = *found;
+  if (!found || !epilogue) return {Outcome::epilogue, 0};
+  if (!is_sound(product)) return {Outcome::unusual, 0};
+  Request request;
+  request.product = product;
+  merge_batches(request.product);
+  // One bias for all columns; of a batch each product may have its own.
+  if (epilogue->bias != nullptr && product.batches > 1) return {Outcome::epilogue, 0};
+  if (const auto no = refuses(request.product)) return {*no, 0};
+  request.epilogue = *epilogue;
+  // The rest of a batch cannot be handed on: the layouts count its products.
+  if (request.product.batches > 1) return {Outcome::small_batch, 0};
+  request.precision = precision_of(*compute, kDefaultMath, settings());
+  if (!is_taken(request.precision)) return {request.precision, 0};
+  request.scalars.alpha = *static_cast<const float*>(call.alpha);
+  request.scalars.beta = call.beta == nullptr ? 0 : *static_cast<const float*>(call.beta);
+  request.stream = call.stream;
+  return run(request);
+}
+
+bool take(const char* function, const LtCall& call) {
+  if (!is_fp32(call.a_layout) || !is_fp32(call.b_layout) || !is_fp32(call.d_layout)) {
+    count_other();
+    return false;
+  }
+  Product product;
+  const Answer answer = decide(call, product);
+  count(function, product, answer.outcome);
+  return is_taken(answer.outcome);
+}
+
+using Matmul = Status(void*, void*, const void*, const void*, void*, const void*, void*,
+                      const void*, const void*, void*, void*, void*, const void*, void*, size_t,
+                      Stream);
+constinit Real<Matmul> real_matmul("cublasLtMatmul");
+
+}  // namespace
+}  // namespace ingot::blas
+
+extern "C" [[gnu::visibility("default")]] ingot::blas::Status cublasLtMatmul(
+    void* handle, void* descriptor, const void* alpha, const void* a, void* a_layout, const void* b,
+    void* b_layout, const void* beta, const void* c, void* c_layout, void* d, void* d_layout,
+    const void* algorithm, void* workspace, size_t workspace_bytes, ingot::blas::Stream stream) {
+  using namespace ingot::blas;
+  if (!passes_through() && take(real_matmul.name(), {descriptor, alpha, a, a_layout, b, b_layout,
+                                                     beta, c, c_layout, d, d_layout, stream})) {
+    return kSuccess;
+  }
+  const BelowHook below;
+  return hand_on(real_matmul, handle, descriptor, alpha, a, a_layout, b, b_layout, beta, c,
+                 c_layout, d, d_layout, algorithm, workspace, workspace_bytes, stream);
+}

@@ -1,0 +1,276 @@
+// What of libingot_blas.so needs no cuBLAS: arguments, decisions, graphs.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "api/program.h"
+#include "blas/policy.h"
+#include "blas/product.h"
+#include "blas/programs.h"
+#include "cuda/driver.h"
+
+namespace ingot {
+namespace {
+
+using blas::graph_of;
+using blas::Outcome;
+using blas::Product;
+using ::testing::HasSubstr;
+
+struct Problem {
+  Product product;
+  std::vector<float> a, b, c;
+};
+
+std::vector<float> random_values(int64_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  std::uniform_real_distribution<float> uniform(-1, 1);
+  std::vector<float> values(static_cast<size_t>(count));
+  for (float& value : values) value = uniform(random);
+  return values;
+}
+
+// Leading dimensions are `gap` wider than they need be.
+Problem problem(int operation_a, int operation_b, int64_t m, int64_t n, int64_t k, int64_t gap) {
+  Problem p;
+  const int64_t lda = (operation_a == 0 ? m : k) + gap, ldb = (operation_b == 0 ? k : n) + 2 * gap;
+  const int64_t ldc = m + 3 * gap;
+  p.a = random_values(lda * (operation_a == 0 ? k : m), 1);
+  p.b = random_values(ldb * (operation_b == 0 ? n : k), 2);
+  p.c = random_values(ldc * n, 3);
+  p.product = {operation_a, operation_b, m, n,          k,   p.a.data(), lda, 0,
+               p.b.data(),  ldb,         0, p.c.data(), ldc, 0,          1};
+  return p;
+}
+
+// By BLAS's own words, on column-major storage.
+double element(const Problem& p, int64_t i, int64_t j) {
+  const Product& q = p.product;
+  double sum = 0;
+  for (int64_t l = 0; l < q.k; ++l) {
+    const float a = q.operation_a == 0 ? q.a[i + l * q.lda] : q.a[l + i * q.lda];
+    const float b = q.operation_b == 0 ? q.b[l + j * q.ldb] : q.b[j + l * q.ldb];
+    sum += static_cast<double>(a) * b;
+  }
+  return sum;
+}
+
+TEST(BlasProduct, MatricesAreTheTransposedProduct) {
+  for (const int ta : {0, 1, 2}) {
+    for (const int tb : {0, 1, 2}) {
+      for (const auto& [m, n, k] :
+           {std::array{1, 1, 1}, {3, 5, 7}, {8, 2, 1}, {1, 6, 4}, {17, 9, 33}}) {
+        for (const int gap : {0, 3}) {
+          const Problem p = problem(ta, tb, m, n, k, gap);
+          const blas::Matrices found = matrices_of(p.product);
+          ASSERT_EQ(found.samples, n);
+          ASSERT_EQ(found.features, m);
+          ASSERT_EQ(found.y, p.c.data());
+          ASSERT_EQ(found.y_stride, m + 3 * gap);
+          for (int64_t s = 0; s < n; ++s) {
+            for (int64_t f = 0; f < m; ++f) {
+              double sum = 0;
+              for (int64_t l = 0; l < k; ++l) {
+                sum += static_cast<double>(
+                           found.x.data[s * found.x.row_stride + l * found.x.k_stride]) *
+                       found.w.data[f * found.w.row_stride + l * found.w.k_stride];
+              }
+              ASSERT_EQ(sum, element(p, f, s)) << ta << tb << " at " << f << ", " << s;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(BlasProduct, KnowsWhatBlasDefines) {
+  const Problem p = problem(0, 1, 4, 5, 6, 0);
+  EXPECT_TRUE(is_sound(p.product));
+  const auto without = [&](auto change) {
+    Product q = p.product;
+    change(q);
+    return is_sound(q);
+  };
+  EXPECT_FALSE(without([](Product& q) { q.m = 0; }));
+  EXPECT_FALSE(without([](Product& q) { q.n = -1; }));
+  EXPECT_FALSE(without([](Product& q) { q.k = 0; }));
+  EXPECT_FALSE(without([](Product& q) { q.k = int64_t{1} << 31; }));
+  EXPECT_FALSE(without([](Product& q) { q.batches = 0; }));
+  EXPECT_FALSE(without([](Product& q) { q.operation_a = 3; }));
+  EXPECT_FALSE(without([](Product& q) { q.operation_b = -1; }));
+  EXPECT_FALSE(without([](Product& q) { q.lda = 3; }));  // m is 4
+  EXPECT_FALSE(without([](Product& q) { q.ldb = 4; }));  // transposed, n is 5
+  EXPECT_FALSE(without([](Product& q) { q.ldc = 3; }));
+  EXPECT_FALSE(without([](Product& q) { q.a = nullptr; }));
+  EXPECT_FALSE(without([](Product& q) { q.c = nullptr; }));
+}
+
+TEST(BlasProduct, MergesABatchThatSharesAAndOnlyThat) {
+  Product p = problem(1, 0, 4, 5, 6, 1).product;
+  p.batches = 3;
+  p.stride_b = 5 * p.ldb;
+  p.stride_c = 5 * p.ldc;
+  Product merged = p;
+  merge_batches(merged);
+  EXPECT_EQ(merged.n, 15);
+  EXPECT_EQ(merged.batches, 1);
+  const auto stays = [&](auto change) {
+    Product q = p;
+    change(q);
+    merge_batches(q);
+    return q.batches == 3 && q.n == 5;
+  };
+  EXPECT_TRUE(stays([](Product& q) { q.stride_a = 24; }));
+  EXPECT_TRUE(stays([](Product& q) { q.stride_b += 1; }));
+  EXPECT_TRUE(stays([](Product& q) { q.stride_c += 1; }));
+  EXPECT_TRUE(stays([](Product& q) { q.operation_b = 1; }));
+}
+
+TEST(BlasProduct, FindsAnEntryOfABatch) {
+  Product p = problem(0, 0, 4, 5, 6, 0).product;
+  p.batches = 3;
+  p.stride_a = 24;
+  p.stride_b = 0;
+  p.stride_c = 20;
+  const Product second = entry_of(p, 2);
+  EXPECT_EQ(second.a, p.a + 48);
+  EXPECT_EQ(second.b, p.b);
+  EXPECT_EQ(second.c, p.c + 40);
+  EXPECT_EQ(second.batches, 1);
+}
+
+TEST(BlasPolicy, FollowsMathModeAndComputeType) {
+  const blas::Settings usual;
+  EXPECT_EQ(precision_of(68, 0, usual), Outcome::taken_fp32);
+  EXPECT_EQ(precision_of(68, 3, usual), Outcome::taken_tf32);
+  EXPECT_EQ(precision_of(77, 0, usual), Outcome::taken_tf32);
+  EXPECT_EQ(precision_of(68, 16, usual), Outcome::taken_fp32);  // a flag that is not of fp32
+  EXPECT_EQ(precision_of(68, 16 | 3, usual), Outcome::taken_tf32);
+  for (const int mode : {1, 2, 4, 8}) EXPECT_EQ(precision_of(68, mode, usual), Outcome::math_mode);
+  for (const int compute : {0, 64, 69, 70, 74, 75, 78}) {
+    EXPECT_EQ(precision_of(compute, 0, usual), Outcome::math_mode);
+  }
+  blas::Settings no_tf32;
+  no_tf32.tf32 = false;
+  EXPECT_EQ(precision_of(68, 3, no_tf32), Outcome::taken_fp32);
+  EXPECT_EQ(precision_of(77, 0, no_tf32), Outcome::taken_fp32);
+}
+
+TEST(BlasPolicy, RefusesWhatIsSmallOrThin) {
+  const auto judged = [](int64_t m, int64_t n, int64_t k, int64_t batches = 1) {
+    Product p;
+    p.m = m;
+    p.n = n;
+    p.k = k;
+    p.batches = batches;
+    return refuses(p);
+  };
+  EXPECT_EQ(judged(1024, 1024, 1024), std::nullopt);
+  EXPECT_EQ(judged(INT32_MAX, INT32_MAX, INT32_MAX), std::nullopt);
+  EXPECT_EQ(judged(128, 128, 128), Outcome::small);
+  EXPECT_EQ(judged(100000, 32, 32), Outcome::small);
+  EXPECT_EQ(judged(10, 100000, 784), Outcome::small);
+  EXPECT_EQ(judged(4096, 1, 4096), Outcome::small);
+  EXPECT_EQ(judged(64, 64, 64, 4096), Outcome::small_batch);
+  EXPECT_EQ(judged(512, 512, 512, 8), Outcome::small_batch);
+  EXPECT_EQ(judged(2048, 2048, 2048, 8), std::nullopt);
+  EXPECT_EQ(judged(2048, 2048, 2048, 65), Outcome::small_batch);
+}
+
+class Program {
+ public:
+  Program(const std::string& graph, const char* options) {
+    status_ = ingot_program_create(graph.c_str(), options, &handle_);
+  }
+  ~Program() { ingot_program_destroy(handle_); }
+  ingot_program* operator*() const { return handle_; }
+  ingot_status status() const { return status_; }
+
+ private:
+  ingot_program* handle_ = nullptr;
+  ingot_status status_;
+};
+
+ingot_tensor tensor(const void* data, std::array<int64_t, 4> sizes,
+                    std::array<int64_t, 4> strides) {
+  ingot_tensor t{};
+  t.data = const_cast<void*>(data);
+  std::copy(sizes.begin(), sizes.end(), t.sizes);
+  std::copy(strides.begin(), strides.end(), t.strides);
+  t.dtype = INGOT_F32;
+  t.device = -1;
+  return t;
+}
+
+// The graph computes what its scalars and epilogue say, in place where beta is not zero.
+TEST(BlasGraph, ComputesScaledProductsWithTheirEpilogue) {
+  const Problem p = problem(1, 0, 24, 10, 16, 0);
+  const blas::Matrices m = matrices_of(p.product);
+  const std::vector<float> bias = random_values(24, 4);
+  for (const auto& [alpha, beta] : {std::pair{1.0f, 0.0f}, {0.5f, 1.0f}, {-2.25f, 1e-3f}}) {
+    for (const bool biased : {false, true}) {
+      const std::string graph = graph_of({24, 16, true, {alpha, beta}, biased, biased});
+      const Program program(graph, nullptr);
+      ASSERT_EQ(program.status(), INGOT_OK) << ingot_last_error() << graph;
+      std::vector<float> y = p.c;
+      std::vector<ingot_tensor> tensors = {
+          tensor(m.x.data, {10, 1, 1, 16}, {m.x.row_stride, 0, 0, 1}),
+          tensor(m.w.data, {1, 24, 1, 16}, {0, m.w.row_stride, 0, 1})};
+      const ingot_tensor result = tensor(y.data(), {10, 1, 1, 24}, {24, 0, 0, 1});
+      if (beta != 0) tensors.push_back(result);
+      if (biased) tensors.push_back(tensor(bias.data(), {1, 1, 1, 24}, {0, 0, 0, 1}));
+      if (beta == 0) tensors.push_back(result);
+      size_t bytes = 0;
+      ASSERT_EQ(ingot_program_workspace_size(*program, 10, &bytes), INGOT_OK);
+      void* const workspace = std::aligned_alloc(256, (bytes + 511) / 256 * 256);
+      ASSERT_EQ(ingot_program_run(*program, 10, tensors.data(), static_cast<int>(tensors.size()),
+                                  workspace, bytes, nullptr),
+                INGOT_OK)
+          << ingot_last_error();
+      std::free(workspace);
+      for (int64_t j = 0; j < 10; ++j) {
+        for (int64_t i = 0; i < 24; ++i) {
+          const auto at = static_cast<size_t>(i + j * 24);
+          double expected = alpha * element(p, i, j) + beta * static_cast<double>(p.c[at]);
+          if (biased) expected = std::max(0.0, expected + bias[static_cast<size_t>(i)]);
+          ASSERT_NEAR(y[at], expected, 1e-5) << graph;
+        }
+      }
+    }
+  }
+}
+
+// With nothing but its shape to go by: Ingot's own kernel for a large product, and in place too;
+// the library where it is estimated to be faster.
+TEST(BlasGraph, SaysWhoMultipliesOnAGpu) {
+  if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
+  const auto uses_library = [](int64_t m, int64_t n, int64_t k, float beta, bool aligned = true) {
+    const Program program(graph_of({m, k, true, {1, beta}, false, false}),
+                          R"({"device": "cuda", "sm": 90})");
+    EXPECT_EQ(program.status(), INGOT_OK) << ingot_last_error();
+    auto* const weight = reinterpret_cast<float*>(4096);
+    auto* const other = reinterpret_cast<float*>(aligned ? 4096 : 4100);
+    std::vector<ingot_tensor> tensors = {tensor(other, {n, 1, 1, k}, {k, 0, 0, 1}),
+                                         tensor(weight, {1, m, 1, k}, {0, k, 0, 1}),
+                                         tensor(other, {n, 1, 1, m}, {m + 32, 0, 0, 1})};
+    for (ingot_tensor& t : tensors) t.device = 0;
+    int uses = -1;
+    EXPECT_EQ(ingot_program_uses_library(*program, n, tensors.data(), 3, &uses), INGOT_OK)
+        << ingot_last_error();
+    return uses;
+  };
+  EXPECT_EQ(uses_library(4096, 4096, 4096, 0), 0);
+  EXPECT_EQ(uses_library(4096, 4096, 4096, 1), 0);
+  EXPECT_EQ(uses_library(4096, 4096, 4096, 0, false), 0);  // x and y at any address
+  EXPECT_EQ(uses_library(128, 1, 128, 0), 1);
+}
+
+TEST(BlasGraph, NumbersHaveAPointInEveryLocale) {
+  EXPECT_THAT(graph_of({8, 8, false, {0.5f, 0}, false, false}), HasSubstr("\"value\": 0.5}"));
+}
+
+}  // namespace
+}  // namespace ingot

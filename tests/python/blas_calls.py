@@ -1,0 +1,324 @@
+"""Calls of cuBLAS as a program makes them, in a process that test_blas.py starts with or without
+libingot_blas.so in front. `python blas_calls.py NAME`: prints what NAME found, as JSON."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import os
+import sys
+from ctypes import c_float, c_int, c_int64, c_longlong, c_void_p
+
+import numpy as np
+
+FP32, HALF = 0, 2
+COMPUTE_32F, PEDANTIC, FAST_TF32, FAST_BF16 = 68, 69, 77, 75
+
+
+class Cublas:
+    """What the process finds under cuBLAS's names, with a handle."""
+
+    def __init__(self, name: str = "libcublas.so.13") -> None:
+        self.library = ctypes.CDLL(name)
+        self.library.fake_calls.restype = ctypes.c_long
+        self.library.fake_arguments.restype = ctypes.POINTER(c_int64)
+        self.handle = c_void_p()
+        self.library.cublasCreate_v2(ctypes.byref(self.handle))
+
+    def calls(self, name: str) -> int:
+        return self.library.fake_calls(name.encode())
+
+    def arguments(self, name: str, count: int) -> list:
+        return self.library.fake_arguments(name.encode())[:count]
+
+    def call(self, name: str, *arguments) -> int:
+        return getattr(self.library, name)(self.handle, *arguments)
+
+
+class Matrix:
+    """Column-major rows × columns in memory with a wider leading dimension."""
+
+    def __init__(self, random, rows: int, columns: int, gap: int = 0) -> None:
+        self.leading = rows + gap
+        self.storage = random.standard_normal((columns, self.leading), dtype=np.float32)
+        self.value = self.storage[:, :rows].T
+        self.pointer = c_void_p(self.storage.ctypes.data)
+
+
+def operand(random, operation: int, rows: int, columns: int, gap: int) -> Matrix:
+    shape = (columns, rows) if operation else (rows, columns)
+    return Matrix(random, *shape, gap)
+
+
+def applied(operation: int, matrix: Matrix) -> np.ndarray:
+    value = matrix.value.astype(np.float64)
+    return value.T if operation else value
+
+
+def gemm_arguments(name: str, ta, tb, m, n, k, alpha, a, b, beta, c, compute=COMPUTE_32F):
+    integer = c_int64 if name.endswith("_64") else c_int
+    plain = "Ex" not in name
+    kind = [] if plain else [c_int(FP32)]
+    la, lb, lc = (integer(x.leading) for x in (a, b, c))
+    found = [ta, tb, integer(m), integer(n), integer(k), ctypes.byref(alpha)]
+    found += [a.pointer, *kind, la, b.pointer, *kind, lb, ctypes.byref(beta), c.pointer, *kind, lc]
+    return found if plain else [*found, compute, -1]
+
+
+def products() -> dict:
+    """Every transposition, every entry point, several scalars and leading dimensions."""
+    blas, random, worst, count = Cublas(), np.random.default_rng(1), 0.0, 0
+    names = ("cublasSgemm_v2", "cublasSgemm_v2_64", "cublasGemmEx", "cublasGemmEx_64")
+    shapes = ((512, 640, 512), (513, 387, 901), (384, 1030, 640))
+    scalars = ((1.0, 0.0), (1.0, 1.0), (-0.5, 0.75))
+    cases = itertools.product(itertools.product((0, 1, 2), (0, 1)), shapes, scalars)
+    for (name, gap), ((ta, tb), (m, n, k), (alpha, beta)) in zip(
+        itertools.cycle(zip(names, (0, 4, 5, 0))), cases
+    ):
+        a, b = operand(random, ta, m, k, gap), operand(random, tb, k, n, 2 * gap)
+        c = Matrix(random, m, n, 3 * gap)
+        if beta == 0:
+            c.storage[:] = np.nan  # BLAS does not read it
+        kept = c.storage.copy()
+        truth = alpha * applied(ta, a) @ applied(tb, b)
+        if beta:
+            truth += beta * c.value.astype(np.float64)
+        given = gemm_arguments(name, ta, tb, m, n, k, c_float(alpha), a, b, c_float(beta), c)
+        assert blas.call(name, *given) == 0
+        worst = max(worst, float(np.linalg.norm(c.value - truth) / np.linalg.norm(truth)))
+        # What lies between the columns is another's.
+        assert np.array_equal(c.storage[:, m:], kept[:, m:], equal_nan=True)
+        count += 1
+    return {"worst": worst, "count": count, "library": sum(blas.calls(name) for name in names)}
+
+
+def strided_arguments(name, m, n, k, a, sa, b, sb, c, sc, batches, alpha, beta, ex=(), la=0):
+    integer = c_int64 if name.endswith("_64") else c_int
+    kind = [c_int(FP32)] if ex else []
+    pointers = (c_void_p(x.ctypes.data) for x in (a, b, c))
+    pa, pb, pc = pointers
+    found = [0, 0, integer(m), integer(n), integer(k), ctypes.byref(alpha)]
+    found += [pa, *kind, integer(m), c_longlong(sa), pb, *kind, integer(k), c_longlong(sb)]
+    found += [ctypes.byref(beta), pc, *kind, integer(m), c_longlong(sc), integer(batches), *ex]
+    return found
+
+
+def batches() -> dict:
+    """Strided batches: of large products, and of one weight with many inputs."""
+    blas, random, errors = Cublas(), np.random.default_rng(2), []
+    one, half = c_float(1.0), c_float(0.5)
+    cases = (
+        ("cublasSgemmStridedBatched", 1024, 1024, 1024, 2, False, ()),
+        ("cublasSgemmStridedBatched_64", 512, 160, 640, 4, True, ()),
+        ("cublasGemmStridedBatchedEx", 1024, 1024, 1025, 2, False, (COMPUTE_32F, -1)),
+        ("cublasGemmStridedBatchedEx_64", 512, 160, 640, 4, True, (COMPUTE_32F, -1)),
+    )
+    for name, m, n, k, count, shared, ex in cases:
+        a = random.standard_normal((1 if shared else count, k, m), dtype=np.float32)
+        b = random.standard_normal((count, n, k), dtype=np.float32)
+        c = random.standard_normal((count, n, m), dtype=np.float32)
+        truth = b.astype(np.float64) @ a.astype(np.float64) + 0.5 * c.astype(np.float64)
+        strides = (0 if shared else m * k, k * n, m * n)
+        given = strided_arguments(
+            name, m, n, k, a, strides[0], b, strides[1], c, strides[2], count, one, half, ex
+        )
+        assert blas.call(name, *given) == 0
+        errors.append(float(np.linalg.norm(c - truth) / np.linalg.norm(truth)))
+    return {"worst": max(errors), "library": [blas.calls(case[0]) for case in cases]}
+
+
+def second_fails() -> dict:
+    """The second product of a batch cannot be launched: the library does it, and none twice."""
+    blas, random, name = Cublas(), np.random.default_rng(3), "cublasSgemmStridedBatched"
+    m = n = k = 1024
+    a, b, c = (random.standard_normal((3, m, m), dtype=np.float32) for _ in range(3))
+    truth = b.astype(np.float64) @ a.astype(np.float64) + 0.5 * c.astype(np.float64)
+    one, half = c_float(1.0), c_float(0.5)
+    given = strided_arguments(name, m, n, k, a, m * k, b, k * n, c, m * n, 3, one, half)
+    assert blas.call(name, *given) == 0
+    error = float(np.linalg.norm(c - truth) / np.linalg.norm(truth))
+    return {"worst": error, "batches": blas.arguments(name, 18)[17], "calls": blas.calls(name)}
+
+
+def number(value) -> int:
+    """An argument as the fake keeps it."""
+    if isinstance(value, int):
+        return value
+    if hasattr(value, "_obj"):  # byref
+        return ctypes.addressof(value._obj)
+    return value.value or 0
+
+
+def handed_on() -> dict:
+    """Calls that must reach the library with every argument as it was, and with its answer."""
+    blas, random = Cublas(), np.random.default_rng(4)
+    m, n, k = 300, 280, 310
+    a, b, c = Matrix(random, m, k), Matrix(random, k, n), Matrix(random, m, n)
+    one, zero = c_float(1.0), c_float(0.0)
+    wrong = []
+
+    def check(what: str, name: str, given: list, status: int = 0) -> None:
+        before = blas.calls(name)
+        answer = blas.call(name, *given)
+        expected = [blas.handle.value or 0, *map(number, given)]
+        kept = blas.arguments(name, len(expected))
+        if (answer, blas.calls(name), kept) != (status, before + 1, expected):
+            wrong.append([what, name, answer, kept, expected])
+
+    def gemm(name, scale=one, add=zero, ta=0, tb=0, shape=(m, n, k), **more):
+        return gemm_arguments(name, ta, tb, *shape, scale, a, b, add, c, **more)
+
+    library, handle = blas.library, blas.handle
+    for suffix in ("", "_64"):
+        plain, general = "cublasSgemm_v2" + suffix, "cublasGemmEx" + suffix
+        for mode in (1, 2, 4):
+            library.cublasSetMathMode(handle, mode)
+            check(f"math mode {mode}", plain, gemm(plain))
+            check(f"math mode {mode}", general, gemm(general))
+        library.cublasSetMathMode(handle, 0)
+        library.cublasSetPointerMode_v2(handle, 1)
+        check("device scalars", plain, gemm(plain))
+        library.cublasSetPointerMode_v2(handle, 0)
+        library.cublasSetStream_v2(handle, c_void_p(0xBAD))
+        check("a stream of another context", plain, gemm(plain))
+        library.cublasSetStream_v2(handle, None)
+        check("alpha zero", plain, gemm(plain, scale=zero))
+        check("alpha NaN", plain, gemm(plain, scale=c_float(float("nan"))))
+        check("small", plain, gemm(plain, shape=(64, 64, 64)))
+        check("empty", plain, gemm(plain, shape=(0, n, k)))
+        check("negative", plain, gemm(plain, shape=(-3, n, k)), status=7)
+        for compute in (PEDANTIC, FAST_BF16, 64, 78):
+            check(f"compute {compute}", general, gemm(general, compute=compute))
+        for position in (7, 10, 14):
+            given = gemm(general)
+            given[position] = c_int(HALF)
+            check(f"type at {position}", general, given)
+        strided, several = (
+            "cublasSgemmStridedBatched" + suffix,
+            "cublasGemmStridedBatchedEx" + suffix,
+        )
+        arrays = (a.storage, m * 4, b.storage, 8, c.storage, 16)
+        given = strided_arguments(strided, 16, 16, 16, *arrays, 2, one, zero)
+        check("small batch", strided, given)
+        given = strided_arguments(several, 16, 16, 16, *arrays, 2, one, zero, (COMPUTE_32F, -1))
+        check("small batch", several, given)
+        given[7] = c_int(HALF)
+        check("half batch", several, given)
+        check("half batch", several, given)
+        integer = c_int64 if suffix else c_int
+        lists = [c_void_p(4096), c_void_p(8192), c_void_p(12288)]
+        given = [0, 1, integer(300), integer(300), integer(300), ctypes.byref(one)]
+        given += [lists[0], integer(300), lists[1], integer(300), ctypes.byref(zero)]
+        check(
+            "pointers", "cublasSgemmBatched" + suffix, [*given, lists[2], integer(300), integer(9)]
+        )
+        given = [1, 0, integer(300), integer(300), integer(300), ctypes.byref(one), lists[0], FP32]
+        given += [integer(300), lists[1], FP32, integer(300), ctypes.byref(zero), lists[2], FP32]
+        given += [integer(300), integer(9), COMPUTE_32F, -1]
+        check("pointers", "cublasGemmBatchedEx" + suffix, given)
+    blas.handle = c_void_p()
+    check("no handle", "cublasSgemm_v2", gemm("cublasSgemm_v2"), status=1)
+    return {"wrong": wrong}
+
+
+def one_product(blas: Cublas | None = None, m: int = 512, n: int = 512, k: int = 640) -> dict:
+    blas, random = blas or Cublas(), np.random.default_rng(5)
+    a, b, c = Matrix(random, k, m), Matrix(random, k, n), Matrix(random, m, n)
+    truth = applied(1, a) @ applied(0, b)
+    one, zero = c_float(1.0), c_float(0.0)
+    given = gemm_arguments("cublasSgemm_v2", 1, 0, m, n, k, one, a, b, zero, c)
+    assert blas.call("cublasSgemm_v2", *given) == 0
+    error = float(np.linalg.norm(c.value - truth) / np.linalg.norm(truth))
+    return {"worst": error, "library": blas.calls("cublasSgemm_v2")}
+
+
+def two_copies() -> dict:
+    """Handles of one copy mean nothing to the other: the second is left alone."""
+    found = [one_product(Cublas(f"libcublas.so.{version}")) for version in (12, 13, 12)]
+    return {"library": [case["library"] for case in found], "worst": found[1]["worst"]}
+
+
+def ingots_own() -> dict:
+    """What the program and what libingot.so find under one name."""
+    library = ctypes.CDLL("libcublasLt.so.13")
+    found = ctypes.cast(library.cublasLtMatmul, c_void_p)
+    ingot = ctypes.CDLL(os.environ["INGOT_LIBRARY"])
+    return {"same": ingot.fake_finds(c_void_p(library._handle), found)}
+
+
+def repeated() -> dict:
+    """Whoever was refused memory goes on being served, by the library."""
+    blas = Cublas()
+    return {
+        "worst": max(one_product(blas)["worst"] for _ in range(3)),
+        "library": blas.calls("cublasSgemm_v2"),
+    }
+
+
+def tf32() -> dict:
+    blas = Cublas()
+    blas.library.cublasSetMathMode(blas.handle, 3)
+    return one_product(blas, 2048, 2048, 2048)  # smaller ones are the library's
+
+
+def matmul(**change) -> dict:
+    """cublasLtMatmul with attributes changed; its error, and how often the library was called."""
+    library, random = ctypes.CDLL("libcublasLt.so.13"), np.random.default_rng(6)
+    library.fake_calls.restype = ctypes.c_long
+    m, n, k = 512, 384, 640
+    a, b, c = Matrix(random, k, m), Matrix(random, k, n), Matrix(random, m, n)
+    bias = random.standard_normal(m, dtype=np.float32)
+    how, layouts = c_void_p(), []
+    library.cublasLtMatmulDescCreate(ctypes.byref(how), change.get("compute", COMPUTE_32F), FP32)
+
+    def describe(which: int, value) -> None:
+        library.cublasLtMatmulDescSetAttribute(
+            how, which, ctypes.byref(value), ctypes.sizeof(value)
+        )
+
+    describe(3, c_int(1))
+    describe(7, c_int(change.get("epilogue", 1)))
+    describe(8, c_void_p(bias.ctypes.data))
+    describe(2, c_int(change.get("pointer_mode", 0)))
+    for matrix in (a, b, c, c):
+        rows, columns = matrix.value.shape
+        layout = c_void_p()
+        kind = c_int(change.get("type", FP32))
+        extents = (ctypes.c_uint64(rows), ctypes.c_uint64(columns), c_int64(matrix.leading))
+        library.cublasLtMatrixLayoutCreate(ctypes.byref(layout), kind, *extents)
+        order = c_int(change.get("order", 0))
+        library.cublasLtMatrixLayoutSetAttribute(layout, 1, ctypes.byref(order), c_int64(4))
+        layouts.append(layout)
+    alpha, beta = c_float(1.0), c_float(change.get("beta", 0.0))
+    other = c if change.get("in_place", True) else Matrix(random, m, n)
+    truth = applied(1, a) @ applied(0, b) + beta.value * c.value.astype(np.float64)
+    if change.get("epilogue", 1) in (4, 6):
+        truth = truth + bias[:, None]
+    if change.get("epilogue", 1) in (2, 6):
+        truth = np.maximum(truth, 0)
+    given = [c_void_p(1), how, ctypes.byref(alpha), a.pointer, layouts[0], b.pointer, layouts[1]]
+    given += [ctypes.byref(beta), other.pointer, layouts[2], c.pointer, layouts[3]]
+    given += [None, None, ctypes.c_size_t(0), None]
+    assert library.cublasLtMatmul(*given) == 0
+    error = float(np.linalg.norm(c.value - truth) / np.linalg.norm(truth))
+    return {"error": error, "library": library.fake_calls(b"cublasLtMatmul")}
+
+
+def lt() -> dict:
+    taken = ({}, {"beta": 0.5}, {"epilogue": 4}, {"epilogue": 2}, {"epilogue": 6, "beta": 1.0})
+    errors = [matmul(**change) for change in taken]
+    left = (
+        {"epilogue": 36},
+        {"compute": PEDANTIC},
+        {"type": HALF},
+        {"order": 1},
+        {"pointer_mode": 1},
+        {"beta": 1.0, "in_place": False},
+    )
+    library = [matmul(**change)["library"] for change in left]
+    return {"taken": errors, "left": library}
+
+
+if __name__ == "__main__":
+    print(json.dumps(globals()[sys.argv[1]]()))

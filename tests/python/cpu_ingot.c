@@ -1,0 +1,66 @@
+/* A libingot.so whose programs, planned for a GPU, run on the CPU: the real library at
+ * FAKE_REAL_INGOT does both. FAKE_FAIL names a function that fails ("run", "prepare"). */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ingot/ingot.h"
+
+struct ingot_program {
+  ingot_program *planned, *run;
+};
+
+static void* real(const char* name) {
+  static void* library;
+  if (library == NULL) library = dlopen(getenv("FAKE_REAL_INGOT"), RTLD_NOW | RTLD_LOCAL);
+  return dlsym(library, name);
+}
+#define REAL(name) ((__typeof__(&name))real(#name))
+
+static int fails(const char* what) {
+  const char* named = getenv("FAKE_FAIL");
+  return named != NULL && strcmp(named, what) == 0;
+}
+
+/* Where Ingot's own calls of the library go. */
+int fake_finds(void* library, void* expected) {
+  return dlsym(library, "cublasLtMatmul") == expected;
+}
+
+int ingot_abi_version(void) { return REAL(ingot_abi_version)(); }
+const char* ingot_last_error(void) {
+  return getenv("FAKE_FAIL") ? "as the test wished" : REAL(ingot_last_error)();
+}
+ingot_status ingot_program_create(const char* graph, const char* options, ingot_program** made) {
+  const int tf32 = strstr(options, "tf32") != NULL;
+  *made = calloc(1, sizeof(ingot_program));
+  const ingot_status planned = REAL(ingot_program_create)(graph, options, &(*made)->planned);
+  if (planned != INGOT_OK) return planned;
+  return REAL(ingot_program_create)(
+      graph, tf32 ? "{\"precision\": \"tf32\"}" : "{\"precision\": \"fp32\"}", &(*made)->run);
+}
+ingot_status ingot_program_uses_library(ingot_program* program, int64_t batch,
+                                        const ingot_tensor* tensors, int count, int* uses) {
+  return REAL(ingot_program_uses_library)(program->planned, batch, tensors, count, uses);
+}
+ingot_status ingot_program_workspace_size(ingot_program* program, int64_t batch, size_t* bytes) {
+  const ingot_status status = REAL(ingot_program_workspace_size)(program->run, batch, bytes);
+  return *bytes += (size_t)4 << 20, status; /* a GPU's program needs some */
+}
+ingot_status ingot_program_prepare(ingot_program* program, int64_t batch, int device) {
+  (void)device;
+  if (fails("prepare")) return INGOT_FAILED;
+  return REAL(ingot_program_prepare)(program->run, batch, -1);
+}
+ingot_status ingot_program_run(ingot_program* program, int64_t batch, const ingot_tensor* tensors,
+                               int count, void* workspace, size_t bytes, void* stream) {
+  static __thread int runs;
+  if (fails("run") || (fails("second run") && ++runs == 2)) return INGOT_FAILED;
+  ingot_tensor host[8];
+  for (int i = 0; i < count; ++i) {
+    host[i] = tensors[i];
+    host[i].device = -1;
+  }
+  return REAL(ingot_program_run)(program->run, batch, host, count, workspace, bytes, stream);
+}

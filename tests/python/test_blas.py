@@ -1,0 +1,200 @@
+"""libingot_blas.so in front of cuBLAS. What stands for cuBLAS here computes on the host; so do the
+programs of Ingot that the products run on. A GPU's side is tools/gpu_checks/check_blas.py's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import fake_cublas
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ACCURATE = 1e-6
+
+
+@pytest.fixture(scope="module")
+def fakes(tmp_path_factory) -> fake_cublas.Fakes:
+    if shutil.which("gcc") is None:
+        pytest.skip("needs a C compiler")
+    if not fake_cublas.blas_library().is_file():
+        pytest.skip("libingot_blas.so is not built beside libingot.so")
+    return fake_cublas.build(tmp_path_factory.mktemp("cublas"))
+
+
+def call(fakes, name: str, **environment) -> tuple[dict, list]:
+    """What blas_calls.py found, and the rows of the process's report."""
+    report = fakes.folder / "report"
+    report.unlink(missing_ok=True)
+    environment = {"INGOT_BLAS_REPORT": str(report), **environment}
+    answer = fakes.run([sys.executable, HERE / "blas_calls.py", name], **environment)
+    assert answer.returncode == 0, answer.stderr
+    rows = json.loads(report.read_text())["products"] if report.exists() else []
+    return json.loads(answer.stdout), rows
+
+
+def outcomes(rows: list) -> dict:
+    counts: dict = {}
+    for row in rows:
+        counts[row["outcome"]] = counts.get(row["outcome"], 0) + row["count"]
+    return counts
+
+
+@pytest.mark.parametrize("program", ["linked", "opens"])
+def test_a_program_that_links_or_opens_cublas_is_reached(fakes, program):
+    command = [fakes.folder / program]
+    assert fakes.run(command, preload=False).stdout == "wrong 0, by the library 1\n"
+    assert fakes.run(command).stdout == "wrong 0, by the library 0\n"
+
+
+@pytest.mark.parametrize("program", ["linked", "opens"])
+@pytest.mark.parametrize("switch", ["INGOT", "INGOT_BLAS"])
+def test_off_leaves_everything_to_the_library(fakes, program, switch):
+    answer = fakes.run([fakes.folder / program], **{switch: "off", "INGOT_BLAS_REPORT": "stderr"})
+    assert (answer.stdout, answer.stderr) == ("wrong 0, by the library 1\n", "")
+
+
+@pytest.mark.parametrize("program", ["linked", "opens"])
+def test_threads_that_share_handles_and_streams(fakes, program):
+    answer = fakes.run([fakes.folder / program, "threads"], INGOT_BLAS_REPORT="stderr")
+    assert answer.stdout == "wrong 0, by the library 0\n"
+    assert "took 160 of 160 fp32 products" in answer.stderr
+
+
+def test_a_process_that_never_multiplies_pays_nothing(fakes):
+    answer = fakes.run([fakes.folder / "opens", "idle"], INGOT_BLAS_REPORT="stderr")
+    assert (answer.returncode, answer.stdout, answer.stderr) == (0, "", "")
+
+
+def test_dlsym_means_what_it_meant(fakes):
+    for program in ("linked", "opens"):
+        command = [fakes.folder / program, "lookup"]
+        plain = fakes.run(command, preload=False).stdout
+        assert plain == "1 1 1\n"
+        assert fakes.run(command).stdout == plain
+
+
+def test_products_are_right_whatever_their_layout(fakes):
+    found, rows = call(fakes, "products")
+    assert found["worst"] < ACCURATE
+    assert found["library"] == 0
+    assert outcomes(rows) == {"taken (fp32)": found["count"]}
+
+
+def test_batches_are_right(fakes):
+    found, rows = call(fakes, "batches")
+    assert found["worst"] < ACCURATE
+    assert found["library"] == [0, 0, 0, 0]
+    assert [(row["batches"], row["taken"]) for row in rows] == [(2, True)] * 2 + [(4, True)] * 2
+
+
+def test_what_is_not_taken_arrives_as_it_was(fakes):
+    found, rows = call(fakes, "handed_on")
+    assert found["wrong"] == []
+    assert not any(row["taken"] for row in rows)
+    counted = outcomes(rows)
+    assert counted["the math mode or compute type asks for the library"] == 20
+    assert counted["alpha and beta lie on the device"] == 2
+    assert counted["a batch by pointers"] == 4
+
+
+def test_the_library_may_call_itself(fakes):
+    """The fake's cublasGemmEx_64 computes by cublasSgemm_v2_64: counted once, taken never."""
+    found, rows = call(fakes, "handed_on")
+    assert found["wrong"] == []
+    pedantic = [row for row in rows if row["function"] == "cublasGemmEx_64"]
+    assert pedantic and not any(row["taken"] for row in pedantic)
+    plain = [row for row in rows if row["function"] == "cublasSgemm_v2_64"]
+    # The calls of its own: three math modes, and seven others.
+    assert sum(row["count"] for row in plain) == 10
+
+
+def test_the_math_mode_chooses_the_precision(fakes):
+    found, rows = call(fakes, "tf32")
+    assert outcomes(rows) == {"taken (tf32)": 1}
+    assert found["library"] == 0
+    _, rows = call(fakes, "tf32", NVIDIA_TF32_OVERRIDE="0")
+    assert outcomes(rows) == {"taken (fp32)": 1}
+
+
+def test_lt_products_with_bias_and_relu(fakes):
+    found, rows = call(fakes, "lt")
+    assert [case["library"] for case in found["taken"]] == [0] * 5
+    assert max(case["error"] for case in found["taken"]) < ACCURATE
+    assert found["left"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_ingots_own_calls_go_below(fakes):
+    assert call(fakes, "ingots_own")[0] == {"same": 0}
+    assert call(fakes, "ingots_own", preload=False)[0] == {"same": 1}
+
+
+def test_a_second_copy_of_cublas_is_left_alone(fakes):
+    found, rows = call(fakes, "two_copies")
+    assert found["library"] == [0, 1, 0]
+    assert outcomes(rows) == {"taken (fp32)": 2}
+
+
+@pytest.mark.parametrize(
+    ("environment", "outcome"),
+    [
+        ({"FAKE_CAPTURING": "1"}, "the stream is being captured"),
+        ({"FAKE_FULL": "1"}, "no memory for its workspace"),
+        ({"INGOT_BLAS_MEMORY": "1"}, "no memory for its workspace"),
+        ({"FAKE_OLD": "1"}, "the GPU, or the context of the stream"),
+        ({"FAKE_FAIL": "run"}, "Ingot failed"),
+        ({"FAKE_FAIL": "prepare"}, "Ingot failed"),
+        ({"INGOT_LIBRARY": "/nowhere/libingot.so"}, "libingot.so could not be used"),
+    ],
+)
+def test_whatever_fails_is_the_librarys(fakes, environment, outcome):
+    found, rows = call(fakes, "repeated", **environment)
+    assert found["worst"] < ACCURATE
+    assert found["library"] == 3
+    assert outcomes(rows) == {outcome: 3}
+
+
+def test_a_batch_that_fails_half_way_is_completed_once(fakes):
+    found, rows = call(fakes, "second_fails", FAKE_FAIL="second run")
+    assert found["worst"] < ACCURATE
+    assert (found["calls"], found["batches"]) == (1, 2)
+    assert outcomes(rows) == {"Ingot failed": 1}
+
+
+def ingot_run(fakes, *words, **environment) -> subprocess.CompletedProcess:
+    return fakes.run(
+        [sys.executable, "-m", "ingot.cli", "run", *words],
+        preload=False,
+        INGOT_LIBRARY=str(fake_cublas.find_library()),
+        **environment,
+    )
+
+
+def test_ingot_run_says_that_nothing_was_multiplied(fakes):
+    answer = ingot_run(fakes, sys.executable, "-c", "print('hello')")
+    assert (answer.returncode, answer.stdout) == (0, "hello\n")
+    assert answer.stderr == "ingot run: no product reached cuBLAS.\n"
+
+
+def test_ingot_run_gives_the_programs_status(fakes):
+    assert ingot_run(fakes, sys.executable, "-c", "raise SystemExit(7)").returncode == 7
+    killed = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+    assert ingot_run(fakes, sys.executable, "-c", killed).returncode == 128 + 15
+    answer = ingot_run(fakes, "/nowhere/program")
+    assert answer.returncode == 2
+    assert "/nowhere/program" in answer.stderr
+
+
+def test_ingot_run_reports_children_too(fakes):
+    """What a shell starts inherits it. This machine has no GPU: the products are the library's."""
+    program = fakes.folder / "linked"
+    answer = ingot_run(fakes, "sh", "-c", f"{program}; {program}")
+    assert answer.returncode == 0
+    assert answer.stderr.count("linked (process") == 2
+    assert answer.stderr.count("0 of 1 fp32 products taken") == 2
+    assert "cublasSgemm_v2" in answer.stderr

@@ -1,0 +1,346 @@
+"""fp32 products of PyTorch with libingot_blas.so in front of cuBLAS: right, and how fast.
+
+python check_blas.py LIBRARY [--device cuda|cpu] [--rounds 7] [--seconds 300] [--out FILE]
+
+LIBRARY is libingot.so; libingot_blas.so lies beside it. Two processes, one with it in LD_PRELOAD
+and one without, take turns at 60 shapes: in each round both time the same product, cold (the L2
+cache overwritten before it), by events on the stream. Before that each compares torch.mm, addmm,
+bmm and einsum over transpositions, strides and scalars, and then every shape, with fp64. Exit
+status 1 where an error is above both 1e-6 and the library's, where nothing was taken, or where a
+shape is slower than 0.98 of the library. A CPU has no cuBLAS to stand before: there both sides are
+the same, the shapes small and the times without a bound; it shows that this program runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parents[2]
+ERROR = 1e-6
+SLOWEST = 0.98
+INNER = 3  # calls of which a round takes the median
+
+# m, n, k, batches, how the operands are stored.
+SQUARE = [(s, s, s, 1, "nn") for s in (256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)]
+SQUARE += [(s, s, s, 1, "nn") for s in (8192, 12288, 16384)]
+LINEAR = [
+    (1, 4096, 4096, 1, "nt"),
+    (16, 4096, 4096, 1, "nt"),
+    (128, 4096, 4096, 1, "nt"),
+    (512, 4096, 4096, 1, "nt"),
+    (1024, 8192, 8192, 1, "nt"),
+    (2048, 3072, 768, 1, "nt"),
+    (4096, 4096, 1024, 1, "nt"),
+    (7168, 4096, 1024, 1, "nt"),
+    (7168, 1024, 4096, 1, "nt"),
+    (8192, 2304, 768, 1, "nt"),
+    (8192, 50257, 768, 1, "nt"),
+    (16384, 4096, 4096, 1, "nt"),
+]
+GRADIENTS = [
+    (4096, 1024, 7168, 1, "tn"),
+    (8192, 8192, 1024, 1, "tn"),
+    (4096, 4096, 16384, 1, "tn"),
+    (768, 3072, 8192, 1, "tn"),
+    (1024, 8192, 8192, 1, "nn"),
+    (8192, 768, 3072, 1, "nn"),
+]
+THIN = [
+    (100000, 32, 32, 1, "nt"),
+    (100000, 10, 784, 1, "nt"),
+    (65536, 64, 64, 1, "nt"),
+    (65536, 128, 128, 1, "nn"),
+    (65536, 256, 256, 1, "nn"),
+    (128, 65536, 512, 1, "nn"),
+    (16384, 16, 16384, 1, "nn"),
+    (1000003, 129, 131, 1, "nn"),
+]
+DEEP = [
+    (256, 256, 131072, 1, "nn"),
+    (64, 64, 262144, 1, "nn"),
+    (128, 128, 1000000, 1, "tn"),
+    (512, 512, 65536, 1, "tn"),
+    (1024, 1024, 32768, 1, "nt"),
+]
+OWN = [(s, s, k, 1, "own") for s, k in ((512, 8192), (2048, 2048), (4096, 1024), (8192, 4096))]
+BATCHES = [
+    (64, 64, 64, 4096, "nn"),
+    (128, 128, 64, 1024, "nt"),
+    (197, 197, 64, 192, "nt"),
+    (512, 512, 64, 96, "nt"),
+    (512, 64, 512, 96, "nn"),
+    (1024, 1024, 128, 32, "nt"),
+    (1024, 1024, 1024, 8, "nn"),
+    (2048, 2048, 2048, 8, "tn"),
+]
+ODD = [(1023, 1025, 1027, 1, "nn"), (4095, 4097, 4099, 1, "nt"), (3001, 1999, 2501, 1, "tn")]
+ODD += [(2050, 2050, 2050, 1, "nn")]
+SHAPES = SQUARE + LINEAR + GRADIENTS + THIN + DEEP + OWN + BATCHES + ODD
+SMALL = [(64, 48, 80, 1, "nn"), (64, 48, 80, 1, "tn"), (33, 33, 65, 1, "own"), (9, 8, 7, 3, "nt")]
+
+
+# a worker ----------------------------------------------------------------------------------------
+
+
+def stored(rows: int, columns: int, batches: int, transposed: bool, device: str):
+    import torch
+
+    size = (columns, rows) if transposed else (rows, columns)
+    made = torch.randn(*((batches, *size) if batches > 1 else size), device=device)
+    return made.transpose(-1, -2) if transposed else made
+
+
+def operands(shape: tuple, device: str) -> tuple:
+    import torch
+
+    m, n, k, batches, how = shape
+    torch.manual_seed(1)
+    if how == "own":  # AᵀA
+        a = stored(k, m, 1, False, device)
+        return a.t(), a
+    a = stored(m, k, batches, how[0] == "t", device)
+    return a, stored(k, n, batches, how[1] == "t", device)
+
+
+def distance(found, truth) -> float:
+    return float((found.double() - truth).norm() / truth.norm())
+
+
+def check_shape(shape: tuple, device: str) -> float:
+    a, b = operands(shape, device)
+    found = a @ b
+    # In fp64 by rows: a whole product of 16384³ would take the memory of both processes.
+    rows = slice(0, 512)
+    truth = a[..., rows, :].double() @ b.double()
+    return distance(found[..., rows, :], truth)
+
+
+def operators(device: str) -> dict:
+    """Largest relative errors of PyTorch's products over what they can be asked."""
+    import torch
+
+    scale = 16 if device == "cuda" else 1
+    m, n, k = 48 * scale, 40 * scale, 56 * scale
+    torch.manual_seed(2)
+    errors: dict = {}
+
+    def take(name: str, found, truth) -> None:
+        errors[name] = max(errors.get(name, 0.0), distance(found, truth))
+
+    for a_transposed in (False, True):
+        for b_transposed in (False, True):
+            a = stored(m, k, 1, a_transposed, device)
+            b = stored(k, n, 1, b_transposed, device)
+            wide = torch.randn(k, 2 * n + 3, device=device)[:, 1 : n + 1]
+            c, bias = torch.randn(m, n, device=device), torch.randn(n, device=device)
+            truth = a.double() @ b.double()
+            take("mm", torch.mm(a, b), truth)
+            take("mm of a view", torch.mm(a, wide), a.double() @ wide.double())
+            take("addmm", torch.addmm(c, a, b), truth + c.double())
+            scaled = torch.addmm(c, a, b, beta=0.25, alpha=-1.5)
+            take("addmm scaled", scaled, 0.25 * c.double() - 1.5 * truth)
+            nan = torch.full_like(c, float("nan"))
+            take("addmm, beta 0", torch.addmm(nan, a, b, beta=0), truth)
+            take("linear", torch.nn.functional.linear(a, b.t(), bias), truth + bias.double())
+            into = torch.randn(n, m, device=device).t()
+            take("mm into a transposed result", torch.mm(a, b, out=into), truth)
+            x = stored(m, k, 3, a_transposed, device)
+            y = stored(k, n, 3, b_transposed, device)
+            take("bmm", torch.bmm(x, y), x.double() @ y.double())
+            take("matmul, one weight", x @ b, x.double() @ b.double())
+            e = torch.einsum("bik,bkj->bji", x, y)
+            take("einsum", e, (x.double() @ y.double()).transpose(1, 2))
+    special = torch.randn(m, k, device=device)
+    special[3, 5], special[7, 2] = float("inf"), float("nan")
+    found, truth = special @ b, special.double() @ b.double()
+    same = found.isnan() == truth.isnan()
+    errors["Inf and NaN"] = 0.0 if bool(same.all()) else 1.0
+    return errors
+
+
+class Timer:
+    def __init__(self, device: str) -> None:
+        import torch
+
+        self.device, self.shape = device, None
+        cuda = device == "cuda"
+        self.cache = torch.empty(256 << 20, dtype=torch.int8, device=device) if cuda else None
+
+    def __call__(self, shape: tuple) -> float:
+        """Milliseconds of a call, the host's launch not counted."""
+        import torch
+
+        if shape != self.shape:
+            self.a = self.b = self.c = None
+            self.shape, (self.a, self.b) = shape, operands(shape, self.device)
+            for _ in range(2):
+                self.c = self.a @ self.b
+        times = []
+        for _ in range(INNER):
+            if self.device == "cpu":
+                start = time.perf_counter()
+                torch.matmul(self.a, self.b, out=self.c)
+                times.append((time.perf_counter() - start) * 1e3)
+                continue
+            self.cache.zero_()
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first.record()
+            torch.matmul(self.a, self.b, out=self.c)
+            last.record()
+            last.synchronize()
+            times.append(first.elapsed_time(last))
+        return median(times)
+
+
+def work(device: str) -> None:
+    """Answers requests on stdin, one JSON value a line."""
+    import torch
+
+    torch.set_grad_enabled(False)
+    timer = Timer(device)
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        what, subject = json.loads(line)
+        if what == "operators":
+            answer = operators(device)
+        elif what == "check":
+            answer = check_shape(tuple(subject), device)
+        else:
+            answer = timer(tuple(subject))
+        if device == "cuda" and what != "time":
+            torch.cuda.empty_cache()
+        print(json.dumps(answer), flush=True)
+
+
+# the parent --------------------------------------------------------------------------------------
+
+
+class Worker:
+    def __init__(self, device: str, environment: dict) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "", "--worker", "--device", device],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        self._answer()
+
+    def _answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a worker ended with status {self.process.wait()}")
+        return json.loads(line)
+
+    def ask(self, what: str, subject=None):
+        self.process.stdin.write(json.dumps([what, subject]) + "\n")
+        self.process.stdin.flush()
+        return self._answer()
+
+    def end(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def text_of(shape: tuple) -> str:
+    m, n, k, batches, how = shape
+    return f"{m}×{k}→{n} {how}" + (f" ×{batches}" if batches > 1 else "")
+
+
+def measure(workers: dict, shape: tuple, rounds: int) -> dict:
+    errors = {name: worker.ask("check", shape) for name, worker in workers.items()}
+    times: dict = {name: [] for name in workers}
+    for number in range(rounds):
+        names = list(workers) if number % 2 == 0 else list(workers)[::-1]
+        for name in names:
+            times[name].append(workers[name].ask("time", shape))
+    ratio = median(c / i for c, i in zip(times["cublas"], times["ingot"]))
+    m, n, k, batches, _ = shape
+    return {
+        "shape": list(shape),
+        "ingot_ms": median(times["ingot"]),
+        "cublas_ms": median(times["cublas"]),
+        "ratio": ratio,
+        "tflops": 2e-9 * m * n * k * batches / median(times["ingot"]),
+        "error": errors["ingot"],
+        "cublas_error": errors["cublas"],
+    }
+
+
+def run(options: argparse.Namespace) -> int:
+    cuda = options.device == "cuda"
+    blas = Path(options.library).resolve().with_name("libingot_blas.so")
+    if not blas.is_file():
+        raise SystemExit(f"{blas} is not there: build the target ingot_blas")
+    ends = time.monotonic() + options.seconds
+    failures, records = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report"
+        in_front = {"LD_PRELOAD": str(blas), "INGOT_BLAS_REPORT": str(report)}
+        workers = {"ingot": Worker(options.device, in_front), "cublas": Worker(options.device, {})}
+        found = {name: worker.ask("operators") for name, worker in workers.items()}
+        for name, error in found["ingot"].items():
+            other = found["cublas"][name]
+            ok = error <= max(ERROR, other)
+            print(f"{'PASS' if ok else 'FAIL'} {name}: {error:.1e}, cuBLAS {other:.1e}")
+            if not ok:
+                failures.append(name)
+        for shape in SHAPES if cuda else SMALL:
+            if time.monotonic() > ends:
+                failures.append(f"no time for {text_of(shape)} and what follows")
+                break
+            record = measure(workers, shape, options.rounds)
+            records.append(record)
+            accurate = record["error"] <= max(ERROR, record["cublas_error"])
+            ok = accurate and (not cuda or record["ratio"] >= SLOWEST)
+            print(
+                f"{'PASS' if ok else 'FAIL'} {text_of(shape)}: {record['ratio']:.2f} ×, "
+                f"{record['ingot_ms']:.4f} ms, cuBLAS {record['cublas_ms']:.4f}; error "
+                f"{record['error']:.1e}, cuBLAS {record['cublas_error']:.1e}",
+                flush=True,
+            )
+            if not ok:
+                failures.append(text_of(shape))
+        for worker in workers.values():
+            worker.end()
+        lines = report.read_text().splitlines() if report.exists() else []
+    rows = [row for line in lines for row in json.loads(line)["products"]]
+    taken = sum(row["count"] for row in rows if row["taken"])
+    every = sum(row["count"] for row in rows)
+    if cuda and taken == 0:
+        failures.append("nothing was taken")
+    if options.out:
+        sys.path.insert(0, str(ROOT / "python"))
+        from ingot.bench.records import write_whole
+
+        result = {"operators": found, "shapes": records, "products": rows}
+        write_whole(Path(options.out), json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    print(f"{taken} of {every} products taken; {len(failures)} failures: {'; '.join(failures)}")
+    return 1 if failures else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("library")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--out", default="")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(options.device)
+        return 0
+    return run(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
