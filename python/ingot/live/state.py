@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ingot.capture.exporting import batched_inputs
-from ingot.live import dynamo, shortcut
+from ingot.live import dynamo, releases, shortcut
 from ingot.live.backend import Graph, Session, compile_graph, switched_off
 from ingot.runtime.library import IngotError
 
@@ -25,7 +25,7 @@ _forward_hooks = nn.modules.module._global_forward_hooks
 _forward_pre_hooks = nn.modules.module._global_forward_pre_hooks
 _backward_hooks = nn.modules.module._global_backward_hooks
 _backward_pre_hooks = nn.modules.module._global_backward_pre_hooks
-_fx_tracing = torch.fx._symbolic_trace.is_fx_symbolic_tracing
+_fx_tracing = releases.fx_is_tracing
 _compile_lock = torch._dynamo.convert_frame.compile_lock
 
 # Combinations of modes, gradients and sizes in turn.
