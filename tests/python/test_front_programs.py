@@ -90,6 +90,26 @@ def test_a_second_derivative_of_what_leaves_a_parameter_unread():
     compare(Model, script, gradients=(True,), tolerance=1e-4)
 
 
+def test_a_second_derivative_beside_state_that_was_replaced():
+    class Model(Two):
+        def __init__(self):
+            super().__init__()
+            self.state = torch.ones(1)
+
+        def forward(self, x):
+            y = torch.tanh(self.a(x)) * 2
+            self.state = y.mean().detach() + 0.5 * self.state
+            return y
+
+    def script(m):
+        for _ in range(2):
+            fed = torch.randn(3, 8, requires_grad=True)
+            yield _twice(m, fed, lambda y: y.square().sum())
+        yield m.state
+
+    compare(Model, script, gradients=(True,), tolerance=1e-4)
+
+
 def test_a_second_derivative_of_a_product_with_an_expanded_weight():
     def make():
         linear = nn.Linear(8, 8, bias=False)

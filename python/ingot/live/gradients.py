@@ -174,7 +174,7 @@ def _recorded(
     ctx, inputs: list, gradients: Sequence[torch.Tensor | None]
 ) -> Sequence[torch.Tensor | None]:
     """Where backward itself is to be differentiated: by PyTorch's operators, from the leaves."""
-    derivative, reference = ctx.way.derivative, ctx.call.region.reference
+    derivative = ctx.way.derivative
     leaves = inputs[: len(ctx.call.region.leaves)]
     for at, reference_to, version in ctx.others:
         leaf = reference_to()
@@ -191,8 +191,9 @@ def _recorded(
     leaves = [variables.get(at, leaf) for at, leaf in enumerate(leaves)]
     device, dtype, enabled = ctx.autocast
     with torch.autocast(device, dtype, enabled):
-        results = reference.module(*leaves)
-    pairs = [(r, g) for r, g in zip(results, gradients) if g is not None and r.requires_grad]
+        results = ctx.way.again(*leaves)
+    both = [(r, g) for r, g in zip(results, gradients) if r is not None and g is not None]
+    pairs = [(result, gradient) for result, gradient in both if result.requires_grad]
     if not pairs:
         return [None] * len(derivative.wanted)
     found = torch.autograd.grad(
