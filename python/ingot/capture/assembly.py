@@ -27,6 +27,8 @@ from ingot.capture.reference import reference_of
 from ingot.capture.region import RegionBuilder
 from ingot.capture.table import SHAPE_OPERATORS
 
+_aten = torch.ops.aten
+
 
 class NotStoredError(Exception):
     """A node's tensor is wanted outside its region, where only operators inside can have it."""
@@ -141,19 +143,28 @@ class _Assembly:
         return wanted
 
     def _dense_results(self, region: Region, slots: dict) -> list[TorchStep]:
-        """Copies of what is dense as PyTorch's operators give it, but not as the region does: what
-        reads a tensor, the user's code too, may take a view that only PyTorch's layout allows."""
-        steps = []
+        """Copies of what PyTorch's operators lay out otherwise than the region does: what reads a
+        tensor, the user's code too, may take a view that only PyTorch's layout allows."""
+        steps: list[TorchStep] = []
         made = {slot: node for node, slot in slots.items()}
+
+        def step(target: Any, *args: Any) -> None:
+            steps.append(TorchStep(target, args, {}, len(slots), "contiguous"))
+            slots[node, f"copied {len(slots)}"] = len(slots)
+
         for slot, layout in zip(region.results, region.result_layouts):
             node = made[slot]
             flat = [axis for run in layout.axes for axis in run]
-            if flat == sorted(flat) or not node.meta["val"].is_contiguous():
+            if flat != sorted(flat) and node.meta["val"].is_contiguous():
+                step(_aten.contiguous.default, Slot(slot))
+            elif self.feed.lays_out and (order := _other_order(node.meta["val"], layout.axes)):
+                step(_aten.permute.default, Slot(slot), order)
+                step(_aten.contiguous.default, Slot(len(slots) - 1))
+                back = sorted(range(len(order)), key=order.__getitem__)
+                step(_aten.permute.default, Slot(len(slots) - 1), back)
+            else:
                 continue
-            result = len(slots)
-            slots[node, "as made"], slots[node] = slot, result
-            target = torch.ops.aten.contiguous.default
-            steps.append(TorchStep(target, (Slot(slot),), {}, result, "contiguous"))
+            slots[node] = len(slots) - 1
         return steps
 
     def _region_step(self, level, region: RegionBuilder, wanted, slots) -> Region | None:
@@ -277,3 +288,22 @@ class _Assembly:
             target = run_batch_norm
         slots[node] = len(slots)
         return TorchStep(target, args, kwargs, slots[node], operator_name(node), where(node))
+
+
+def _other_order(tensor: torch.Tensor, axes: tuple) -> list[int] | None:
+    """Of dimensions, outermost first, as PyTorch lays a tensor out that a region would lay out in
+    another one; None where the two agree, or PyTorch's elements overlap."""
+    sizes = [_hint(size) for size in tensor.shape]
+    strides = [_hint(stride) for stride in tensor.stride()]
+    varying = [at for at, size in enumerate(sizes) if size > 1]
+    if len({strides[at] for at in varying}) < len(varying) or 0 in sizes:
+        return None
+    order = sorted(varying, key=lambda at: -strides[at])
+    if order == sorted(varying, key=lambda at: axes[at]):
+        return None
+    return [*(at for at in range(len(sizes)) if at not in varying), *order]
+
+
+def _hint(size: Any) -> int:
+    """The size that the graph was traced with, without binding it."""
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else size

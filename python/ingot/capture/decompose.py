@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ingot.capture.nodes import named_arguments, only
+from ingot.capture.nodes import LEFT_ALONE, named_arguments, only
 from ingot.capture.surgery import Writer, example
 
 _aten = torch.ops.aten
@@ -25,10 +25,12 @@ _WHOLE = 2**63 - 1
 def decompose(graph: torch.fx.Graph) -> None:
     for node in list(graph.nodes):
         rule = _RULES.get(node.target) if node.op == "call_function" else None
-        if rule is None:
+        if rule is None or LEFT_ALONE in node.meta:
             continue
         replacement = rule(Writer(graph, node), *named_arguments(node).values())
         if replacement is not None:
+            if isinstance(example(node), torch.Tensor) and replacement not in node.all_input_nodes:
+                replacement.meta = dict(node.meta)
             node.replace_all_uses_with(replacement)
             graph.erase_node(node)
 

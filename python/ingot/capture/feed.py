@@ -29,7 +29,8 @@ class Feed:
     size in the sizes of its values, or None where they are numbers; static_batch: the only size
     that the graph is for, or None; out_spec, constant_outputs: how a module's result is put
     together from the graph's outputs; rewritten: whether the graph has been brought into the form
-    that the importer reads.
+    that the importer reads; lays_out: whether dimensions of results lie in memory in the order that
+    PyTorch gives them.
     """
 
     graph: torch.fx.Graph
@@ -41,6 +42,7 @@ class Feed:
     out_spec: Any = None
     constant_outputs: dict[int, Any] = field(default_factory=dict)
     rewritten: bool = False
+    lays_out: bool = False
 
 
 def device_type_of(values: list) -> str:

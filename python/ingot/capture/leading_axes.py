@@ -11,6 +11,7 @@ import math
 
 import torch
 
+from ingot.capture.nodes import LEFT_ALONE
 from ingot.capture.surgery import Writer, example
 
 _aten = torch.ops.aten
@@ -46,7 +47,9 @@ _SAME = {
 def merge_leading_axes(graph: torch.fx.Graph) -> None:
     merging = _Merging(graph)
     for node in list(graph.nodes):
-        if node.op == "call_function" and len(_sizes(node)) >= 4:
+        if node.op != "call_function" or LEFT_ALONE in node.meta:
+            continue
+        if len(_sizes(node)) >= 4:
             merging.visit(node)
     merging.sweep()
 
@@ -82,6 +85,7 @@ class _Merging:
         rows = math.prod(lead[1:])
         made = writer.call(node.target, (lead[0], rows, sizes[-1]), *args, **node.kwargs)
         whole = writer.call(_aten.unflatten.int, sizes, made, 1, list(lead[1:]))
+        whole.meta = dict(node.meta)
         self.made += [made, whole]
         node.replace_all_uses_with(whole)
         self.graph.erase_node(node)

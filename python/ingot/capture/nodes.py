@@ -16,6 +16,8 @@ _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.s
 
 # What a placeholder's meta says of a parameter: its path in the module.
 PARAMETER = "ingot_parameter"
+# In the meta of a view that must stay PyTorch's: rewriting leaves the node alone.
+LEFT_ALONE = "ingot_left_alone"
 
 
 def schema_name(target: Any) -> str:

@@ -36,6 +36,31 @@ def reference_of(
     return _Extraction(leaves, literals).run(results, stored, statistics)
 
 
+def gradients_reach(reference: Reference) -> tuple[frozenset[int], ...]:
+    """For each result, the leaves to which its gradient flows: not through what was detached, nor
+    through whole numbers."""
+    graph = reference.module.graph
+    places = {n: at for at, n in enumerate(n for n in graph.nodes if n.op == "placeholder")}
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    return tuple(
+        frozenset(places[node] for node in _behind(result) if node in places)
+        for result in output.args[0]
+    )
+
+
+def _behind(result: torch.fx.Node) -> set[torch.fx.Node]:
+    reached: set[torch.fx.Node] = set()
+    ahead = [result]
+    while ahead:
+        node = ahead.pop()
+        value = node.meta.get("val")
+        plain = isinstance(value, torch.Tensor) and not value.is_floating_point()
+        if node not in reached and not plain and node.target is not _aten.detach.default:
+            reached.add(node)
+            ahead += node.all_input_nodes
+    return reached
+
+
 class _Extraction:
     def __init__(self, leaves: Sequence[torch.fx.Node], literals: dict[torch.fx.Node, Any]):
         self.leaves, self.literals = leaves, literals

@@ -32,8 +32,8 @@ class Backward:
     """Takes a derivative's inputs, in a list that it empties, and gives the gradients.
 
     programs: those of its regions; none where PyTorch's operators run. inputs: how many there are
-    before the gradients; kept: which of them it reads; read_again: leaves that a second derivative
-    reads beside those.
+    before the gradients; kept: which of them it reads; again: the region's results by PyTorch's
+    operators, None for those that have no gradient; read_again: leaves that this reads besides.
     """
 
     def __init__(
@@ -54,9 +54,20 @@ class Backward:
         self.all_differentiable = all(self.derivative.differentiable)
         self.inputs = len(reads) - sum(self.derivative.differentiable)
         self.kept = tuple(at for at in range(self.inputs) if reads[at])
-        module = region.reference.module
-        used = [bool(n.users) for n in module.graph.nodes if n.op == "placeholder"]
+        self.again = _differentiable_part(region.reference.module, self.derivative.differentiable)
+        used = [bool(n.users) for n in self.again.graph.nodes if n.op == "placeholder"]
         self.read_again = tuple(at for at, has in enumerate(used) if has and not reads[at])
+
+
+def _differentiable_part(
+    module: torch.fx.GraphModule, differentiable: Sequence[bool]
+) -> torch.fx.GraphModule:
+    """What a second derivative computes again: state that a forward moves may be gone by then."""
+    graph = torch.fx.Graph()
+    results = graph.graph_copy(module.graph, {})
+    graph.output(tuple(r if has else None for r, has in zip(results, differentiable)))
+    graph.eliminate_dead_code()
+    return torch.fx.GraphModule(module, graph)
 
 
 def _by_regions(region, leaves, needed, batch, precision, compile) -> tuple | None:

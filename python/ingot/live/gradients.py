@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ingot.capture.captured import Region
+from ingot.capture.reference import gradients_reach
 from ingot.live.backward import Backward
 from ingot.runtime.program import Program
 
@@ -29,17 +30,33 @@ class RegionCall:
         self.device_type = program.device
         self.results = len(region.results)
         self._updated = program.signature.updates
+        self.reach = gradients_reach(region.reference)
+        self._severed = frozenset(range(len(region.leaves))).difference(*self.reach)
         self._backwards: dict[Any, Backward] = {}
         self._last: tuple = (None, None, None, None)
         self._lock = threading.Lock()
 
     def __call__(self, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if _with_gradients():
+            if self._severed:
+                leaves = self._without_edges(leaves)
             for leaf in leaves:
                 if leaf.requires_grad:
                     apply = _RegionFunction.apply if _functorch_is_active() else _apply
                     return apply(self, *leaves)
         return self.forward(leaves)[: self.results]
+
+    def _without_edges(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Autograd would call the hooks of a leaf that gets no gradient, as it never does of a
+        tensor that was detached."""
+        return [
+            leaf.detach() if at in self._severed and leaf.requires_grad else leaf
+            for at, leaf in enumerate(leaves)
+        ]
+
+    def is_severed(self, leaf: int) -> bool:
+        """Whether no result has a gradient that reaches it."""
+        return leaf in self._severed
 
     def forward(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         results = self.program.run(leaves)
@@ -90,10 +107,17 @@ class _RegionFunction(torch.autograd.Function):
         inputs = [*leaves, *(results[at] for at in way.derivative.stored)]
         ctx.save_for_backward(*[inputs[at] for at in way.kept])
         ctx.others = [
-            (at, weakref.ref(leaves[at]), -1 if leaves[at].is_inference() else leaves[at]._version)
+            (
+                at,
+                _held(leaves[at], call.is_severed(at)),
+                -1 if leaves[at].is_inference() else leaves[at]._version,
+            )
             for at in way.read_again
         ]
         given = results[: call.results]
+        # A result that the loss does not depend on gives no gradient, not one of zeros.
+        ctx.set_materialize_grads(False)
+        ctx.like = [(r.shape, r.dtype, r.device) for r in given]
         if not way.all_differentiable:
             ctx.mark_non_differentiable(
                 *(r for r, has in zip(given, way.derivative.differentiable) if not has)
@@ -102,15 +126,18 @@ class _RegionFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        way = ctx.way
+        way, unreached = ctx.way, frozenset()
         inputs: list[Any] = [None] * way.inputs
         for at, tensor in zip(way.kept, ctx.saved_tensors):
             inputs[at] = tensor
-        if not way.all_differentiable:
-            gradients = [g for g, has in zip(gradients, way.derivative.differentiable) if has]
         if _with_gradients():
             found = _recorded(ctx, inputs, gradients)
         else:
+            if any(gradient is None for gradient in gradients):
+                unreached = _unreached(ctx, gradients)
+                gradients = _with_zeros(ctx, gradients)
+            if not way.all_differentiable:
+                gradients = [g for g, has in zip(gradients, way.derivative.differentiable) if has]
             # What is read last is freed then: nothing here holds it.
             ctx.maybe_clear_saved_tensors()
             inputs += gradients
@@ -119,8 +146,24 @@ class _RegionFunction(torch.autograd.Function):
             found = way.run(inputs)
         result: list[Any] = [None] * len(ctx.needs_input_grad)
         for at, gradient in zip(way.derivative.wanted, found):
-            result[1 + at] = gradient
+            if at not in unreached:
+                result[1 + at] = gradient
         return tuple(result)
+
+
+def _unreached(ctx, gradients: Sequence) -> set[int]:
+    """The leaves of results without a gradient, and of no other."""
+    reach = zip(ctx.call.reach, gradients)
+    reached = set().union(*(leaves for leaves, given in reach if given is not None))
+    return set(range(len(ctx.call.region.leaves))) - reached
+
+
+def _with_zeros(ctx, gradients: Sequence) -> list[torch.Tensor]:
+    """For a backward pass of all results, those of results that have none are zeros."""
+    return [
+        torch.zeros(shape, dtype=dtype, device=device) if g is None else g
+        for g, (shape, dtype, device) in zip(gradients, ctx.like)
+    ]
 
 
 # Without looking for tensors of functorch's transforms.
@@ -128,10 +171,10 @@ _apply = super(torch.autograd.Function, _RegionFunction).apply
 
 
 def _recorded(
-    ctx, inputs: list, gradients: Sequence[torch.Tensor]
+    ctx, inputs: list, gradients: Sequence[torch.Tensor | None]
 ) -> Sequence[torch.Tensor | None]:
     """Where backward itself is to be differentiated: by PyTorch's operators, from the leaves."""
-    derivative, reference = ctx.way.derivative, ctx.call.region.reference
+    derivative = ctx.way.derivative
     leaves = inputs[: len(ctx.call.region.leaves)]
     for at, reference_to, version in ctx.others:
         leaf = reference_to()
@@ -141,16 +184,35 @@ def _recorded(
                 "written since: keep it, or set INGOT=off"
             )
         leaves[at] = leaf
+    # A leaf may have been computed from another: its own part of the derivative ends at itself.
+    # None stands for one that nothing differentiable reads.
+    wanted = [at for at in derivative.wanted if leaves[at] is not None]
+    variables = {at: leaves[at].view_as(leaves[at]) for at in wanted}
+    leaves = [variables.get(at, leaf) for at, leaf in enumerate(leaves)]
     device, dtype, enabled = ctx.autocast
     with torch.autocast(device, dtype, enabled):
-        results = reference.module(*leaves)
-    return torch.autograd.grad(
-        [r for r, has in zip(results, derivative.differentiable) if has],
-        [leaves[at] for at in derivative.wanted],
-        gradients,
+        results = ctx.way.again(*leaves)
+    both = [(r, g) for r, g in zip(results, gradients) if r is not None and g is not None]
+    pairs = [(result, gradient) for result, gradient in both if result.requires_grad]
+    if not pairs:
+        return [None] * len(derivative.wanted)
+    found = torch.autograd.grad(
+        [result for result, _ in pairs],
+        list(variables.values()),
+        [gradient for _, gradient in pairs],
         create_graph=True,
         allow_unused=True,
     )
+    by_leaf = dict(zip(variables, found))
+    return [by_leaf.get(at) for at in derivative.wanted]
+
+
+def _held(leaf: torch.Tensor, detached: bool) -> Callable[[], torch.Tensor | None]:
+    """The leaf, as long as something else keeps its memory. Views that a graph takes of a
+    parameter, and detached ones, are nobody else's, and cost nothing."""
+    if detached or (leaf._base is not None and leaf._base.is_leaf):
+        return lambda: leaf
+    return weakref.ref(leaf)
 
 
 def _autocast_of(device: str) -> tuple[str, torch.dtype, bool]:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ingot.capture.feed import batched_inputs
-from ingot.live import dynamo, shortcut
+from ingot.live import dynamo, releases, shortcut
 from ingot.live.backend import DynamoGraph, Session, compile_graph, switched_off
 from ingot.runtime.library import IngotError
 
@@ -25,7 +25,7 @@ _forward_hooks = nn.modules.module._global_forward_hooks
 _forward_pre_hooks = nn.modules.module._global_forward_pre_hooks
 _backward_hooks = nn.modules.module._global_backward_hooks
 _backward_pre_hooks = nn.modules.module._global_backward_pre_hooks
-_fx_tracing = torch.fx._symbolic_trace.is_fx_symbolic_tracing
+_fx_tracing = releases.fx_is_tracing
 _compile_lock = torch._dynamo.convert_frame.compile_lock
 
 # Combinations of modes, gradients and sizes in turn.
@@ -79,12 +79,16 @@ class State(Session):
         weakref.finalize(self, dynamo.forget, self._function.__code__).atexit = False
         self._parameters = shortcut.parameters_of(self._function)
         self._shortcuts: tuple[shortcut.Shortcut, ...] = ()
+        self._overlooked = releases.overlooked()
 
     def settings(self) -> dict:
         return {"precision": self.precision, "options": self.options}
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """args: the module, then those of the call."""
+        if self._overlooked is not None and self._overlooked.changed():
+            self._shortcuts, self._overlooked = (), releases.overlooked()
+            dynamo.forget(self._function.__code__)
         names = self._parameters
         plain = not kwargs and names is not None and len(args) == len(names)
         if plain:
@@ -166,6 +170,8 @@ class State(Session):
         """Before a frame is compiled."""
         if isinstance(module, nn.Module):
             self._training = module.training
+            if self._overlooked is not None:
+                self._overlooked.note(module)
 
     def _backend(self, gm: torch.fx.GraphModule, examples: list) -> Callable:
         return compile_graph(self, gm, examples)

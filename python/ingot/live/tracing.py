@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from ingot.capture import CaptureError
 from ingot.capture.captured import Source
 from ingot.capture.feed import Feed, Placeholder, device_type_of
-from ingot.capture.nodes import PARAMETER, mutates
+from ingot.capture.nodes import LEFT_ALONE, PARAMETER, is_batch_norm, is_pure, mutates
 
 _batch_norm = torch.nn.functional.batch_norm
 
@@ -42,6 +42,8 @@ def feed_of(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Feed:
         graph, attributes = _traced(copy, tried)
         if batch is None or not batch.node.expr.is_number:
             break
+    # What nothing reads has no gradient, and would have one in a region.
+    graph.eliminate_dead_code(lambda n: mutates(n) or is_batch_norm(n) or not is_pure(n))
     is_dynamos = batch is not None and batch.node.shape_env is _shape_env(values)
     size = None if is_dynamos else _leading_size(values, found)
     placeholders = {}
@@ -53,7 +55,9 @@ def feed_of(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Feed:
         if known.source.kind == "parameter":
             node.meta[PARAMETER] = known.source.path
     symbol = None if batch is None else batch.node.expr
-    return Feed(graph, attributes, placeholders, device_type_of(tried), symbol, size)
+    feed = Feed(graph, attributes, placeholders, device_type_of(tried), symbol, size)
+    feed.lays_out = True
+    return feed
 
 
 def _value(node: torch.fx.Node, example: Any) -> Any:
@@ -78,6 +82,7 @@ def views_among_results(graph: torch.fx.Graph) -> list[str]:
             base = next(iter(node.all_input_nodes), None)
             while base is not None and _memory(base) == _memory(node):
                 found.append(node.name)
+                node.meta[LEFT_ALONE] = True
                 node, base = base, next(iter(base.all_input_nodes), None)
     return found
 
@@ -275,15 +280,27 @@ def _functional(function: Callable) -> Callable:
         with FunctionalTensorMode(pre_dispatch=True):
             wrapped = [FunctionalTensor.to_functional(a) if _is_tensor(a) else a for a in args]
             results = function(*wrapped)
+        written = {}
         for given, after in zip(args, wrapped):
             if _is_tensor(given):
                 torch._sync(after)
                 changed = torch._from_functional_tensor(after.elem)
                 if changed is not given:
                     given.copy_(changed)
-        return pytree.tree_map_only(FunctionalTensor, _unwrapped, results)
+                    written[id(after)] = given, after
+        return pytree.tree_map_only(FunctionalTensor, lambda t: _result(t, written), results)
 
     return functional
+
+
+def _result(tensor: FunctionalTensor, written: dict[int, tuple]) -> torch.Tensor:
+    """What stands for a result of the forward. An input that it wrote into stays that input."""
+    if id(tensor) in written:
+        return written[id(tensor)][0]
+    memory = tensor.untyped_storage()._cdata
+    if any(after.untyped_storage()._cdata == memory for _, after in written.values()):
+        raise CaptureError("a result is a view of an input that its forward writes into")
+    return _unwrapped(tensor)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -1,0 +1,58 @@
+"""What differs between the releases of PyTorch that are served (2.6 and later)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+from torch import nn
+from torch.fx import _symbolic_trace
+
+
+def _is_tracing() -> bool:
+    return _symbolic_trace.is_fx_tracing() and not torch.compiler.is_compiling()
+
+
+# Whether torch.fx traces something, in any thread.
+fx_is_tracing = getattr(_symbolic_trace, "is_fx_symbolic_tracing", _is_tracing)
+
+# Dynamo's guards were seen to overlook what follows in 2.6, and to notice it in 2.11; the releases
+# between are not tried.
+_GUARDS_SUFFICE = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 11)
+_DEVICES = ("cpu", "cuda")
+
+
+class Overlooked:
+    """What can change about a compiled module unnoticed by Dynamo: parameters of several names that
+    are untied, and the dtype of autocast."""
+
+    def __init__(self) -> None:
+        self._ties: list[list[tuple[nn.Module, str]]] = []
+        self._dtypes: dict[str, torch.dtype] = {}
+
+    def note(self, module: nn.Module) -> None:
+        """Before it is compiled."""
+        names = defaultdict(list)
+        for part in module.modules():
+            for name, parameter in part._parameters.items():
+                if parameter is not None:
+                    names[id(parameter)].append((part, name))
+        self._ties = [group for group in names.values() if len(group) > 1]
+        self._dtypes.update(_autocast_dtypes())
+
+    def changed(self) -> bool:
+        now = _autocast_dtypes()
+        return any(
+            dtype != self._dtypes.get(device, dtype) for device, dtype in now.items()
+        ) or any(
+            len({id(part._parameters.get(name)) for part, name in group}) > 1
+            for group in self._ties
+        )
+
+
+def overlooked() -> Overlooked | None:
+    return None if _GUARDS_SUFFICE else Overlooked()
+
+
+def _autocast_dtypes() -> dict[str, torch.dtype]:
+    return {d: torch.get_autocast_dtype(d) for d in _DEVICES if torch.is_autocast_enabled(d)}

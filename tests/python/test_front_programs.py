@@ -1,0 +1,212 @@
+"""Random programs, and what they have found: modules with state, branches and configurations that
+change between the calls, through Ingot against PyTorch alone.
+
+INGOT_PROGRAMS=2000 runs that many other ones than the few of every run.
+"""
+
+from __future__ import annotations
+
+import os
+
+import hypothesis
+import ingot
+import pytest
+import torch
+from hypothesis import strategies as st
+from live import compare, regions_run, x
+from program_runs import by_compile, by_optimize, difference
+from programs import draw_program
+from torch import nn
+from torch.nn import functional as F
+
+COUNT = int(os.environ.get("INGOT_PROGRAMS", "25"))
+
+pytestmark = pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
+
+
+@pytest.mark.timeout(300 + 10 * COUNT)
+def test_random_programs():
+    taken = []
+
+    @hypothesis.settings(
+        max_examples=COUNT,
+        derandomize="INGOT_PROGRAMS" not in os.environ,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(
+        st.randoms(use_true_random=False), st.sampled_from([by_optimize, by_optimize, by_compile])
+    )
+    def agrees(rng, wrap):
+        program = draw_program(rng)
+        with regions_run() as ran:
+            found = difference(program, wrap)
+        taken.append(bool(ran))
+        assert found is None, f"{wrap.__name__}: {found}\n{program}"
+
+    agrees()
+    assert sum(taken) > len(taken) / 2
+
+
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 6), nn.Linear(8, 6)
+
+
+def _twice(m, fed, loss):
+    """First and second derivatives of a loss by inputs and parameters."""
+    wanted = [fed, *m.parameters()]
+    result = m(fed)
+    first = torch.autograd.grad(loss(result), wanted, create_graph=True, allow_unused=True)
+    needing = [g.square().sum() for g in first if g is not None and g.requires_grad]
+    second = torch.autograd.grad(loss(result) + sum(needing), wanted, allow_unused=True)
+    return [torch.zeros(()) if g is None else g.detach() for g in (*first, *second)]
+
+
+def test_a_second_derivative_where_one_operand_is_computed_from_another():
+    class Model(Two):
+        def forward(self, x):
+            h = torch.tanh(self.a(x).cumsum(1))
+            return (h.transpose(1, 2) @ h * 0.1).amax(2)
+
+    def script(m):
+        fed = torch.randn(4, 5, 8, requires_grad=True)
+        yield _twice(m, fed, lambda y: y.square().sum())
+
+    compare(Model, script, gradients=(True,), tolerance=1e-4)
+
+
+def test_a_second_derivative_of_what_leaves_a_parameter_unread():
+    class Model(Two):
+        def forward(self, x):
+            unread = self.a(x)
+            return (x * 2).sum() + self.b(x).tanh().sum() + unread.shape[0]
+
+    def script(m):
+        yield _twice(m, torch.randn(3, 8, requires_grad=True), lambda y: y.square())
+
+    compare(Model, script, gradients=(True,), tolerance=1e-4)
+
+
+def test_a_second_derivative_beside_state_that_was_replaced():
+    class Model(Two):
+        def __init__(self):
+            super().__init__()
+            self.state = torch.ones(1)
+
+        def forward(self, x):
+            y = torch.tanh(self.a(x)) * 2
+            self.state = y.mean().detach() + 0.5 * self.state
+            return y
+
+    def script(m):
+        for _ in range(2):
+            fed = torch.randn(3, 8, requires_grad=True)
+            yield _twice(m, fed, lambda y: y.square().sum())
+        yield m.state
+
+    compare(Model, script, gradients=(True,), tolerance=1e-4)
+
+
+def test_a_second_derivative_of_a_product_with_an_expanded_weight():
+    def make():
+        linear = nn.Linear(8, 8, bias=False)
+        return nn.Sequential(linear, nn.BatchNorm1d(5, track_running_stats=False), nn.Tanh())
+
+    def script(m):
+        fed = torch.randn(1, 5, 8).expand(17, 5, 8).requires_grad_()
+        yield _twice(m, fed, lambda y: y.square().sum())
+
+    compare(make, script, gradients=(True,), tolerance=1e-3)
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_a_buffer_that_counts_stays_the_same_tensor(mode):
+    class Model(Two):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            y = torch.relu(self.a(x)) * 2 / (self.calls + 1)
+            self.calls += 1
+            return y
+
+    def script(m):
+        before = m.calls
+        with mode():
+            yield m(x())
+        yield m(x())
+        yield m.calls is before, m.calls.is_inference(), before.clone()
+
+    compare(Model, script, gradients=(False,))
+
+
+@pytest.mark.parametrize("kind", ["transposed", "channels_last", "beside a linear"])
+def test_results_lie_in_memory_as_pytorchs(kind):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.l = nn.Linear(6, 4)
+
+        def forward(self, x):
+            return torch.relu(x) * 2 + 1, torch.tanh(self.l(x)) if "linear" in kind else None
+
+    fed = torch.randn(4, 6, 6, 6).contiguous(memory_format=torch.channels_last)
+    if kind == "transposed":
+        fed = torch.randn(6, 5).t()
+    model = Model()
+    with regions_run() as ran:
+        found, expected = ingot.optimize(model)(fed)[0], model(fed)[0]
+    assert ran and found.stride() == expected.stride()
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["dead", "detached", "whole numbers"])
+def test_hooks_of_weights_without_a_gradient_are_not_called(kind):
+    class Model(Two):
+        def forward(self, x):
+            a, b = torch.tanh(self.a(x)), F.log_softmax(self.b(x), 1) * 2
+            if kind == "detached":
+                b = b + a.detach()
+            return (b, a.argmax(-1)) if kind == "whole numbers" else (b, None)
+
+    seen = []
+
+    def script(m):
+        m.a.weight.register_hook(seen.append)
+        yield m(x())[0]
+
+    compare(Model, script, gradients=(True,))
+    assert not seen
+
+
+def test_results_that_no_loss_depends_on_give_no_gradients():
+    class Model(Two):
+        def forward(self, x):
+            return torch.tanh(self.a(x)) * 2, torch.tanh(self.b(x)) * 2, self.b(x).argmax(-1)
+
+    def script(m):
+        m(x())[1].sum().backward()
+        yield [p.grad is None for p in m.parameters()]
+        first = torch.autograd.grad(m(x())[1].sum(), m.b.weight, create_graph=True)
+        first[0].square().sum().backward()
+        yield [p.grad is None for p in m.parameters()]
+        yield m(x())[0]
+
+    compare(Model, script, gradients=(True,))
+
+
+def test_results_that_share_memory_where_leading_axes_are_merged():
+    class Model(Two):
+        def forward(self, x):
+            y = self.a(x)
+            return y, y.detach(), torch.tanh(self.b(x)) * 2
+
+    def script(m):
+        y, same, z = m(torch.randn(2, 4, 3, 8))
+        yield y, same, z, y.data_ptr() == same.data_ptr()
+
+    compare(Model, script)
