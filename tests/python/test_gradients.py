@@ -91,7 +91,10 @@ def check_against_fp64(module, twin, exact, inputs: list) -> None:
     for own, other, exactly in zip(found, eager, truth):
         assert (own is None) == (exactly is None)
         if own is not None and exactly.norm() > 1e-12:
-            assert error(own, exactly) <= max(2e-6, 2 * error(other, exactly))
+            eager_error = error(other, exactly)
+            # Two rows in a batch norm cancel but for rounding: one draw of it against another.
+            factor = 2 if eager_error < 1e-5 else 4
+            assert error(own, exactly) <= max(2e-6, factor * eager_error)
 
 
 @pytest.mark.parametrize("mode", ["training", "eval"])
