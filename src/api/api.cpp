@@ -128,6 +128,14 @@ void ingot_program_destroy(ingot_program* program) {
   delete program;
 }
 
+ingot_status ingot_program_compile(ingot_program* program, int64_t batch) {
+  return api::guarded([&] {
+    api::Program& state = api::program_of(program);
+    api::check_batch(state, batch);
+    state.executable->compile(batch);
+  });
+}
+
 ingot_status ingot_program_prepare(ingot_program* program, int64_t batch, int device) {
   return api::guarded([&] {
     api::Program& state = api::program_of(program);

@@ -27,6 +27,8 @@ class Executable {
  public:
   virtual ~Executable() = default;
 
+  // Compiles what `prepare` would, and touches no device: for another thread, ahead of the run.
+  virtual void compile(int64_t batch) = 0;
   // Makes every run with this batch size on this device free of compilation and allocation.
   virtual void prepare(int64_t batch, int device) = 0;
   virtual size_t workspace_size(int64_t batch) = 0;

@@ -61,6 +61,7 @@ class CpuExecutable final : public Executable {
     make_steps();
   }
 
+  void compile(int64_t) override {}
   void prepare(int64_t, int) override {}
 
   size_t workspace_size(int64_t batch) override { return layout(batch).total; }

@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <exception>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <set>
 #include <thread>
 
 #include "codegen/embedded_kernels.h"
@@ -40,9 +44,34 @@ void add_includes(std::string_view text, std::map<std::string, std::string>& fou
   }
 }
 
-std::string compile_one(const CompileRequest& request, const std::string& architecture,
-                        const CubinCache& cache) {
-  const std::string key = cache_key(request, architecture);
+// Compilations that are under way in this process, by cache key: equal kernels of programs that are
+// compiled side by side are compiled once.
+class UnderWay {
+ public:
+  // Whether the caller is the first to ask, and makes it; else waits until the first has finished,
+  // but not for ever: in a forked child it never does.
+  bool begin(const std::string& key) {
+    constexpr auto kLongest = std::chrono::seconds(20);
+    std::unique_lock lock(mutex_);
+    if (keys_.insert(key).second) return true;
+    finished_.wait_for(lock, kLongest, [&] { return !keys_.contains(key); });
+    return false;
+  }
+
+  void end(const std::string& key) {
+    const std::lock_guard lock(mutex_);
+    keys_.erase(key);
+    finished_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable finished_;
+  std::set<std::string> keys_;
+};
+
+std::string compile_new(const CompileRequest& request, const std::string& architecture,
+                        const std::string& key, const CubinCache& cache) {
   if (auto cached = cache.find(key)) {
     log_line(LogLevel::debug, "{} is in the kernel cache", request.name);
     return *std::move(cached);
@@ -57,6 +86,17 @@ std::string compile_one(const CompileRequest& request, const std::string& archit
     log_line(LogLevel::info, "{} could not be kept in the kernel cache", request.name);
   }
   return result.code;
+}
+
+// What another thread has just made is found in the cache; where there is none, it is made again.
+std::string compile_one(const CompileRequest& request, const std::string& architecture,
+                        const CubinCache& cache) {
+  static UnderWay under_way;
+  const std::string key = cache_key(request, architecture);
+  if (!under_way.begin(key)) return compile_new(request, architecture, key, cache);
+  const std::unique_ptr<UnderWay, std::function<void(UnderWay*)>> end(
+      &under_way, [&key](UnderWay* all) { all->end(key); });
+  return compile_new(request, architecture, key, cache);
 }
 
 }  // namespace

@@ -56,14 +56,11 @@ class CudaExecutable : public Executable {
     }
   }
 
+  void compile(int64_t batch) override { modules_.compile(plan_.target.sm, units(batch)); }
+
   void prepare(int64_t batch, int device) override {
     const CurrentContext context(device);
-    std::vector<int> units;
-    for (const auto& lowering : lowerings_) {
-      const std::vector<int> own = lowering->units(batch);
-      units.insert(units.end(), own.begin(), own.end());
-    }
-    modules_.load(*context, units);
+    modules_.load(*context, units(batch));
     for (const auto& lowering : lowerings_) lowering->prepare(*context, batch);
     layout(batch);
   }
@@ -149,6 +146,15 @@ class CudaExecutable : public Executable {
   }
 
  private:
+  std::vector<int> units(int64_t batch) const {
+    std::vector<int> found;
+    for (const auto& lowering : lowerings_) {
+      const std::vector<int> own = lowering->units(batch);
+      found.insert(found.end(), own.begin(), own.end());
+    }
+    return found;
+  }
+
   bool dependent_launch(const Context& context) const {
     return dependent_launch_ && arch_of(context.sm()).dependent_launch &&
            driver().version >= kDependentLaunchDriver;

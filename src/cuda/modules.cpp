@@ -2,6 +2,7 @@
 
 #include <xxhash.h>
 
+#include <algorithm>
 #include <set>
 
 #include "support/error.h"
@@ -43,6 +44,48 @@ Modules::Source Modules::source(int unit, int function) const {
   return {units_[index].functions[static_cast<size_t>(function)], text_hashes_[index]};
 }
 
+void Modules::compile(int sm, const std::vector<int>& wanted) {
+  const std::lock_guard compiling(compiling_);
+  std::vector<int> missing;
+  {
+    const std::shared_lock lock(mutex_);
+    for (const int unit : std::set<int>(wanted.begin(), wanted.end())) {
+      const bool loaded = std::any_of(contexts_.begin(), contexts_.end(), [&](const auto& own) {
+        return own.second.loaded.contains(unit);
+      });
+      if (!loaded && !compiled_.contains({sm, unit})) missing.push_back(unit);
+    }
+  }
+  std::vector<std::string> code = compile_all(sources_of(missing), sm, cache_);
+  for (size_t i = 0; i < missing.size(); ++i) compiled_[{sm, missing[i]}] = std::move(code[i]);
+}
+
+std::vector<CompileRequest> Modules::sources_of(const std::vector<int>& units) const {
+  const std::shared_lock lock(mutex_);
+  std::vector<CompileRequest> sources;
+  for (const int unit : units) sources.push_back(units_[static_cast<size_t>(unit)].source);
+  return sources;
+}
+
+// In order; compiled now unless `compile` has.
+std::vector<std::string> Modules::take_code(int sm, const std::vector<int>& units) {
+  const std::lock_guard compiling(compiling_);
+  std::map<int, std::string> code;
+  std::vector<int> missing;
+  for (const int unit : units) {
+    if (auto found = compiled_.extract({sm, unit})) {
+      code[unit] = std::move(found.mapped());
+    } else {
+      missing.push_back(unit);
+    }
+  }
+  std::vector<std::string> made = compile_all(sources_of(missing), sm, cache_);
+  for (size_t i = 0; i < missing.size(); ++i) code[missing[i]] = std::move(made[i]);
+  std::vector<std::string> taken;
+  for (const int unit : units) taken.push_back(std::move(code[unit]));
+  return taken;
+}
+
 void Modules::load(Context& context, const std::vector<int>& wanted) {
   const std::lock_guard loading(loading_);
   std::vector<int> missing;
@@ -57,9 +100,7 @@ void Modules::load(Context& context, const std::vector<int>& wanted) {
     }
   }
   if (missing.empty()) return;
-  std::vector<CompileRequest> requests;
-  for (const Unit& unit : units) requests.push_back(unit.source);
-  const std::vector<std::string> code = compile_all(requests, context.sm(), cache_);
+  const std::vector<std::string> code = take_code(context.sm(), missing);
 
   const Driver& d = driver();
   for (size_t i = 0; i < missing.size(); ++i) {

@@ -40,6 +40,8 @@ class Modules {
     uint64_t text_hash = 0;
   };
   Source source(int unit, int function) const;
+  // Compiles what is neither compiled nor loaded, for a later load; touches no device.
+  void compile(int sm, const std::vector<int>& units);
   // Compiles and loads what is missing; the context must be current.
   void load(Context& context, const std::vector<int>& units);
   // Loads it if it was not.
@@ -54,11 +56,15 @@ class Modules {
   struct Table {
     std::vector<std::pair<const Context*, std::vector<const LoadedUnit*>>> contexts;
   };
+  std::vector<CompileRequest> sources_of(const std::vector<int>& units) const;
+  std::vector<std::string> take_code(int sm, const std::vector<int>& units);
   void publish();
 
   const CubinCache cache_;
-  std::mutex loading_;               // one thread compiles; the others wait for what it makes
-  mutable std::shared_mutex mutex_;  // of the tables
+  std::mutex loading_;    // one thread loads; the others wait for what it makes
+  std::mutex compiling_;  // as much for code; taken inside loading_
+  std::map<std::pair<int, int>, std::string> compiled_;  // by sm and unit, until it is loaded
+  mutable std::shared_mutex mutex_;                      // of the tables
   std::vector<Unit> units_;
   std::vector<uint64_t> text_hashes_;
   std::map<std::string, int> index_;

@@ -30,7 +30,7 @@ class Feed:
     that the graph is for, or None; out_spec, constant_outputs: how a module's result is put
     together from the graph's outputs; rewritten: whether the graph has been brought into the form
     that the importer reads; lays_out: whether dimensions of results lie in memory in the order that
-    PyTorch gives them.
+    PyTorch gives them; example_batch: the batch size of the call that it was traced for, if known.
     """
 
     graph: torch.fx.Graph
@@ -43,6 +43,7 @@ class Feed:
     constant_outputs: dict[int, Any] = field(default_factory=dict)
     rewritten: bool = False
     lays_out: bool = False
+    example_batch: int | None = None
 
 
 def device_type_of(values: list) -> str:

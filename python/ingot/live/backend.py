@@ -19,6 +19,7 @@ import ingot.capture.custom_ops  # noqa: F401  (the operator that batch norms be
 from ingot.capture import CaptureError
 from ingot.capture.importer import import_graph
 from ingot.live import policy
+from ingot.live.ahead import compile_ahead
 from ingot.live.compiled import Compiled, RefusedError
 from ingot.live.tracing import feed_of, views_among_results
 from ingot.log import logger
@@ -139,7 +140,12 @@ def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
         if captured.static_batch in captured.delegate_batches:
             return None
         try:
-            return Compiled(captured, feed.device_type, session.precision, tf32, session.options)
+            compiled = Compiled(
+                captured, feed.device_type, session.precision, tf32, session.options
+            )
         except RefusedError as error:
             refused.update(error.nodes)
+            continue
+        compile_ahead(compiled.programs, feed.example_batch)
+        return compiled
     raise CaptureError("; ".join(sorted(set(refused.values()))))

@@ -11,6 +11,7 @@ import torch
 
 from ingot.capture.captured import Region
 from ingot.capture.reference import gradients_reach
+from ingot.live.ahead import compile_ahead
 from ingot.live.backward import Backward
 from ingot.runtime.program import Program
 
@@ -78,6 +79,7 @@ class RegionCall:
             found = self._backwards.get(key)
             if found is None:
                 found = self._made(leaves, needed, batch if batch > 1 else None)
+                compile_ahead(found.programs, batch)
                 self._backwards[key] = found
             if found.derivative.batch not in (None, batch):
                 found = self._backwards.get((key, batch))

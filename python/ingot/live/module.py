@@ -185,7 +185,7 @@ def optimize(
 
     example_inputs: arguments of a call; only shapes, dtypes and strides matter, and the batch size
     (the first dimension) may differ from call to call. With them the module is captured and planned
-    now, else at its first call. Kernels are compiled when first needed, or by `ingot_prepare`.
+    now, else at its first call. Kernels are compiled in the background, or by `ingot_prepare`.
     precision: of float32 matrix products, "fp32", "ieee", "high", "tf32", "bf16" or "fp16"; None
     follows PyTorch's own switches. device: where to move the module first. options: further options
     of ingot_program_create.

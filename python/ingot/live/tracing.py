@@ -57,6 +57,7 @@ def feed_of(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Feed:
     symbol = None if batch is None else batch.node.expr
     feed = Feed(graph, attributes, placeholders, device_type_of(tried), symbol, size)
     feed.lays_out = True
+    feed.example_batch = size if batch is None else int(batch.node.hint)
     return feed
 
 

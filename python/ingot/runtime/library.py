@@ -87,6 +87,7 @@ _FUNCTIONS = {
         (ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p)),
     ),
     "ingot_program_destroy": (None, (ctypes.c_void_p,)),
+    "ingot_program_compile": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int64)),
     "ingot_program_prepare": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)),
     "ingot_program_workspace_size": (
         ctypes.c_int,

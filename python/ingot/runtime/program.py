@@ -230,6 +230,10 @@ class Program:
         self._library.check(self._library.ingot_program_signature(self._handle, ctypes.byref(text)))
         return Signature.from_json(self._library.take_json(text))
 
+    def compile(self, batch: int) -> None:
+        """Compiles what a call with this batch size needs, and touches no device: on any thread."""
+        self._library.check(self._library.ingot_program_compile(self._handle, batch))
+
     def prepare(self, batch: int, device_index: int = -1) -> None:
         """Compiles and loads what a call with this batch size needs."""
         self._library.check(self._library.ingot_program_prepare(self._handle, batch, device_index))
