@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define COUNTED(X)                                                                        \
   X(cuCtxGetCurrent) X(cuCtxGetDevice) X(cuCtxPushCurrent) X(cuCtxPopCurrent)             \
@@ -375,6 +376,8 @@ int nvrtcCreateProgram(void** program, const char* source, const char* name, int
 int nvrtcDestroyProgram(void** program) { return free(*program), *program = NULL, 0; }
 int nvrtcCompileProgram(void* program, int count, const char* const* options) {
   (void)program, (void)count, (void)options;
+  const char* milliseconds = getenv("FAKE_NVRTC_MS");
+  if (milliseconds) usleep(1000 * (unsigned)atoi(milliseconds));
   return COUNT(nvrtcCompileProgram), 0;
 }
 int nvrtcGetProgramLogSize(void* program, size_t* size) { return (void)program, *size = 0, 0; }

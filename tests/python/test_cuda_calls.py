@@ -127,6 +127,46 @@ def test_captures_of_the_caller_see_the_kernels(asked):
     assert launched([asked["replays"]["after"]]) == {(0, 1)}
 
 
+AHEAD = """
+import ctypes, json, os, threading
+from ingot.runtime.program import Program
+
+fake = ctypes.CDLL(os.environ["INGOT_LIBCUDA"])
+fake.fake_calls.restype, fake.fake_calls.argtypes = ctypes.c_long, (ctypes.c_char_p,)
+graph = {
+    "ingot_graph": 1,
+    "values": [
+        {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 1, 1, 512]},
+        {"op": "parameter", "name": "w", "dtype": "f32", "shape": [1, 512, 1, 512]},
+        {"op": "linear", "args": [0, 1, -1]},
+        {"op": "softmax", "args": [2], "attributes": {"axes": ["features"]}},
+    ],
+    "results": [{"value": 3, "name": "y"}],
+}
+programs = [Program(graph, device="cuda") for _ in range(4)]
+
+def asked():
+    return [fake.fake_calls(name) for name in (b"nvrtcCompileProgram", b"cuModuleLoadData")]
+
+threads = [threading.Thread(target=p.compile, args=(8192,)) for p in programs for _ in range(2)]
+for each in (threading.Thread.start, threading.Thread.join):
+    for thread in threads:
+        each(thread)
+compiled = asked()
+for program in programs:
+    program.prepare(8192, 0)
+print(json.dumps([compiled, asked()]))
+"""
+
+
+def test_equal_kernels_are_compiled_once_and_ahead_of_their_loading(fake, tmp_path):
+    answer = run(["-c", AHEAD], fake, INGOT_CACHE_DIR=str(tmp_path), FAKE_NVRTC_MS="100")
+    assert answer.returncode == 0, answer.stderr
+    (compiled, loaded), (compiled_after, loaded_after) = json.loads(answer.stdout)
+    assert compiled >= 2 and loaded == 0
+    assert compiled_after == compiled and loaded_after == 4 * compiled
+
+
 WITHOUT_CUBLASLT = """
 from ingot.runtime.library import IngotError
 from ingot.runtime.program import Program
