@@ -73,8 +73,8 @@ INGOT_API ingot_status ingot_program_create(const char* graph_json, const char* 
 INGOT_API void ingot_program_destroy(ingot_program* program);
 
 /* Compiles every kernel that a call with this batch size needs, for the GPU that the program was
- * planned for, and touches no device: safe on any thread, at any time, beside a stream that is being
- * captured too. A later prepare or run loads what is there. Nothing on the CPU. */
+ * planned for, and touches no device: safe on any thread, at any time, beside a stream that is
+ * being captured too. A later prepare or run loads what is there. Nothing on the CPU. */
 INGOT_API ingot_status ingot_program_compile(ingot_program* program, int64_t batch);
 
 /* Compiles and loads every kernel that a call with this batch size on this device needs, so that a

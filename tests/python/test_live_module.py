@@ -78,6 +78,28 @@ def test_new_batch_sizes_do_not_recompile(pair):
     assert len(optimised._ingot.graphs) == len(programs_of(optimised)) == 1
 
 
+class Towers(nn.Module):
+    """Two inputs of one batch that nothing brings together."""
+
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(16, 32), nn.Linear(24, 32)
+
+    def forward(self, x, y):
+        return torch.relu(self.left(x)), torch.sigmoid(self.right(y))
+
+
+def test_inputs_of_one_batch_that_never_meet_do_not_recompile():
+    original = Towers()
+    optimised = ingot.optimize(original)
+    for rows in (8, 9, 17, 2, 40):
+        x, y = torch.randn(rows, 16), torch.randn(rows, 24)
+        torch.testing.assert_close(optimised(x, y), original(x, y))
+    assert len(optimised._ingot.graphs) == 1
+    x, y = torch.randn(12, 16), torch.randn(7, 24)
+    torch.testing.assert_close(optimised(x, y), original(x, y))
+
+
 def both(pair, change):
     for module in pair:
         change(module)

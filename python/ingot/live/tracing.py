@@ -151,11 +151,11 @@ def _with_batch(values: list, found: Sequence[Placeholder]) -> Iterator[tuple[li
     """Values to trace with, and among them the symbolic size of the batch (or None); further ones
     where tracing has bound it to a number.
 
-    Numbers that are symbolic elsewhere are bound to their values: a guard of Dynamo's, as if the
-    model's own code had asked. Where nothing is symbolic, the batch is made so for the tracing:
-    what is written for any size is imported better, and Dynamo's guards hold it to this one. First
-    of all inputs of the first one's size, then of that alone: an operand of the same size need not
-    have the batch in front.
+    Numbers that are symbolic elsewhere are bound to the batch where they are alike, else to their
+    values: a guard of Dynamo's, as if the model's own code had asked. Where nothing is symbolic,
+    the batch is made so for the tracing: what is written for any size is imported better, and
+    Dynamo's guards hold it to this one. First of all inputs of the first one's size, then of that
+    alone: an operand of the same size need not have the batch in front.
     """
     sizes = [v.shape[0] for v in _leading(values, found)]
     batch = next((s for s in sizes if isinstance(s, torch.SymInt) and s.node.expr.is_Symbol), None)
@@ -163,7 +163,7 @@ def _with_batch(values: list, found: Sequence[Placeholder]) -> Iterator[tuple[li
         for size in value.shape if isinstance(value, torch.Tensor) else ():
             if isinstance(size, torch.SymInt):
                 other = batch is None or size.node.expr.free_symbols - {batch.node.expr}
-                if other and not size.node.expr.is_number:
+                if other and not size.node.expr.is_number and not _are_joined(size, batch):
                     int(size)
     settled = [_settled(value) for value in values]
     if batch is not None:
@@ -185,6 +185,14 @@ def _with_batch(values: list, found: Sequence[Placeholder]) -> Iterator[tuple[li
         if chosen:
             yield _with_symbolic_batch(values, chosen)
     yield values, None
+
+
+def _are_joined(size: torch.SymInt, batch: torch.SymInt | None) -> bool:
+    """Whether a size is the batch's now, and a guard of Dynamo's keeps it so: two inputs of one
+    batch that nothing in the model brings together."""
+    if batch is None or not size.node.expr.is_Symbol or size.node.hint != batch.node.hint:
+        return False
+    return bool(size == batch)
 
 
 def _settled(value: Any) -> Any:
