@@ -152,22 +152,26 @@ for arguments in json.loads(sys.argv[1]):
 
 # A bundled model in 16 bits.
 HALF_MODEL = """
-import runpy
+import importlib.util
+import sys
 
 import torch
 
-original = runpy.run_path({path!r})
-get_init_inputs = original["get_init_inputs"]
+# By a name that can be imported: TorchDynamo asks for it.
+spec = importlib.util.spec_from_file_location({name!r}, {path!r})
+original = sys.modules[{name!r}] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(original)
+get_init_inputs = original.get_init_inputs
 
 
-class Model(original["Model"]):
+class Model(original.Model):
     def __init__(self, *arguments):
         super().__init__(*arguments)
         self.to({dtype})
 
 
 def get_inputs():
-    return [tensor.to({dtype}) for tensor in original["get_inputs"]()]
+    return [tensor.to({dtype}) for tensor in original.get_inputs()]
 """
 HALF_MODELS = ("gemm_scale_bn", "gemm_bn_scale_softmax", "linear_gelu")
 # Under tf32: a bundled model and its constants, so that each tile of the tf32 product is met.
@@ -188,7 +192,10 @@ def half_models(folder: Path) -> list[Path]:
         for dtype in ("torch.bfloat16", "torch.float16"):
             path = folder / f"{name}_{dtype.removeprefix('torch.')}.py"
             original = str(ROOT / "examples" / f"{name}.py")
-            path.write_text(HALF_MODEL.format(path=original, dtype=dtype), encoding="utf-8")
+            path.write_text(
+                HALF_MODEL.format(name=f"whole_{name}", path=original, dtype=dtype),
+                encoding="utf-8",
+            )
             models.append(path)
     return models
 

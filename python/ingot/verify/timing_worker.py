@@ -17,7 +17,7 @@ from .tricks import WRONG_WHEN_TIMED
 
 CANDIDATE = "candidate"
 _SAMPLES = 2
-_MARKED = 2
+_MARKED = 3
 _POSITIONS = 256
 
 
@@ -90,7 +90,7 @@ class TimingSession:
         look = self._look(self._note)
         chance = random.SystemRandom()
         buffers = dict(self._candidate.named_buffers())
-        marked = {chance.randrange(count) for _ in range(_MARKED)} | {count - 1}
+        marked = {*chance.sample(range(count), min(count, _MARKED)), count - 1}
         sampled: dict = {}
         sent: dict = {}
         result: Any = None  # kept until the next one is there: memory in use is not free
