@@ -151,19 +151,20 @@ def _with_batch(values: list, found: Sequence[Placeholder]) -> Iterator[tuple[li
     """Values to trace with, and among them the symbolic size of the batch (or None); further ones
     where tracing has bound it to a number.
 
-    Numbers that are symbolic elsewhere are bound to the batch where they are alike, else to their
-    values: a guard of Dynamo's, as if the model's own code had asked. Where nothing is symbolic,
-    the batch is made so for the tracing: what is written for any size is imported better, and
-    Dynamo's guards hold it to this one. First of all inputs of the first one's size, then of that
-    alone: an operand of the same size need not have the batch in front.
+    Numbers that are symbolic elsewhere are bound to the batch where they lead an input and are the
+    same, else to their values: a guard of Dynamo's, as if the model's own code had asked. Where
+    nothing is symbolic, the batch is made so for the tracing: what is written for any size is
+    imported better, and Dynamo's guards hold it to this one. First of all inputs of the first one's
+    size, then of that alone: an operand of the same size need not have the batch in front.
     """
     sizes = [v.shape[0] for v in _leading(values, found)]
     batch = next((s for s in sizes if isinstance(s, torch.SymInt) and s.node.expr.is_Symbol), None)
     for value in values:
-        for size in value.shape if isinstance(value, torch.Tensor) else ():
+        for axis, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
             if isinstance(size, torch.SymInt):
                 other = batch is None or size.node.expr.free_symbols - {batch.node.expr}
-                if other and not size.node.expr.is_number and not _are_joined(size, batch):
+                joined = other and axis == 0 and _are_joined(size, batch)
+                if other and not joined and not size.node.expr.is_number:
                     int(size)
     settled = [_settled(value) for value in values]
     if batch is not None:
