@@ -16,6 +16,7 @@
 #include "cuda/replay.h"
 #include "cuda/sweep_lowering.h"
 #include "product/arch.h"
+#include "support/align.h"
 #include "support/checked.h"
 #include "support/error.h"
 
@@ -52,7 +53,7 @@ class CudaExecutable : public Executable {
       lowerings_.push_back(plan_.sweeps[i].kind == SweepKind::product
                                ? make_product_lowering(plan_, sweep, modules_, options_, tuning_)
                                : make_kernels_lowering(plan_, sweep, modules_));
-      frozen_bytes_.push_back(align_to_256(lowerings_.back()->frozen_bytes()));
+      frozen_bytes_.push_back(align_up(lowerings_.back()->frozen_bytes(), kWorkspaceAlignment));
     }
   }
 
@@ -261,7 +262,7 @@ class CudaExecutable : public Executable {
     auto l = std::make_unique<BatchLayout>();
     l->batch = batch;
     l->offsets = plan_.workspace_layout(batch, &l->buffers);
-    l->buffers = align_to_256(l->buffers);
+    l->buffers = align_up(l->buffers, kWorkspaceAlignment);
     for (const auto& lowering : lowerings_) {
       l->scratch = std::max(l->scratch, lowering->scratch_bytes(batch));
     }

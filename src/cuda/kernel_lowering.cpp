@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/sweep_lowering.h"
+#include "support/align.h"
 #include "support/checked.h"
 #include "support/error.h"
 
@@ -70,7 +71,8 @@ size_t KernelLowering::scratch_bytes(int64_t batch) const {
     const size_t states =
         checked_product(static_cast<size_t>(splits_of(source_, entry, batch).splits),
                         static_cast<size_t>(source_.columns * source_.state_bytes));
-    bytes = std::max(bytes, align_to_256(states + 16 * source_.operands.size() + 256));
+    bytes =
+        std::max(bytes, align_up(states + 16 * source_.operands.size() + 256, kWorkspaceAlignment));
   }
   return bytes;
 }

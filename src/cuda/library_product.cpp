@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "support/align.h"
 #include "support/error.h"
 
 namespace ingot::cuda {
@@ -36,11 +37,11 @@ bool LibraryLowering::converts(int index) const {
 
 LibraryLowering::Layout LibraryLowering::layout(int64_t batch) const {
   Layout l;
-  l.w = align_to_256(x_copy_.bytes(batch));
-  l.library = l.w + (converts(1) ? align_to_256(w_copy_.bytes(batch)) : 0);
+  l.w = align_up(x_copy_.bytes(batch), kWorkspaceAlignment);
+  l.library = l.w + (converts(1) ? align_up(w_copy_.bytes(batch), kWorkspaceAlignment) : 0);
   l.product = l.library + kLibraryWorkspace;
   const auto elements = static_cast<size_t>(plan_.graph[sweep_.matmul].shape.elements(batch));
-  l.behind = l.product + (placed_ ? 0 : align_to_256(elements * size_of(result_)));
+  l.behind = l.product + (placed_ ? 0 : align_up(elements * size_of(result_), kWorkspaceAlignment));
   l.end = l.behind;
   for (const KernelLowering& kernel : behind_) {
     l.end = std::max(l.end, l.behind + kernel.scratch_bytes(batch));

@@ -6,6 +6,7 @@
 #include "codegen/body_writer.h"
 #include "product/hopper/args.cuh"
 #include "product/split.cuh"
+#include "support/align.h"
 #include "support/error.h"
 
 namespace ingot::cuda {
@@ -168,8 +169,8 @@ const OwnProduct::Prepared& OwnProduct::prepared(const ProductShape& shape) cons
 }
 
 size_t OwnProduct::bytes_of(const Prepared& p) const {
-  return align_to_256(p.plan.workspace_bytes) +
-         align_to_256(p.partial_bytes * static_cast<size_t>(epilogue_.moments));
+  return align_up(p.plan.workspace_bytes, kWorkspaceAlignment) +
+         align_up(p.partial_bytes * static_cast<size_t>(epilogue_.moments), kWorkspaceAlignment);
 }
 
 // The plan counts on what this GPU's architecture has of shared memory.
@@ -223,7 +224,7 @@ std::vector<int> OwnProduct::units(int64_t batch) {
 
 size_t OwnProduct::frozen_exponents() const {
   const ProductExtents extents = product_extents(plan_, sweep_, 1);
-  return align_to_256(hopper::packed_bytes(scheme_, extents.n, extents.k));
+  return align_up(hopper::packed_bytes(scheme_, extents.n, extents.k), kWorkspaceAlignment);
 }
 
 size_t OwnProduct::frozen_bytes() const {
@@ -312,7 +313,7 @@ bool OwnProduct::lower(const Lowering& to) {
   lower_product(to, p, *x, *w, *y);
   if (merge_) {
     Lowering behind = to;
-    behind.scratch = to.scratch + align_to_256(p.plan.workspace_bytes);
+    behind.scratch = to.scratch + align_up(p.plan.workspace_bytes, kWorkspaceAlignment);
     merge_->lower(behind, {}, p.plan.moment_tiles);
   }
   return true;
@@ -351,8 +352,8 @@ void OwnProduct::lower_product(const Lowering& to, const Prepared& p, const Matr
                 frozen ? to.frozen + frozen_exponents() : to.scratch + plan.w_exponent_offset);
   if (!plan.tma_store) arguments.set(at + offsetof(ProductArgs, y), y.address);
   for (int i = 0; i < epilogue_.moments; ++i) {
-    const Address partials =
-        to.scratch + align_to_256(plan.workspace_bytes) + static_cast<size_t>(i) * p.partial_bytes;
+    const Address partials = to.scratch + align_up(plan.workspace_bytes, kWorkspaceAlignment) +
+                             static_cast<size_t>(i) * p.partial_bytes;
     arguments.set(at + offsetof(ProductArgs, partials) + static_cast<size_t>(i) * sizeof(void*),
                   partials);
     to.overwrite(partials, p.partial_bytes);

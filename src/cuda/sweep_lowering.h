@@ -64,8 +64,4 @@ std::unique_ptr<SweepLowering> make_product_lowering(const Plan& plan, int sweep
                                                      const ProgramOptions& options,
                                                      const ProductTuning& tuning);
 
-inline size_t align_to_256(size_t bytes) {
-  return (bytes + 255) / 256 * 256;
-}
-
 }  // namespace ingot::cuda
