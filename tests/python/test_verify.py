@@ -312,13 +312,32 @@ def test_judgement_by_eager_and_by_spread():
 
 def test_families_keep_shape_and_type():
     own = [torch.rand(8, 6), 3, torch.rand(8, 1).half()]
-    for family in hostile_families(8):
+    for family in hostile_families(own, "fp32"):
         made = family.make(with_batch(own, family.batch), torch.Generator().manual_seed(1))
         rows = family.batch or 8
         assert made[1] == 3
         assert made[0].shape == (rows, 6)
         assert made[0].dtype == torch.float32
         assert made[2].dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "reach"),
+    [
+        ("fp32", torch.float32, 60),
+        ("fp16", torch.float32, 6),
+        ("fp32", torch.float16, 6),
+        ("bf16", torch.bfloat16, 60),
+    ],
+)
+def test_families_stay_within_fp16_where_products_round_to_it(precision, dtype, reach):
+    own = [torch.rand(64, 48, dtype=dtype)]
+    ranges = [f for f in hostile_families(own, precision) if f.name.startswith("2^±")]
+    assert [f.name for f in ranges] == [f"2^±{reach} across rows", f"2^±{reach} within rows"]
+    for family in ranges:
+        (made,) = family.make(own, torch.Generator().manual_seed(1))
+        largest = made.float().abs().max().item()
+        assert 2.0 ** (reach - 3) < largest < 2.0 ** (reach + 4)
 
 
 def test_layouts_hold_the_same_values():

@@ -148,6 +148,8 @@ class Replays:
         stop, wrong = threading.Event(), []
         own = nn.Linear(WIDTH, WIDTH).cuda()
         static = torch.randn(ROWS, WIDTH, device="cuda")
+        # Drawn before: PyTorch refuses random numbers while any thread captures.
+        drawn = [torch.randn(rows, WIDTH, device="cuda") for rows in range(64, 448, 64)]
         for _ in range(3):
             own(static)
         torch.cuda.synchronize()
@@ -155,8 +157,7 @@ class Replays:
         def replay() -> None:
             with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
                 while not stop.is_set():
-                    for rows in range(64, 448, 64):
-                        x = torch.randn(rows, WIDTH, device="cuda")
+                    for x in drawn:
                         for _ in range(9):
                             self.ours(x)
 

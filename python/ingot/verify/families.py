@@ -51,9 +51,13 @@ def _normal(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     return torch.randn(value.shape, generator=generator)
 
 
-def _exponents(shape: Any, generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
-    # fp16 ends at 2^15: it gets the range that it has.
-    reach = 60 if torch.finfo(dtype).max > 2.0**100 else 6
+def _reach(precision: str, dtypes: set[torch.dtype]) -> int:
+    """Powers of two that inputs are spread over. fp16, which ends at 2^15, gets the range that it
+    has, whether it is the inputs' type or what products round them to."""
+    return 6 if precision == "fp16" or torch.float16 in dtypes else 60
+
+
+def _exponents(shape: Any, generator: torch.Generator, reach: int) -> torch.Tensor:
     return torch.exp2(torch.randint(-reach, reach + 1, shape, generator=generator).float())
 
 
@@ -61,13 +65,19 @@ def _large_mean(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor
     return 1000.0 + 0.01 * _normal(value, generator)
 
 
-def _across_rows(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    shape = [value.shape[0] if value.dim() else 1] + [1] * max(0, value.dim() - 1)
-    return _normal(value, generator) * _exponents(shape, generator, value.dtype)
+def _across_rows(reach: int) -> Callable:
+    def change(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        shape = [value.shape[0] if value.dim() else 1] + [1] * max(0, value.dim() - 1)
+        return _normal(value, generator) * _exponents(shape, generator, reach)
+
+    return change
 
 
-def _within_rows(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return _normal(value, generator) * _exponents(value.shape, generator, value.dtype)
+def _within_rows(reach: int) -> Callable:
+    def change(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        return _normal(value, generator) * _exponents(value.shape, generator, reach)
+
+    return change
 
 
 def _denormals(value: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -96,10 +106,13 @@ def _all_specials(value: torch.Tensor, generator: torch.Generator) -> torch.Tens
 OWN = Family("own inputs", "what the model's file gives", _own)
 
 
-def hostile_families(own_batch: int, drawn_batches: tuple = ()) -> list:
-    """The families beyond the model's own inputs, for a model whose own batch is `own_batch`.
-    drawn_batches: other sizes to try, drawn at random."""
-    batch = min(own_batch, HOSTILE_BATCH)
+def hostile_families(values: list, precision: str, drawn_batches: tuple = ()) -> list:
+    """The families beyond the model's own inputs, `values`, of which one has a batch extent.
+    precision: the policy that products follow. drawn_batches: other sizes to try, drawn at
+    random."""
+    own = own_batch(values)
+    batch = HOSTILE_BATCH if own is None else min(own, HOSTILE_BATCH)
+    reach = _reach(precision, {t.dtype for t in passing.tensors_of(values)})
     bound = ErrorModel.STATED_BOUND
     families = [
         Family("normal", "values of both signs", _each_float(_normal), batch=batch),
@@ -111,17 +124,17 @@ def hostile_families(own_batch: int, drawn_batches: tuple = ()) -> list:
             gradients=True,
         ),
         Family(
-            "2^±60 across rows",
+            f"2^±{reach} across rows",
             "rows of unlike magnitude",
-            _each_float(_across_rows),
+            _each_float(_across_rows(reach)),
             bound,
             batch,
             gradients=False,
         ),
         Family(
-            "2^±60 within rows",
+            f"2^±{reach} within rows",
             "elements of unlike magnitude meet in one product",
-            _each_float(_within_rows),
+            _each_float(_within_rows(reach)),
             bound,
             batch,
         ),

@@ -122,7 +122,8 @@ class Trials:
         base = self.changed_state()
         buffers = {k: v for k, v in base.items() if k[:2] == "b:"}
         new_state: dict | None = base
-        for family in families.hostile_families(own_batch, self._drawn_batches(own_batch)):
+        drawn = self._drawn_batches(own_batch)
+        for family in families.hostile_families(own, self._result.precision, drawn):
             generator = torch.Generator().manual_seed(self._random.next("inputs"))
             start = self._random.between(0, max(0, own_batch - 1))
             made = family.make(families.with_batch(own, family.batch, start), generator)
