@@ -11,6 +11,7 @@ FAIL.
 from __future__ import annotations
 
 import contextlib
+import functools
 import statistics
 import sys
 import time
@@ -202,19 +203,21 @@ class Tried:
 # Times -------------------------------------------------------------------------------------------
 
 
-def milliseconds(module, x, flush, device: str) -> float:
-    """Of one call, L2 cold, synchronised before and after."""
+def milliseconds(module, x, flush, device: str, context) -> float:
+    """Of one call in a context of its own, L2 cold, synchronised before and after."""
     flush.zero_()
     if device == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
         begin.record()
-        module(x)
+        with context():
+            module(x)
         end.record()
         torch.cuda.synchronize()
         return begin.elapsed_time(end)
     begun = time.perf_counter()
-    module(x)
+    with context():
+        module(x)
     return (time.perf_counter() - begun) * 1e3
 
 
@@ -222,23 +225,26 @@ def timed(verdicts: Verdicts, device: str) -> None:
     """The first seed model at its own size on a GPU, as a harness of others times it."""
     rows, features = (1024, 8192) if device == "cuda" else (64, 256)
     flush = torch.empty((128 if device == "cuda" else 1) << 20, dtype=torch.int32, device=device)
-    settings = {
-        "gradients on": torch.enable_grad,
-        "no_grad": torch.no_grad,
-        "inference mode": torch.inference_mode,
-        "autocast": lambda: torch.autocast(device, dtype=_BF16),
-        "TF32 allowed": tf32_allowed,
-        "default device": lambda: torch.device(device),
+    once = contextlib.nullcontext
+    autocast = functools.partial(torch.autocast, device, dtype=_BF16)
+    settings = {  # around all calls, and around each
+        "gradients on": (torch.enable_grad, once),
+        "no_grad": (torch.no_grad, once),
+        "inference mode": (torch.inference_mode, once),
+        "autocast around all calls": (autocast, once),
+        "autocast around each call": (once, autocast),
+        "TF32 allowed": (tf32_allowed, once),
+        "default device": (lambda: torch.device(device), once),
     }
     factors = []
-    for name, context in settings.items():
+    for name, (around_all, around_each) in settings.items():
         module, ours = pair(Chain, device, features, True)
         x = torch.rand(rows, features, device=device)
         rounds = []
-        with context():
+        with around_all():
             for number in range(25):
                 order = (module, ours) if number % 2 else (ours, module)
-                took = {id(m): milliseconds(m, x, flush, device) for m in order}
+                took = {id(m): milliseconds(m, x, flush, device, around_each) for m in order}
                 if number >= 5:
                     rounds.append((took[id(module)], took[id(ours)]))
         ratio = statistics.median(b / a for a, b in rounds)

@@ -14,11 +14,13 @@ from ingot.capture.captured import Source
 @dataclass
 class Placeholder:
     """What feeds an input of a graph. role: the operator and name of the leaf that it becomes;
-    batched: whether dimension 0 is the batch, where sizes do not tell."""
+    batched: whether dimension 0 is the batch, where sizes do not tell; requires_grad: as a tensor
+    says."""
 
     source: Source
     role: tuple[str, str]
     batched: bool = False
+    requires_grad: bool = False
 
 
 @dataclass

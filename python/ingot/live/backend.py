@@ -20,6 +20,7 @@ from ingot.capture import CaptureError
 from ingot.capture.importer import import_graph
 from ingot.live import policy
 from ingot.live.ahead import compile_ahead
+from ingot.live.autocast import cast_by_torch
 from ingot.live.compiled import Compiled, RefusedError
 from ingot.live.tracing import feed_of, views_among_results
 from ingot.log import logger
@@ -133,6 +134,8 @@ def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
         isinstance(e, torch.Tensor) and e.requires_grad for e in example_inputs
     )
     refused: dict[str, str] = dict.fromkeys(views_among_results(feed.graph), "")
+    if autocast is not None:
+        refused.update(dict.fromkeys(cast_by_torch(feed, autocast), ""))
     for _ in range(_MAX_REFUSALS):
         captured = import_graph(
             feed, refused=refused, autocast=autocast is not None, gradients=gradients

@@ -108,7 +108,8 @@ def _placeholder(node: torch.fx.Node, index: int, example: Any) -> Placeholder:
         kind = "parameter"
     elif "_buffers[" in name:
         kind = "buffer"
-    return Placeholder(Source(kind, path, index), (kind, path if kind != "input" else node.name))
+    role = kind, path if kind != "input" else node.name
+    return Placeholder(Source(kind, path, index), role, requires_grad=example.requires_grad)
 
 
 def _source_name(node: torch.fx.Node) -> str:

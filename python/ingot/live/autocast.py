@@ -1,0 +1,57 @@
+"""Weights under autocast, cast once where eager casts them once.
+
+Autocast keeps the cast of a weight that requires a gradient until its outermost context ends: several
+calls in one context, and the backward pass, find it. A region would cast the weight at each call
+instead, which for a large weight costs as much as half of its product. So PyTorch casts it, in front
+of the region, by an operator that autocast looks after and that computes nothing: an einsum which
+only names its operand's axes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ingot.capture.feed import Feed, Placeholder
+
+# Smaller weights are cast, by the region, in less time than PyTorch takes to hand out its copy.
+_LEAST_ELEMENTS = 1 << 22
+# Products and where their schemas have matrices.
+_MATRICES = {"linear": (0, 1), "mm": (0, 1), "matmul": (0, 1), "addmm": (1, 2)}
+
+
+def cast_by_torch(feed: Feed, dtype: torch.dtype) -> list[str]:
+    """Names of the nodes, added to the graph, that PyTorch must run. dtype: autocast's."""
+    if feed.device_type != "cuda":  # autocast of other devices does not know einsum
+        return []
+    parameters = [node for node, known in feed.placeholders.items() if _is_kept(node, known)]
+    casts = []
+    for weight in parameters:
+        users = [node for node in weight.users if _multiplies(node, weight)]
+        if not users:
+            continue
+        with feed.graph.inserting_before(min(users)):
+            cast = feed.graph.call_function(torch.ops.aten.einsum.default, ("ij->ij", [weight]))
+        cast.meta["val"] = weight.meta["val"].to(dtype)
+        for node in users:
+            node.replace_input_with(weight, cast)
+        casts.append(cast.name)
+    return casts
+
+
+def _is_kept(node: torch.fx.Node, known: Placeholder) -> bool:
+    """Whether autocast keeps the cast of this input."""
+    value = node.meta.get("val")
+    return (
+        known.source.kind == "parameter"
+        and known.requires_grad
+        and isinstance(value, torch.Tensor)
+        and value.dim() == 2
+        and value.dtype == torch.float32
+        and value.numel() >= _LEAST_ELEMENTS
+    )
+
+
+def _multiplies(node: torch.fx.Node, weight: torch.fx.Node) -> bool:
+    name = getattr(node.target, "__name__", "").partition(".")[0]
+    at = [index for index, argument in enumerate(node.args) if argument is weight]
+    return bool(at) and set(at) <= set(_MATRICES.get(name, ()))
