@@ -70,7 +70,7 @@ def products() -> dict:
     """Every transposition, every entry point, several scalars and leading dimensions."""
     blas, random, worst, count = Cublas(), np.random.default_rng(1), 0.0, 0
     names = ("cublasSgemm_v2", "cublasSgemm_v2_64", "cublasGemmEx", "cublasGemmEx_64")
-    shapes = ((512, 640, 512), (513, 387, 901), (384, 1030, 640))
+    shapes = ((512, 640, 704), (513, 387, 1101), (384, 1030, 640))
     scalars = ((1.0, 0.0), (1.0, 1.0), (-0.5, 0.75))
     cases = itertools.product(itertools.product((0, 1, 2), (0, 1)), shapes, scalars)
     for (name, gap), ((ta, tb), (m, n, k), (alpha, beta)) in zip(
@@ -110,9 +110,9 @@ def batches() -> dict:
     one, half = c_float(1.0), c_float(0.5)
     cases = (
         ("cublasSgemmStridedBatched", 1024, 1024, 1024, 2, False, ()),
-        ("cublasSgemmStridedBatched_64", 512, 160, 640, 4, True, ()),
+        ("cublasSgemmStridedBatched_64", 512, 160, 704, 4, True, ()),
         ("cublasGemmStridedBatchedEx", 1024, 1024, 1025, 2, False, (COMPUTE_32F, -1)),
-        ("cublasGemmStridedBatchedEx_64", 512, 160, 640, 4, True, (COMPUTE_32F, -1)),
+        ("cublasGemmStridedBatchedEx_64", 512, 160, 704, 4, True, (COMPUTE_32F, -1)),
     )
     for name, m, n, k, count, shared, ex in cases:
         a = random.standard_normal((1 if shared else count, k, m), dtype=np.float32)
@@ -153,7 +153,7 @@ def number(value) -> int:
 def handed_on() -> dict:
     """Calls that must reach the library with every argument as it was, and with its answer."""
     blas, random = Cublas(), np.random.default_rng(4)
-    m, n, k = 300, 280, 310
+    m, n, k = 300, 280, 2600
     a, b, c = Matrix(random, m, k), Matrix(random, k, n), Matrix(random, m, n)
     one, zero = c_float(1.0), c_float(0.0)
     wrong = []
@@ -222,7 +222,7 @@ def handed_on() -> dict:
     return {"wrong": wrong}
 
 
-def one_product(blas: Cublas | None = None, m: int = 512, n: int = 512, k: int = 640) -> dict:
+def one_product(blas: Cublas | None = None, m: int = 512, n: int = 512, k: int = 896) -> dict:
     blas, random = blas or Cublas(), np.random.default_rng(5)
     a, b, c = Matrix(random, k, m), Matrix(random, k, n), Matrix(random, m, n)
     truth = applied(1, a) @ applied(0, b)
@@ -266,7 +266,7 @@ def matmul(**change) -> dict:
     """cublasLtMatmul with attributes changed; its error, and how often the library was called."""
     library, random = ctypes.CDLL("libcublasLt.so.13"), np.random.default_rng(6)
     library.fake_calls.restype = ctypes.c_long
-    m, n, k = 512, 384, 640
+    m, n, k = 512, 384, 1216
     a, b, c = Matrix(random, k, m), Matrix(random, k, n), Matrix(random, m, n)
     bias = random.standard_normal(m, dtype=np.float32)
     how, layouts = c_void_p(), []

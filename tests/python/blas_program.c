@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { M = 512, N = 384, K = 640 };
+enum { M = 512, N = 384, K = 1216 };
 
 typedef int Create(void**);
 typedef int Sgemm(void*, int, int, int, int, int, const float*, const float*, int, const float*, int,
