@@ -6,8 +6,8 @@
 namespace ingot::blas {
 namespace {
 
-// Below these a product is bound by launches or memory, where the library is at least as fast. On an
-// H200, packing included: 512³ 0.78 × (20.7 µs), 768³ 1.30 ×, 128×4096→4096 2.8 ×.
+// Below these a product is bound by launches or memory, where the library is at least as fast. On
+// an H200, packing included: 512³ 0.78 × (20.7 µs), 768³ 1.30 ×, 128×4096→4096 2.8 ×.
 constexpr int64_t kLeastExtent = 128;
 constexpr int64_t kLeastWork = int64_t{600} * 600 * 600;
 // Of a batch whose products run one after another, each must fill the GPU.

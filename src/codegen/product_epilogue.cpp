@@ -113,7 +113,13 @@ class EpilogueWriter {
 
   // Declares b, row and e of the sample `m` and the feature `n`, variables or "0".
   std::string position(const std::string& m, const char* n) const {
-    const bool divides = rows_ > 1 && m != "0";
+    if (rows_ == 1) {
+      return fmt::format(
+          "    [[maybe_unused]] const i64 b = {};\n"
+          "    [[maybe_unused]] const u32 row = 0, e = u32({});\n",
+          m, n);
+    }
+    const bool divides = m != "0";
     return fmt::format(
         "    [[maybe_unused]] const i64 b = {};\n"
         "    [[maybe_unused]] const u32 row = {}, e = row * {}u + u32({});\n",

@@ -20,7 +20,7 @@
 namespace ingot::cuda {
 namespace {
 
-constexpr size_t kMaxThreads = 8;
+constexpr size_t kMaxThreads = 32;
 
 const EmbeddedKernel* find_header(std::string_view path) {
   for (const EmbeddedKernel& header : embedded_kernels()) {
@@ -124,14 +124,20 @@ std::string cache_key(const CompileRequest& request, const std::string& architec
 std::vector<std::string> compile_all(const std::vector<CompileRequest>& requests, int sm,
                                      const CubinCache& cache) {
   const std::string architecture = nvrtc_architecture(sm);
+  std::map<std::string_view, std::vector<size_t>> by_text;
+  for (size_t i = 0; i < requests.size(); ++i) by_text[requests[i].text].push_back(i);
+  std::vector<const std::vector<size_t>*> different;
+  for (const auto& [text, equal] : by_text) different.push_back(&equal);
   std::vector<std::string> results(requests.size());
   std::atomic<size_t> next{0};
   std::exception_ptr failure;
   std::mutex failure_mutex;
   const auto work = [&] {
-    for (size_t i = next++; i < requests.size(); i = next++) {
+    for (size_t i = next++; i < different.size(); i = next++) {
+      const std::vector<size_t>& equal = *different[i];
       try {
-        results[i] = compile_one(requests[i], architecture, cache);
+        const std::string code = compile_one(requests[equal.front()], architecture, cache);
+        for (const size_t request : equal) results[request] = code;
       } catch (...) {
         const std::lock_guard lock(failure_mutex);
         if (!failure) failure = std::current_exception();
@@ -139,7 +145,7 @@ std::vector<std::string> compile_all(const std::vector<CompileRequest>& requests
     }
   };
   const size_t cores = std::max(1u, std::thread::hardware_concurrency());
-  const size_t threads = std::min({requests.size(), kMaxThreads, cores});
+  const size_t threads = std::min({different.size(), kMaxThreads, cores});
   std::vector<std::thread> others;
   for (size_t i = 1; i < threads; ++i) others.emplace_back(work);
   work();

@@ -33,6 +33,7 @@ int Modules::add(Unit unit) {
       index_.try_emplace(unit.source.text, static_cast<int>(units_.size()));
   if (inserted) {
     text_hashes_.push_back(XXH3_64bits(unit.source.text.data(), unit.source.text.size()));
+    compiled_as_.push_back(canonical_source(unit.source, unit.functions));
     units_.push_back(std::move(unit));
   }
   return found->second;
@@ -56,15 +57,15 @@ void Modules::compile(int sm, const std::vector<int>& wanted) {
       if (!loaded && !compiled_.contains({sm, unit})) missing.push_back(unit);
     }
   }
-  std::vector<std::string> code = compile_all(sources_of(missing), sm, cache_);
+  std::vector<std::string> code = compile_all(requests_of(missing), sm, cache_);
   for (size_t i = 0; i < missing.size(); ++i) compiled_[{sm, missing[i]}] = std::move(code[i]);
 }
 
-std::vector<CompileRequest> Modules::sources_of(const std::vector<int>& units) const {
+std::vector<CompileRequest> Modules::requests_of(const std::vector<int>& units) const {
   const std::shared_lock lock(mutex_);
-  std::vector<CompileRequest> sources;
-  for (const int unit : units) sources.push_back(units_[static_cast<size_t>(unit)].source);
-  return sources;
+  std::vector<CompileRequest> requests;
+  for (const int unit : units) requests.push_back(compiled_as_[static_cast<size_t>(unit)].request);
+  return requests;
 }
 
 // In order; compiled now unless `compile` has.
@@ -79,7 +80,7 @@ std::vector<std::string> Modules::take_code(int sm, const std::vector<int>& unit
       missing.push_back(unit);
     }
   }
-  std::vector<std::string> made = compile_all(sources_of(missing), sm, cache_);
+  std::vector<std::string> made = compile_all(requests_of(missing), sm, cache_);
   for (size_t i = 0; i < missing.size(); ++i) code[missing[i]] = std::move(made[i]);
   std::vector<std::string> taken;
   for (const int unit : units) taken.push_back(std::move(code[unit]));
@@ -97,6 +98,7 @@ void Modules::load(Context& context, const std::vector<int>& wanted) {
       if (own != contexts_.end() && own->second.loaded.contains(unit)) continue;
       missing.push_back(unit);
       units.push_back(units_[static_cast<size_t>(unit)]);
+      units.back().functions = compiled_as_[static_cast<size_t>(unit)].functions;
     }
   }
   if (missing.empty()) return;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/canonical_source.h"
 #include "cuda/compiler.h"
 #include "cuda/context.h"
 
@@ -56,7 +57,7 @@ class Modules {
   struct Table {
     std::vector<std::pair<const Context*, std::vector<const LoadedUnit*>>> contexts;
   };
-  std::vector<CompileRequest> sources_of(const std::vector<int>& units) const;
+  std::vector<CompileRequest> requests_of(const std::vector<int>& units) const;
   std::vector<std::string> take_code(int sm, const std::vector<int>& units);
   void publish();
 
@@ -66,6 +67,7 @@ class Modules {
   std::map<std::pair<int, int>, std::string> compiled_;  // by sm and unit, until it is loaded
   mutable std::shared_mutex mutex_;                      // of the tables
   std::vector<Unit> units_;
+  std::vector<CanonicalSource> compiled_as_;
   std::vector<uint64_t> text_hashes_;
   std::map<std::string, int> index_;
   std::map<Context*, PerContext> contexts_;

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-
 from ingot.capture.captured import Source
 from ingot.capture.feed import Feed, Placeholder
 from ingot.live.autocast import cast_by_torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 _WIDE = 2048
 
