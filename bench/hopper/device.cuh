@@ -80,9 +80,10 @@ __global__ void __launch_bounds__(kLanes > 256 ? kLanes : 256)
     split_rows_kernel(const __grid_constant__ SplitArgs args) {
   split_rows<kLanes, kPieces, kVectors>(args);
 }
-__global__ void __launch_bounds__(512)
+template <int kWarps, int kRegisters, int kShared>
+__global__ void __launch_bounds__(kWarps * 32, kWarps == 8 || kRegisters == 0 ? 2 : 1)
     split_columns_kernel(const __grid_constant__ SplitArgs args) {
-  split_columns<16>(args);
+  split_columns<kWarps, kRegisters, kShared>(args);
 }
 
 template <int kLanes, int kPairs, bool kVectors>
@@ -90,9 +91,10 @@ __global__ void __launch_bounds__(kLanes > 256 ? kLanes : 256)
     scale_rows_kernel(const __grid_constant__ SplitArgs args) {
   scale_rows<kLanes, kPairs, kVectors>(args);
 }
-__global__ void __launch_bounds__(512)
+template <int kWarps, int kRegisters, int kShared>
+__global__ void __launch_bounds__(kWarps * 32, kWarps == 8 || kRegisters == 0 ? 2 : 1)
     scale_columns_kernel(const __grid_constant__ SplitArgs args) {
-  scale_columns<16>(args);
+  scale_columns<kWarps, kRegisters, kShared>(args);
 }
 
 template <class Config, class Epilogue>
@@ -162,7 +164,9 @@ inline void add_split_kernels() {
   ADD(1024, 0, false)
 #undef ADD_LANES
 #undef ADD
-  add("split_columns<16>", (const void*)split_columns_kernel);
+  add("split_columns<8, 2, 2>", (const void*)split_columns_kernel<8, 2, 2>);
+  add("split_columns<16, 2, 2>", (const void*)split_columns_kernel<16, 2, 2>);
+  add("split_columns<16, 0, 0>", (const void*)split_columns_kernel<16, 0, 0>);
 }
 
 inline void add_scale_kernels() {
@@ -180,7 +184,9 @@ inline void add_scale_kernels() {
   ADD(1024, 0, false)
 #undef ADD_LANES
 #undef ADD
-  add("scale_columns<16>", (const void*)scale_columns_kernel);
+  add("scale_columns<8, 1, 1>", (const void*)scale_columns_kernel<8, 1, 1>);
+  add("scale_columns<16, 1, 1>", (const void*)scale_columns_kernel<16, 1, 1>);
+  add("scale_columns<16, 0, 0>", (const void*)scale_columns_kernel<16, 0, 0>);
 }
 
 struct Buffers {
@@ -213,7 +219,13 @@ struct Bound {
                               buffers.workspace + step.packed_offset,
                               reinterpret_cast<i32*>(buffers.workspace + step.exponent_offset)};
       void* arguments[] = {&split_args};
-      launch(kernels().at(step.kernel), step.grid, step.threads, 1, 0, arguments);
+      const void* kernel = kernels().at(step.kernel);
+      if (step.shared_bytes > 0) {
+        CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   int(step.shared_bytes)));
+      }
+      launch(kernel, step.grid, step.threads, std::max(step.cluster, 1u), step.shared_bytes,
+             arguments);
     }
   }
   void product(bool dependent = false) {

@@ -77,6 +77,11 @@ INGOT_D void store_shared_words(u32 address, uint4 v) {
                "r"(v.z), "r"(v.w));
 }
 
+INGOT_D float load_shared(u32 address) {
+  float v;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address));
+  return v;
+}
 INGOT_D i32 load_shared_int(u32 address) {
   i32 v;
   asm volatile("ld.shared.s32 %0, [%1];" : "=r"(v) : "r"(address));
@@ -100,6 +105,12 @@ INGOT_D void store_shared(u32 address, i32 value) {
 // copy_wait_all(), to others after a barrier too.
 INGOT_D void copy_word_async(u32 destination, const void* source) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(destination), "l"(source)
+               : "memory");
+}
+// Zero where `valid` is false (the source is then not read).
+INGOT_D void copy_word_async(u32 destination, const void* source, bool valid) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(destination), "l"(source),
+               "r"(valid ? 4 : 0)
                : "memory");
 }
 INGOT_D void copy_wait_all() {
@@ -312,8 +323,14 @@ INGOT_D u32 cluster_rank() {
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
+// Blocks of this one's cluster; 1 in a launch without clusters.
+INGOT_D u32 cluster_blocks() {
+  u32 blocks;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(blocks));
+  return blocks;
+}
 
-// Four floats to an address of this block's shared memory, but in block `rank` of the cluster.
+// Floats to an address of this block's shared memory, but in block `rank` of the cluster.
 INGOT_D void store_shared_remote(u32 address, u32 rank, float4 v) {
   u32 remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
@@ -322,9 +339,31 @@ INGOT_D void store_shared_remote(u32 address, u32 rank, float4 v) {
                : "memory");
 }
 
+// The same for one, whose four bytes complete at the barrier of that block: no fence is needed.
+INGOT_D void store_shared_remote(u32 address, u32 barrier, u32 rank, float v) {
+  u32 remote, remote_barrier;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(remote_barrier)
+               : "r"(barrier), "r"(rank));
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+          remote),
+      "f"(v), "r"(remote_barrier)
+      : "memory");
+}
+
 INGOT_D void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                    : "memory");
+}
+// The two halves, ordering no memory but barriers that fence_mbarrier_init() has published: the
+// release of cluster_sync() waits as for the whole GPU.
+INGOT_D void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+INGOT_D void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 // Programmatic dependent launch: wait for the kernels before this one in the stream, and allow the

@@ -9,7 +9,7 @@
 // fused_scaled.cuh fit. Infinities and NaN survive and surface in the product.
 //
 // Launches: scale_rows for rows contiguous in k, kLanes threads a row; scale_columns for the
-// transposed layout, 32 rows a block.
+// transposed layout, as pack_columns.cuh says.
 #pragma once
 
 #include "product/split.cuh"
@@ -87,47 +87,9 @@ INGOT_D void scale_rows(const SplitArgs& args) {
   }
 }
 
-// Transposed layout: lane r of every warp owns row 32·block + r, so loads coalesce along the rows
-// and a lane holds a whole line of its packed row. Two passes over the source. Block: 32 · kWarps.
-template <int kWarps>
+template <int kWarps, int kRegisters, int kShared>
 INGOT_D void scale_columns(const SplitArgs& args) {
-  __shared__ float partial[kWarps][32];
-  const i32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const i32 row = blockIdx.x * 32 + lane;
-  const bool valid = row < args.rows;
-  ptx::dependency_wait();
-  const float* source = args.source + row * args.row_stride;
-  float amax = 0.f;
-  if (valid) {
-#pragma unroll 8
-    for (i32 k = warp; k < args.k; k += kWarps)
-      amax = fmaxf(amax, fabsf(source[k * args.k_stride]));
-  }
-  partial[warp][lane] = amax;
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kWarps; ++i) amax = fmaxf(amax, partial[i][lane]);
-  if (!valid) return;
-  const i32 exponent = scale_exponent(amax, kExactTarget);
-  const float scale = pow2(-exponent);
-  if (warp == 0) args.exponent[row] = exponent;
-  const i32 lines = line_count(args.k);
-  u32* packed = static_cast<u32*>(args.packed) + static_cast<i64>(row) * lines * 32;
-  for (i32 line = warp; line < lines; line += kWarps) {
-    u32 words[32];
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {  // pair i of a half is elements 8c + 4j + 2h and the next
-      const int c = i & 3, h = (i >> 2) & 1, j = (i >> 3) & 1;
-      const i32 k = 64 * line + 32 * (i >> 4) + 8 * c + 4 * j + 2 * h;
-      words[i] = ptx::pack_half2(k < args.k ? source[k * args.k_stride] * scale : 0.f,
-                                 k + 1 < args.k ? source[(k + 1) * args.k_stride] * scale : 0.f);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      reinterpret_cast<uint4*>(packed + line * 32)[i] =
-          uint4{words[4 * i], words[4 * i + 1], words[4 * i + 2], words[4 * i + 3]};
-    }
-  }
+  pack_columns<2, kWarps, kRegisters, kShared>(args);
 }
 
 }  // namespace ingot

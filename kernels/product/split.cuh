@@ -10,20 +10,12 @@
 // surface in the product, which recomputes what they touch.
 //
 // Launches: split_rows for rows contiguous in k, kLanes threads a row; split_columns for the
-// transposed layout (contiguous in the row index), 32 rows a block.
+// transposed layout (contiguous in the row index), as pack_columns.cuh says.
 #pragma once
 
-#include "product/scale.cuh"
+#include "product/pack_columns.cuh"
 
 namespace ingot {
-
-struct SplitArgs {
-  const float* source;  // element (row, k) at source[row · row_stride + k · k_stride]
-  i64 row_stride, k_stride;
-  i32 rows, k;
-  void* packed;
-  i32* exponent;  // [rows]
-};
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 
@@ -133,47 +125,9 @@ INGOT_D void split_rows(const SplitArgs& args) {
   }
 }
 
-// Transposed layout: lane r of every warp owns row 32·block + r, so loads coalesce along the rows
-// and a lane holds a whole line of its packed row. Two passes over the source. Block: 32 · kWarps.
-template <int kWarps>
+template <int kWarps, int kRegisters, int kShared>
 INGOT_D void split_columns(const SplitArgs& args) {
-  __shared__ float partial[kWarps][32];
-  const i32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-  const i32 row = blockIdx.x * 32 + lane;
-  const bool valid = row < args.rows;
-  ptx::dependency_wait();
-  const float* source = args.source + row * args.row_stride;
-  float amax = 0.f;
-  if (valid) {
-#pragma unroll 8
-    for (i32 k = warp; k < args.k; k += kWarps)
-      amax = fmaxf(amax, fabsf(source[k * args.k_stride]));
-  }
-  partial[warp][lane] = amax;
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kWarps; ++i) amax = fmaxf(amax, partial[i][lane]);
-  if (!valid) return;
-  const i32 exponent = scale_exponent(amax, kExactTarget);
-  if (warp == 0) args.exponent[row] = exponent;
-  const i32 slabs = slab_count(args.k);
-  u32* packed = static_cast<u32*>(args.packed) + static_cast<i64>(row) * slabs * 32;
-  for (i32 slab = warp; slab < slabs; slab += kWarps) {
-    u32 line[32];  // 16 pairs hi, 16 pairs lo
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {  // pair i of the line is elements 8c + 4j + 2h and the next
-      const int c = i & 3, h = (i >> 2) & 1, j = i >> 3;
-      const i32 k = 32 * slab + 8 * c + 4 * j + 2 * h;
-      split_pair(k < args.k ? source[k * args.k_stride] : 0.f,
-                 k + 1 < args.k ? source[(k + 1) * args.k_stride] : 0.f, pow2(-exponent), line[i],
-                 line[16 + i]);
-    }
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      reinterpret_cast<uint4*>(packed + slab * 32)[i] =
-          uint4{line[4 * i], line[4 * i + 1], line[4 * i + 2], line[4 * i + 3]};
-    }
-  }
+  pack_columns<1, kWarps, kRegisters, kShared>(args);
 }
 
 #endif

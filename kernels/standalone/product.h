@@ -84,6 +84,13 @@ inline hopper::ProductPlan plan_product(const Device& device, const Product& pro
   return plan;
 }
 
+inline const void* split_named(const Product& product, const std::string& function) {
+  for (int i = 0; i < product.split_count; ++i) {
+    if (function == product.splits[i].function) return product.splits[i].kernel;
+  }
+  throw std::runtime_error("this file was written without the kernel " + function);
+}
+
 // A product's plan with its kernel, and its workspace: what the plan asks for, then the partial
 // statistics of its tiles.
 struct ProductLayout {
@@ -99,6 +106,11 @@ inline ProductLayout make_product_layout(const Device& device, const Product& pr
   check(cudaFuncSetAttribute(layout.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              int(layout.plan.shared_bytes)),
         "reserving shared memory");
+  for (const hopper::SplitStep& step : layout.plan.splits) {
+    check(cudaFuncSetAttribute(split_named(product, step.kernel),
+                               cudaFuncAttributeMaxDynamicSharedMemorySize, int(step.shared_bytes)),
+          "reserving shared memory");
+  }
   layout.partials = hopper::align_up(layout.plan.workspace_bytes, 256);
   layout.partial_bytes =
       hopper::align_up(size_t(layout.plan.moment_tiles * product.shape.n) * 12, 16);
@@ -140,13 +152,6 @@ inline TensorMap encode_map(const hopper::TensorMapSpec& spec, void* base) {
   return map;
 }
 
-inline const void* split_named(const Product& product, const std::string& function) {
-  for (int i = 0; i < product.split_count; ++i) {
-    if (function == product.splits[i].function) return product.splits[i].kernel;
-  }
-  throw std::runtime_error("this file was written without the kernel " + function);
-}
-
 inline void launch_splits(const Call& call, const Product& product, const ProductTensors& tensors,
                           const hopper::ProductPlan& plan, unsigned char* scratch) {
   for (const hopper::SplitStep& step : plan.splits) {
@@ -159,7 +164,8 @@ inline void launch_splits(const Call& call, const Product& product, const Produc
                       scratch + step.packed_offset,
                       reinterpret_cast<i32*>(scratch + step.exponent_offset)};
     void* arguments[] = {&args};
-    launch(call, split_named(product, step.kernel), {step.grid, int(step.threads)}, arguments);
+    launch(call, split_named(product, step.kernel),
+           {step.grid, int(step.threads), step.shared_bytes, step.cluster}, arguments);
   }
 }
 

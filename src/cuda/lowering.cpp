@@ -137,7 +137,8 @@ void Lowering::pack(ValueId value, const Address& source, const hopper::SplitSte
   arguments.set(start + offsetof(SplitArgs, source), source);
   arguments.set(start + offsetof(SplitArgs, packed), memory + step.packed_offset);
   arguments.set(start + offsetof(SplitArgs, exponent), memory + step.exponent_offset);
-  launch(StepKind::pack, unit, 0, step.grid, static_cast<int>(step.threads), std::move(arguments));
+  launch(StepKind::pack, unit, 0, step.grid, static_cast<int>(step.threads), std::move(arguments),
+         step.shared_bytes, step.cluster);
   packed.push_back({value, step, memory});
   const Node& node = plan.graph[value];
   const std::string called = node.name.empty() ? fmt::format("%{}", value) : node.name;

@@ -49,13 +49,14 @@ size_t align_to_16(size_t bytes) {
 
 Unit split_unit(const SplitStep& step) {
   const std::string name = "product_" + identifier(step.kernel);
+  const std::string resident = step.resident > 1 ? fmt::format(", {}", step.resident) : "";
   const std::string text = fmt::format(
       "// The packing of an operand into the fp16 values that a product kernel reads.\n"
       "#include \"{}\"\n\n"
-      "extern \"C\" __global__ void __launch_bounds__({}) {}(\n"
+      "extern \"C\" __global__ void __launch_bounds__({}{}) {}(\n"
       "    const __grid_constant__ ingot::SplitArgs args) {{\n  ingot::{}(args);\n}}\n",
-      step.header, step.threads, name, step.kernel);
-  return {{name, text}, {name}, 0};
+      step.header, step.threads, resident, name, step.kernel);
+  return {{name, text}, {name}, step.shared_bytes};
 }
 
 }  // namespace
@@ -244,8 +245,8 @@ std::vector<int> OwnProduct::frozen_units(int64_t batch) {
 void OwnProduct::lower_frozen(const Lowering& to) {
   const std::optional<MatrixOperand> w = matrix_operand(to, sweep_, 1);
   if (!w) fail(INGOT_UNSUPPORTED, "{}: a weight with gaps cannot be frozen", sweep_.name);
-  SplitStep step =
-      hopper::plan_split(SplitStep::Operand::w, w->rows, w->k, operand_shape(*w), scheme_);
+  SplitStep step = hopper::plan_split(SplitStep::Operand::w, w->rows, w->k, operand_shape(*w),
+                                      scheme_, family_ == ProductFamily::hopper);
   step.exponent_offset = frozen_exponents();
   to.pack(product_operand(plan_.graph, sweep_, 1), w->address, step, modules_.add(split_unit(step)),
           to.frozen);

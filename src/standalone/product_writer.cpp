@@ -24,7 +24,7 @@ struct Template {
 
 struct Found {
   std::map<std::string, Template> hopper, portable;  // by function
-  std::map<std::string, unsigned> splits;            // threads by function
+  std::map<std::string, std::string> splits;         // launch bounds by function
   std::set<std::string> split_headers;
 
   void add(std::map<std::string, Template>& kernels, const hopper::ProductPlan& plan) {
@@ -33,7 +33,8 @@ struct Found {
     kernel.header = plan.header;
     kernel.configs.insert(plan.config);
     for (const hopper::SplitStep& step : plan.splits) {
-      splits[step.kernel] = step.threads;
+      splits[step.kernel] = step.resident > 1 ? fmt::format("{}, {}", step.threads, step.resident)
+                                              : fmt::format("{}", step.threads);
       split_headers.insert(step.header);
     }
   }
@@ -203,14 +204,14 @@ ProductText write_product(const Binding& binding, int sweep, Amalgamation& heade
   return ProductWriter(binding, sweep, headers).write();
 }
 
-std::string write_splits(const std::map<std::string, unsigned>& functions) {
+std::string write_splits(const std::map<std::string, std::string>& functions) {
   std::string kernels, table;
-  for (const auto& [function, threads] : functions) {
+  for (const auto& [function, bounds] : functions) {
     const std::string name = identifier(function);
     kernels += fmt::format(
         "__global__ void __launch_bounds__({}) {}(\n"
         "    const __grid_constant__ ingot::SplitArgs args) {{\n  ingot::{}(args);\n}}\n",
-        threads, name, function);
+        bounds, name, function);
     table += fmt::format("    {{\"{}\", reinterpret_cast<const void*>({})}},\n", function, name);
   }
   return fmt::format(

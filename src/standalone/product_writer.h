@@ -13,13 +13,13 @@ struct ProductText {
   ProductEpilogue epilogue;
   std::string kernels;   // the epilogue's functor, the kernels, and the function `describe`
   std::string describe;  // name of a function Product(i64 batch)
-  std::map<std::string, unsigned> splits;  // functions of product/split.cuh and their threads
+  std::map<std::string, std::string> splits;  // packing functions and their launch bounds
 };
 
 // Throws Error (INGOT_UNSUPPORTED) where only the library has a kernel for the sweep.
 ProductText write_product(const Binding& binding, int sweep, Amalgamation& headers);
 
-// Kernels of some of product/split.cuh's functions, and their table.
-std::string write_splits(const std::map<std::string, unsigned>& functions);
+// Kernels of packing functions, given with their launch bounds, and their table.
+std::string write_splits(const std::map<std::string, std::string>& functions);
 
 }  // namespace ingot::standalone

@@ -12,7 +12,7 @@ struct ProgramText {
   std::vector<std::string> names;  // of its kernels
   std::string kernels;
   std::string host;
-  std::map<std::string, unsigned> splits;  // of its products
+  std::map<std::string, std::string> splits;  // of its products
 };
 
 ProgramText write_program(const Request& request, Amalgamation& headers);

@@ -46,7 +46,7 @@ std::string exports(const std::string& name) {
 nlohmann::json write_source(std::span<const Request> requests) {
   Amalgamation headers;
   std::set<std::string> used;
-  std::map<std::string, unsigned> splits;
+  std::map<std::string, std::string> splits;
   nlohmann::json programs = nlohmann::json::array();
   for (const Request& request : requests) {
     Plan plan = *request.plan;

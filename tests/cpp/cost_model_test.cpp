@@ -131,7 +131,7 @@ TEST(ScaledCostModel, NeverTakesMoreThanTheLibrary) {
   EXPECT_GE(own, 19) << "large products are ours";
 }
 
-TEST(ScaledCostModel, ChargesForPackingAcrossTheRows) {
+TEST(ScaledCostModel, ChargesForPackingByItsBytesInEitherLayout) {
   ProductShape shape;
   shape.m = shape.n = 8192, shape.k = 1024;
   shape.x = shape.w = {1024, 1, true};
@@ -143,8 +143,10 @@ TEST(ScaledCostModel, ChargesForPackingAcrossTheRows) {
   shape.w = {1, 8192, true};
   const double one = estimate(shape, tile, kH200);
   shape.x = {1, 8192, true};
-  EXPECT_GT(one, along);
-  EXPECT_GT(estimate(shape, tile, kH200), one);
+  EXPECT_EQ(one, along);
+  EXPECT_EQ(estimate(shape, tile, kH200), along);
+  shape.weight_packed = true;
+  EXPECT_LT(estimate(shape, tile, kH200), along);
 }
 
 // What it gives up for that.

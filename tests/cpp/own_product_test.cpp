@@ -1,8 +1,11 @@
 // Which of Ingot's own products serves which GPU, and with what configuration.
 #include "cuda/product_family.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <cstdio>
 
 #include "api/program.h"
 #include "cuda/compiler.h"
@@ -263,6 +266,63 @@ TEST(OwnProduct, KeepWeightsThatAreParameters) {
   EXPECT_EQ(size(weight_is_input, R"({"device": "cuda", "sm": 90})"), 0u);
 }
 
+// Of a packing of transposed rows: what its kernel's name and its launch say.
+struct Columns {
+  int warps = 0, registers = 0, shared = 0;
+  int64_t lines = 0;  // that all blocks of a strip keep
+};
+
+Columns columns_of(const hopper::SplitStep& step) {
+  Columns c;
+  const size_t at = step.kernel.find('<');
+  EXPECT_EQ(
+      std::sscanf(step.kernel.c_str() + at, "<%d, %d, %d>", &c.warps, &c.registers, &c.shared), 3)
+      << step.kernel;
+  c.lines = int64_t{c.warps} * (c.registers + c.shared) * std::max(step.cluster, 1u);
+  return c;
+}
+
+TEST(OwnProduct, KeepTransposedOperandsOnChipUntilTheirMaximaAreKnown) {
+  using Operand = hopper::SplitStep::Operand;
+  for (const hopper::Scheme scheme : {hopper::Scheme::split, hopper::Scheme::scaled}) {
+    const int line_k = hopper::scheme_of(scheme).line_k;
+    for (const bool clusters : {false, true}) {
+      for (const int64_t rows : {1, 33, 1024, 8192, 20000}) {
+        for (const int64_t k : {1, 33, 512, 1024, 1025, 2048, 4096, 7168, 8192, 16384, 16385}) {
+          SCOPED_TRACE(fmt::format("rows {}, k {}, lines of {}, {}", rows, k, line_k, clusters));
+          const hopper::SplitStep step =
+              hopper::plan_split(Operand::w, rows, k, {1, rows + 1, true}, scheme, clusters);
+          const Columns c = columns_of(step);
+          const unsigned blocks = std::max(step.cluster, 1u);
+          EXPECT_EQ(step.threads, unsigned(c.warps) * 32);
+          EXPECT_EQ(step.grid, unsigned(hopper::divide_up(rows, 32)) * blocks);
+          EXPECT_TRUE(blocks == 1 || (clusters && (blocks == 2 || blocks == 4 || blocks == 8)));
+          EXPECT_EQ(step.shared_bytes,
+                    size_t(pack_columns_bytes(c.warps, line_k / 32, c.registers, c.shared)));
+          EXPECT_LE((step.shared_bytes + 5120) * step.resident, 228u * 1024);
+          const int64_t most = clusters ? 16384 : 2048;
+          EXPECT_EQ(c.registers > 0, k <= most) << "read once where it fits";
+          if (c.registers > 0) {
+            EXPECT_GE(c.lines, hopper::divide_up(k, line_k));
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(OwnProduct, SpreadFewTransposedRowsOverTheGpu) {
+  using Operand = hopper::SplitStep::Operand;
+  const auto step = [](int64_t rows, int64_t k) {
+    return hopper::plan_split(Operand::x, rows, k, {1, rows, true}, hopper::Scheme::split, true);
+  };
+  EXPECT_EQ(step(8192, 1024).cluster, 0u) << "a block keeps a strip, and there are enough";
+  EXPECT_EQ(step(8192, 8192).cluster, 8u);
+  EXPECT_EQ(step(1024, 1024).cluster, 4u) << "a line a warp";
+  EXPECT_EQ(step(1024, 2048).cluster, 8u);
+  EXPECT_EQ(step(64, 32).cluster, 0u) << "one line";
+}
+
 // With the epilogue that the generator writes, for the large and the small shared memory.
 TEST(OwnProduct, CompileWithoutSpills) {
   if (try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
@@ -279,6 +339,30 @@ TEST(OwnProduct, CompileWithoutSpills) {
       EXPECT_THAT(result.log, Not(HasSubstr("warning")));
       EXPECT_THAT(result.log, HasSubstr(" 0 bytes spill stores")) << kernel["name"];
       EXPECT_THAT(result.log, Not(::testing::ContainsRegex("[1-9][0-9]* bytes stack frame")));
+    }
+  }
+}
+
+// The longest rows take the most registers.
+TEST(OwnProduct, PackTransposedOperandsWithoutSpills) {
+  if (!nvrtc_info().available) GTEST_SKIP() << nvrtc_info().why;
+  using Operand = hopper::SplitStep::Operand;
+  for (const int sm : {80, 90}) {
+    for (const hopper::Scheme scheme : {hopper::Scheme::split, hopper::Scheme::scaled}) {
+      for (const int64_t k : {1024, 2048, 8192, 16384, 20000}) {
+        const hopper::SplitStep step =
+            hopper::plan_split(Operand::w, 4096, k, {1, 4096, true}, scheme, sm == 90);
+        const std::string text = fmt::format(
+            "#include \"{}\"\nextern \"C\" __global__ void __launch_bounds__({}, {}) pack(\n"
+            "    const __grid_constant__ ingot::SplitArgs args) {{ ingot::{}(args); }}\n",
+            step.header, step.threads, step.resident, step.kernel);
+        std::vector<std::string> options = compile_options(nvrtc_architecture(sm));
+        options.emplace_back("--ptxas-options=-v");
+        const Compilation result = nvrtc_compile("pack", text, headers_of(text), options);
+        EXPECT_THAT(result.log, Not(HasSubstr("warning")));
+        EXPECT_THAT(result.log, HasSubstr(" 0 bytes spill stores")) << step.kernel;
+        EXPECT_THAT(result.log, Not(::testing::ContainsRegex("[1-9][0-9]* bytes stack frame")));
+      }
     }
   }
 }

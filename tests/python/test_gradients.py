@@ -243,18 +243,24 @@ class Softmax(Model):
 
 
 class Block(nn.Module):
-    def __init__(self, features):
+    def __init__(self, features, between=nn.functional.gelu):
         super().__init__()
         self.norm = nn.LayerNorm(16)
         self.up, self.down = nn.Linear(16, features), nn.Linear(features, 16)
+        self.between = between
 
     def forward(self, x):
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        return x + self.down(self.between(self.up(self.norm(x))))
+
+
+class ReluBlock(Block):
+    def __init__(self, features):
+        super().__init__(features, torch.relu)
 
 
 @pytest.mark.parametrize(
     ("model", "of_input"),
-    [(m, of_input) for m in (Model, Softmax, Block) for of_input in (False, True)],
+    [(m, of_input) for m in (Model, Softmax, Block, ReluBlock) for of_input in (False, True)],
 )
 def test_peak_memory_of_a_training_step(model, of_input):
     """Not above eager's: what backward read last is freed while it runs."""
@@ -273,6 +279,27 @@ def test_peak_memory_of_a_training_step(model, of_input):
         step(m), step(m)
         peaks.append(peak_of(lambda m=m: step(m)))
     assert peaks[0] <= peaks[1]
+
+
+@pytest.mark.parametrize(
+    ("between", "kept"),
+    [
+        (nn.functional.gelu, ["linear", "layer_norm", "gelu"]),
+        # PyTorch keeps what relu makes, and not the product before it: one of the two is enough.
+        (torch.relu, ["linear", "layer_norm"]),
+    ],
+)
+def test_forward_keeps_operands_that_it_writes_and_no_product_that_nobody_reads(between, kept):
+    module, _, _ = three_of(Block(24, between))
+    x = torch.randn(32, 16)
+    module(x).sum().backward()
+    (call,) = calls_of(module)
+    assert [result["name"] for result in call.region.graph["results"]] == ["add", *kept]
+    (backward,) = call._backwards.values()
+    derivative = backward.derivative
+    assert torch.ops.aten.gelu.default not in {n.target for n in derivative.graph.graph.nodes}
+    leaves = len(call.region.leaves)
+    assert all(derivative.reads[leaves : leaves + len(derivative.stored)])
 
 
 def peak_of(step) -> int:

@@ -12,6 +12,7 @@
 #include "product/hopper/scheme_half.h"
 #include "product/hopper/scheme_scaled.h"
 #include "product/hopper/scheme_split.h"
+#include "product/pack_columns.cuh"
 
 namespace ingot::hopper {
 
@@ -30,6 +31,9 @@ struct SplitStep {
   std::string kernel;
   const char* header = "product/split.cuh";
   unsigned grid = 0, threads = 0;
+  unsigned resident = 1;  // blocks that a multiprocessor is to hold, which bounds their registers
+  unsigned cluster = 0;   // blocks of a cluster; 0: none
+  size_t shared_bytes = 0;
   int64_t rows = 0, k = 0, row_stride = 0, k_stride = 0;
   size_t packed_offset = 0, exponent_offset = 0;  // in the workspace
 };
@@ -61,8 +65,36 @@ inline const SchemeSpec& scheme_of(const ProductShape& shape) {
   return shape.element == Element::f32 ? scheme_of(shape.scheme) : scheme_half::kSpec;
 }
 
+// Packing of a transposed operand: as few blocks for a strip of 32 rows as can keep it on chip, two
+// of them a multiprocessor, so that one reads while the other writes; more blocks where they would
+// leave multiprocessors idle.
+inline void plan_columns(SplitStep& step, const SchemeSpec& spec, bool clusters) {
+  constexpr int64_t kBusy = 256;
+  const int most = clusters ? 8 : 1, kept = 64 / spec.line_k, slabs = spec.line_k / 32;
+  const int64_t lines = divide_up(step.k, spec.line_k), strips = divide_up(step.rows, 32);
+  const auto blocks_of = [&](int warps) {
+    int blocks = 1;
+    while (blocks < most && blocks * warps * 2 * kept < lines) blocks *= 2;
+    return blocks;
+  };
+  int warps = 8;
+  if (blocks_of(warps) * warps * 2 * kept < lines) warps = 16;
+  int blocks = blocks_of(warps);
+  const int held = blocks * warps * 2 * kept < lines ? 0 : kept;  // 0: longer than that
+  while (blocks < most && strips * blocks < kBusy && blocks * warps < lines) blocks *= 2;
+  const std::string each = std::to_string(held);
+  step.kernel = std::string(spec.pack_columns) + "<" + std::to_string(warps) + ", " + each + ", " +
+                each + ">";
+  step.threads = unsigned(warps) * 32;
+  step.resident = warps == 8 || held == 0 ? 2 : 1;
+  step.cluster = blocks > 1 ? unsigned(blocks) : 0;
+  step.grid = unsigned(strips * blocks);
+  step.shared_bytes = size_t(pack_columns_bytes(warps, slabs, held, held));
+}
+
+// Blocks of a cluster share a row only where there are clusters.
 inline SplitStep plan_split(SplitStep::Operand operand, int64_t rows, int64_t k,
-                            const OperandShape& shape, Scheme scheme = Scheme::split) {
+                            const OperandShape& shape, Scheme scheme, bool clusters) {
   const SchemeSpec& spec = scheme_of(scheme);
   SplitStep step;
   step.header = spec.pack_header;
@@ -72,9 +104,7 @@ inline SplitStep plan_split(SplitStep::Operand operand, int64_t rows, int64_t k,
   step.row_stride = shape.row_stride;
   step.k_stride = shape.k_stride;
   if (shape.k_stride != 1) {
-    step.kernel = std::string(spec.pack_columns) + "<16>";
-    step.threads = 512;
-    step.grid = unsigned(divide_up(rows, 32));
+    plan_columns(step, spec, clusters);
     return step;
   }
   const int64_t pieces = divide_up(k, 32) * 8;
@@ -95,7 +125,8 @@ inline size_t packed_bytes(Scheme scheme, int64_t rows, int64_t k) {
 }
 
 // Adds the packing of an operand to the plan and to its workspace.
-inline void add_split(ProductPlan& plan, SplitStep::Operand operand, const ProductShape& shape) {
+inline void add_split(ProductPlan& plan, SplitStep::Operand operand, const ProductShape& shape,
+                      bool clusters) {
   const bool is_x = operand == SplitStep::Operand::x;
   const int64_t rows = is_x ? shape.m : shape.n;
   const auto reserve = [&plan](size_t bytes) {
@@ -103,7 +134,8 @@ inline void add_split(ProductPlan& plan, SplitStep::Operand operand, const Produ
     plan.workspace_bytes = align_up(offset + bytes, 256);
     return offset;
   };
-  SplitStep step = plan_split(operand, rows, shape.k, is_x ? shape.x : shape.w, shape.scheme);
+  SplitStep step =
+      plan_split(operand, rows, shape.k, is_x ? shape.x : shape.w, shape.scheme, clusters);
   step.packed_offset = reserve(packed_bytes(shape.scheme, rows, shape.k));
   step.exponent_offset = reserve(size_t(rows) * 4);
   (is_x ? plan.x_packed_offset : plan.w_packed_offset) = step.packed_offset;
@@ -199,9 +231,9 @@ inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice
     add_half_maps(plan, shape, choice);
     return plan;
   }
-  add_split(plan, SplitStep::Operand::x, shape);
+  add_split(plan, SplitStep::Operand::x, shape, true);
   if (!is_fused(choice.variant) && !shape.weight_packed) {
-    add_split(plan, SplitStep::Operand::w, shape);
+    add_split(plan, SplitStep::Operand::w, shape, true);
   }
   add_split_maps(plan, shape, choice);
   return plan;

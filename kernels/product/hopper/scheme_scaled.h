@@ -71,13 +71,11 @@ inline double estimate(const ProductShape& shape, const TileChoice& c, const Dev
   const double moving = ((fused ? 4 : 2) * n * k + 2 * m * k) / kReadPerMicrosecond +
                         (shape.stores_result ? 4 * m * n / kWrittenPerMicrosecond : 0);
   double time = std::max(multiplying, moving) + kApart * std::min(multiplying, moving);
-  // Where rows are not contiguous in K they are read twice (not measured: by the bytes).
-  const auto packing = [&](const OperandShape& operand, double rows) {
-    const double passes = operand.k_stride == 1 ? 1 : 10.0 / 6;
-    return kSplitLaunch + rows * double(shape.k) * kSplitPerElement * passes;
+  const auto packing = [&](double rows) {
+    return kSplitLaunch + rows * double(shape.k) * kSplitPerElement;
   };
-  time += kLaunch + packing(shape.x, m);
-  if (!fused && !shape.weight_packed) time += packing(shape.w, n);
+  time += kLaunch + packing(m);
+  if (!fused && !shape.weight_packed) time += packing(n);
   return time;
 }
 

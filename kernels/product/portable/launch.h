@@ -77,8 +77,8 @@ inline hopper::ProductPlan plan_product(const hopper::ProductShape& shape, size_
   plan.chunks = int(hopper::divide_up(shape.k, 32));
   plan.grid = unsigned(sample_tiles * feature_tiles);
   estimate(plan, shape, two_blocks, rates);
-  hopper::add_split(plan, hopper::SplitStep::Operand::x, shape);
-  if (!shape.weight_packed) hopper::add_split(plan, hopper::SplitStep::Operand::w, shape);
+  hopper::add_split(plan, hopper::SplitStep::Operand::x, shape, false);
+  if (!shape.weight_packed) hopper::add_split(plan, hopper::SplitStep::Operand::w, shape, false);
   return plan;
 }
 

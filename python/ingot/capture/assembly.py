@@ -22,7 +22,7 @@ from ingot.capture.nodes import (
     where,
 )
 from ingot.capture.normalisations import batch_statistics
-from ingot.capture.products import PRODUCTS
+from ingot.capture.products import KEEPING_OPERANDS, PASSING_ON, PRODUCTS
 from ingot.capture.reference import reference_of
 from ingot.capture.region import RegionBuilder
 from ingot.capture.table import SHAPE_OPERATORS
@@ -242,21 +242,45 @@ class _Assembly:
         return {n: e.value for n, e in self.entries.items() if isinstance(e.value, numbers)}
 
     def _stored(self, level: int, region, given: list, results: list, layouts: list) -> dict:
-        """Products that backward reads, by their place among the region's results, to which those
-        that nothing else wants are added."""
+        """Products, and operands of products, that backward reads: by their place among the
+        region's results, to which those that nothing else wants are added."""
         stored: dict[torch.fx.Node, int] = {}
         for node, own in self.taken.items() if self.gradients else ():
             if own != level or schema_name(node.target) not in PRODUCTS:
                 continue
-            value = self.entries[node].value
-            if node in given:
-                stored[node] = given.index(node)
-            elif isinstance(value, Value) and value.id not in results:
-                with contextlib.suppress(UnfitError):
-                    layouts.append(region.result_layout(value, value))
-                    results.append(value.id)
-                    stored[node] = len(results) - 1
+            wanted = [node] if self._is_read_backwards(node, level) else []
+            for kept in (*wanted, *self._operands_kept(node, level)):
+                value = self.entries[kept].value
+                if kept in given:
+                    stored[kept] = given.index(kept)
+                elif isinstance(value, Value) and value.id not in results:
+                    with contextlib.suppress(UnfitError):
+                        layouts.append(region.result_layout(value, value))
+                        results.append(value.id)
+                        stored[kept] = len(results) - 1
         return stored
+
+    def _is_read_backwards(self, node: torch.fx.Node, level: int) -> bool:
+        """Whether a derivative in the region reads the node's value: not those of sums of it."""
+        for user in node.users:
+            if self.taken.get(user) != level:
+                continue
+            name = schema_name(user.target)
+            passes = name in PASSING_ON or name in SHAPE_OPERATORS
+            if not passes or self._is_read_backwards(user, level):
+                return True
+        return False
+
+    def _operands_kept(self, product: torch.fx.Node, level: int) -> list[torch.fx.Node]:
+        """Operands that forward writes for the product alone and PyTorch keeps for backward, beside
+        what they are computed from: kept, they need not be computed again, in no more memory."""
+        return [
+            operand
+            for operand in product.all_input_nodes
+            if self.taken.get(operand) == level
+            and schema_name(operand.target) in KEEPING_OPERANDS
+            and isinstance(self.entries[operand].value, Value)
+        ]
 
     def _statistics(self, level: int, region, results: list, layouts: list) -> dict:
         """Of batch norms in training, what backward reads: the places of mean and variance among

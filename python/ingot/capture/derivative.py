@@ -1,8 +1,9 @@
 """The derivative of a region, as a graph of ATen operators.
 
 AOTAutograd's way, for one region: PyTorch's autograd runs on tensors without data while its
-operators are recorded. What the forward pass stored (the results of products) stands in for what
-was computed, so that no product is computed again; nothing that backward does not read is left.
+operators are recorded. What the forward pass stored (results and operands of products) stands in
+for what was computed, so that no product is computed again; nothing that backward does not read is
+left.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ class Derivative:
     """graph: leaves, what was stored, gradients of the differentiable results -> gradients of the
     leaves in `wanted`, in this order; a gradient that is zero everywhere is None.
 
-    differentiable: which results depend on a leaf in `wanted`; stored: places of products and
-    statistics among the region's results; reads: which of the inputs it uses, batched: which
-    of them have the batch in front; batch: the only batch size that it is for, or None; symbol:
-    what the batch size is in the sizes of the graph's values, or None where these are numbers.
+    differentiable: which results depend on a leaf in `wanted`; stored: places of products, their
+    operands and statistics among the region's results; reads: which of the inputs it uses, batched:
+    which of them have the batch in front; batch: the only batch size that it is for, or None;
+    symbol: what the batch size is in the sizes of the graph's values, or None where these are
+    numbers.
     """
 
     graph: torch.fx.GraphModule

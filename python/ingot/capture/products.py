@@ -22,6 +22,11 @@ from ingot.capture.table import FLOATING, Call, row
 PRODUCTS = frozenset(
     f"aten::{name}" for name in "linear mm bmm matmul mv addmm baddbmm einsum".split()
 )
+# Whose derivatives read none of their operands.
+PASSING_ON = frozenset(("aten::add", "aten::sub", "aten::neg"))
+# Whose derivatives read their operand, not their result: PyTorch keeps it even where the result is
+# kept too.
+KEEPING_OPERANDS = frozenset(("aten::gelu", "aten::silu", "aten::mish", "aten::layer_norm"))
 
 
 def _check_dtypes(call: Call, *operands: Operand) -> None:
