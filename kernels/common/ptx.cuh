@@ -87,6 +87,9 @@ INGOT_D i32 load_shared_int(u32 address) {
   asm volatile("ld.shared.s32 %0, [%1];" : "=r"(v) : "r"(address));
   return v;
 }
+INGOT_D float load_shared_float(u32 address) {
+  return __int_as_float(load_shared_int(address));
+}
 INGOT_D int2 load_shared_int_pair(u32 address) {
   int2 v;
   asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
@@ -123,6 +126,12 @@ INGOT_D void copy_vector_async(u32 destination, const void* source, bool valid) 
                "r"(valid ? 16 : 0)
                : "memory");
 }
+// The first `bytes` of 16, zeroes behind them.
+INGOT_D void copy_piece_async(u32 destination, const void* source, i32 bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
+               "r"(bytes)
+               : "memory");
+}
 INGOT_D void copy_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
@@ -153,6 +162,15 @@ INGOT_D void mma(float* d, const u32 (&a)[4], u32 b0, u32 b1) {
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// d += a · b in TF32, with 16 rows and 8 of k of a, and 8 columns of b. Numbers are fp32, whose low
+// 13 bits are ignored.
+INGOT_D void mma_tf32(float* d, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 // --- barriers of the thread block ----------------------------------------------------------------

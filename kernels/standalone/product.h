@@ -210,9 +210,11 @@ i64 run_product(const Call& call, const Product& product, const ProductTensors& 
     if (source == Source::w_packed) return scratch + plan.w_packed_offset;
     return source == Source::w ? tensors.w : source == Source::x ? tensors.x : tensors.y;
   };
-  TensorMap w_map = encode_map(plan.w_map, base(plan.w_map.source));
-  TensorMap x_map = encode_map(plan.x_map, base(plan.x_map.source));
-  TensorMap y_map = {};
+  TensorMap w_map = {}, x_map = {}, y_map = {};
+  if (plan.variant != hopper::Variant::direct) {
+    w_map = encode_map(plan.w_map, base(plan.w_map.source));
+    x_map = encode_map(plan.x_map, base(plan.x_map.source));
+  }
   if (plan.tma_store) y_map = encode_map(plan.y_map, tensors.y);
   grid.cluster = plan.cluster;
   void* arguments[] = {&w_map, &x_map, &y_map, &args, &params};

@@ -93,6 +93,10 @@ void add_operands(const ProductPlan& plan, const ProductOperands& operands, Argu
     arguments.set(start + offsetof(portable::PackedOperands, x), operands.x_packed);
     return;
   }
+  if (plan.variant == Variant::direct) {  // the kernel has the addresses from its ProductArgs
+    arguments.add_zeros(3 * sizeof(CUtensorMap));
+    return;
+  }
   arguments.add_map(plan.w_map, source_of(plan.w_map, operands));
   arguments.add_map(plan.x_map, source_of(plan.x_map, operands));
   if (plan.tma_store) {

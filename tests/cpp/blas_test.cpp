@@ -265,7 +265,8 @@ TEST(BlasGraph, SaysWhoMultipliesOnAGpu) {
   EXPECT_EQ(uses_library(4096, 4096, 4096, 0), 0);
   EXPECT_EQ(uses_library(4096, 4096, 4096, 1), 0);
   EXPECT_EQ(uses_library(4096, 4096, 4096, 0, false), 0);  // x and y at any address
-  EXPECT_EQ(uses_library(128, 1, 128, 0), 1);
+  EXPECT_EQ(uses_library(128, 1, 128, 0), 0);
+  EXPECT_EQ(uses_library(128, 16, 16384, 0), 1);  // few results of long sums
 }
 
 TEST(BlasGraph, NumbersHaveAPointInEveryLocale) {

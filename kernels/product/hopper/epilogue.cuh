@@ -220,6 +220,14 @@ INGOT_D void finish_product(float (&acc)[kValues], const ThreadTile& tile, i32 r
   if (redo) redo_groups(acc, args, marked, tile.n0, tile.m0);
 }
 
+// The same where operands had no scales.
+template <int kValues>
+INGOT_D void finish_unscaled_product(float (&acc)[kValues], const ThreadTile& tile,
+                                     const ProductArgs& args) {
+  if (!args.redo_all && !ptx::warp_any(!all_finite(acc))) return;
+  redo_groups(acc, args, args.redo_all ? ~0u : nonfinite_groups(acc), tile.n0, tile.m0);
+}
+
 // value · 2^-shift for 0 ≤ shift ≤ 252, in two exact steps.
 INGOT_D float shift_down(float value, i32 shift) {
   return value * pow2(-(shift >> 1)) * pow2(-(shift - (shift >> 1)));

@@ -188,6 +188,8 @@ inline const char* name_of(Variant variant) {
       return "fused_scaled";
     case Variant::scaled:
       return "scaled";
+    case Variant::direct:
+      return "direct";
     case Variant::half:
       return "half";
     default:
@@ -201,9 +203,29 @@ inline int chunks_of(Variant variant, int64_t k) {
   return int(divide_up(k, is_fused(variant) ? 128 : 64) * 2);
 }
 
+// What follows from a tile whose operands are read as they are, by addresses: no maps, no
+// workspace.
+inline ProductPlan direct_plan(const ProductShape& shape, const TileChoice& choice) {
+  ProductPlan plan;
+  plan.variant = choice.variant;
+  plan.tma_store = false;
+  plan.kernel = "product_direct";
+  plan.header = "product/hopper/direct.cuh";
+  plan.config = config_text(choice, false);
+  plan.shared_bytes = shared_bytes(choice);
+  plan.threads = unsigned(32 * direct_warps(choice));
+  plan.sample_tiles = divide_up(shape.m, choice.samples);
+  plan.moment_tiles = divide_up(shape.m, kDirectSamples);
+  plan.raster_feature_tiles = int(divide_up(shape.n, choice.features));
+  plan.raster_group = std::min(choice.raster_group, plan.raster_feature_tiles);
+  plan.grid = unsigned(tiles_of(shape, choice));
+  return plan;
+}
+
 // Fills in everything that follows from the choice of tile.
 inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice,
                              const DeviceLimits& device) {
+  if (choice.variant == Variant::direct) return direct_plan(shape, choice);
   ProductPlan plan;
   plan.variant = choice.variant;
   plan.tma_store = stores_by_tma(shape) && choice.slices == 1;

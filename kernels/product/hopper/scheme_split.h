@@ -33,6 +33,59 @@ inline void add_sliced_tiles(std::vector<TileChoice>& menu, const ProductShape& 
   }
 }
 
+// Tiles of products that are read as they are. Eight warps share the K of a tile where tiles are
+// few, four where two blocks share a multiprocessor; where K is short, each has samples of its own.
+inline void add_direct_tiles(std::vector<TileChoice>& menu, const ProductShape& shape) {
+  const auto along_rows = [](const OperandShape& o) { return o.row_stride == 1; };
+  const auto pieces = [](const OperandShape& o) {
+    return o.aligned && (o.k_stride == 1 ? o.row_stride : o.k_stride) % 4 == 0;
+  };
+  if (shape.weight_packed || shape.m < 1 || shape.n < 1) return;
+  if ((shape.w.k_stride != 1 && !along_rows(shape.w)) ||
+      (shape.x.k_stride != 1 && !along_rows(shape.x))) {
+    return;
+  }
+  TileChoice tile = {.variant = Variant::direct, .samples = 64, .stages = 4};
+  tile.w_along_k = shape.w.k_stride == 1;
+  tile.x_along_k = shape.x.k_stride == 1;
+  tile.vectors = pieces(shape.w) && pieces(shape.x);
+  const auto add = [&](int features, int sample_warps, int depth_warps, int stages) {
+    tile.features = features;
+    tile.samples = kDirectSamples * sample_warps;
+    tile.depth_warps = depth_warps;
+    tile.stages = stages;
+    if (tiles_of(shape, tile) <= INT32_MAX) menu.push_back(tile);
+  };
+  constexpr int kShort = 128;
+  if (shape.k <= kShort) add(32, 4, 1, 3);
+  add(32, 1, 4, 4);
+  if (shape.k > kShort) add(32, 1, 8, 3);
+  add(16, 1, shape.k > 4 * kShort ? 8 : 4, 4);
+}
+
+// Microseconds, fitted on an H200 to products from 256³ to 1024³, with K to 16384 and with 16
+// features: within 10% but where K is short.
+inline double estimate_direct(const ProductShape& shape, const TileChoice& c,
+                              const DeviceLimits& device) {
+  constexpr double kLaunch = 5, kWave = 2, kL2BytesPerMicrosecond = 4.7e6;
+  constexpr double kMemoryBytesPerMicrosecond = 3.3e6;
+  const double k = double(shape.k), m = double(shape.m), n = double(shape.n);
+  const int64_t tiles = tiles_of(shape, c), units = device.multiprocessors;
+  // Of a wave, an element of K: of one block a multiprocessor, and of two.
+  const double scale = c.features == 16 ? 0.85 : 1,
+               lone = scale * (direct_warps(c) > 4 ? 0.0108 : 0.0125);
+  const bool shares = direct_warps(c) <= 4;
+  const int64_t slots = shares ? 2 * units : units;
+  const int64_t rest = tiles % slots;
+  double time = kLaunch + double(tiles / slots) * ((shares ? 0.0215 * scale : lone) * k + kWave);
+  if (rest > 0) time += (rest > units ? 0.0215 * scale : lone) * k + kWave;
+  const double read = double(tiles) * double(c.features + c.samples) * k * 4;
+  const double written = shape.stores_result ? 4 * m * n : 0;
+  const double bound =
+      kLaunch + kWave + read / kL2BytesPerMicrosecond + written / kMemoryBytesPerMicrosecond;
+  return std::max({time, bound, kLaunch + 4 * (m * k + n * k) / kMemoryBytesPerMicrosecond});
+}
+
 inline std::vector<TileChoice> tiles(const ProductShape& shape, const DeviceLimits& device) {
   std::vector<TileChoice> menu = {
       {.variant = Variant::packed, .samples = 128, .stages = 6, .staging = 2},
@@ -47,6 +100,7 @@ inline std::vector<TileChoice> tiles(const ProductShape& shape, const DeviceLimi
     const TileChoice thin = {.variant = Variant::packed, .samples = 64, .stages = 8, .staging = 1};
     if (tiles_of(shape, thin) <= device.multiprocessors) menu.push_back(thin);
   }
+  add_direct_tiles(menu, shape);
   return menu;
 }
 
@@ -63,6 +117,7 @@ inline TileCycles tile_cycles(const TileChoice& c) {
 // Tiles at the clock that the power limit leaves; the split passes by their bytes. Fitted to
 // bench/results/config-sweep (36 shapes on an H200), where its choice is within 3% of the best.
 inline double estimate(const ProductShape& shape, const TileChoice& c, const DeviceLimits& device) {
+  if (c.variant == Variant::direct) return estimate_direct(shape, c, device);
   constexpr double kLaunch = 6.3, kSplitLaunch = 1.8;
   constexpr double kSplitPerElement = 8 / 3.85e6;  // 8 bytes at 3.85 TB/s
   constexpr double kBytesPerMicrosecond = 3.3e6;

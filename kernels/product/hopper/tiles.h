@@ -31,6 +31,7 @@ enum class Scheme {
 enum class Variant {
   fused_split,   // fp32 weight split inside the product; only x is packed beforehand
   packed,        // both operands packed beforehand
+  direct,        // fp32 operands as they are, split in registers: small, thin and deep products
   fused_scaled,  // Scheme::scaled: fp32 weight rounded inside the product
   scaled,        // Scheme::scaled, both operands packed beforehand
   half,          // fp16 or bf16 operands as they are
@@ -96,7 +97,10 @@ struct TileChoice {
   int slices = 1;         // fused: blocks that share a tile, each with its part of K
   int promotion = 1;      // fused_split: chunks of 64 of K that wgmma sums before they are promoted
   int raster_group = 8;   // feature tiles (clusters of them) a group
-  Element element = Element::f32;  // half: of the operands
+  int features = 0;       // direct: of a tile
+  int depth_warps = 1;    // direct: warps that share K
+  bool w_along_k = true, x_along_k = true, vectors = true;  // direct: how operands lie in memory
+  Element element = Element::f32;                           // half: of the operands
 };
 
 inline int64_t divide_up(int64_t a, int64_t b) {
@@ -118,10 +122,21 @@ inline int64_t cluster_slots(const TileChoice& c, const DeviceLimits& device) {
 
 // Clusters' worth of tiles of the result.
 inline int64_t tiles_of(const ProductShape& shape, const TileChoice& c) {
-  return divide_up(shape.m, c.samples * c.sample_blocks) * divide_up(shape.n, 128 * c.cluster);
+  const int features = c.variant == Variant::direct ? c.features : 128 * c.cluster;
+  return divide_up(shape.m, c.samples * c.sample_blocks) * divide_up(shape.n, features);
+}
+
+// direct: samples and K of a warp's chunk, threads of a block.
+constexpr int kDirectSamples = 64, kDirectChunk = 16;
+inline int direct_warps(const TileChoice& c) {
+  return c.samples / kDirectSamples * c.depth_warps;
 }
 
 inline size_t shared_bytes(const TileChoice& c) {
+  if (c.variant == Variant::direct) {
+    return size_t(direct_warps(c) * c.stages) * size_t(c.features + kDirectSamples) * kDirectChunk *
+           4;
+  }
   // Of one warpgroup, where operands are split: exponents of the samples, and of its 64 features
   // where they are packed too.
   const bool fused = is_fused(c.variant);
@@ -148,6 +163,12 @@ inline std::string config_text(const TileChoice& c, bool tma_store) {
     case Variant::fused_scaled:
       return "FusedScaledConfig<" + ring + number(c.cluster) + ", " + number(c.sample_blocks) +
              ", " + number(c.slices) + ">";
+    case Variant::direct: {
+      const auto flag = [](bool v) { return std::string(v ? ", true" : ", false"); };
+      return "DirectConfig<" + number(c.features / 16) + ", " + number(c.samples / kDirectSamples) +
+             ", " + number(c.depth_warps) + ", " + number(c.stages) + flag(c.w_along_k) +
+             flag(c.x_along_k) + flag(c.vectors) + ">";
+    }
     case Variant::half:
       return std::string("HalfConfig<ingot::") + (c.element == Element::bf16 ? "bf16" : "f16") +
              ", " + blocks + ", " + number(c.staging) + ">";
