@@ -22,6 +22,7 @@ from ingot.live import policy
 from ingot.live.ahead import compile_ahead
 from ingot.live.autocast import cast_by_torch
 from ingot.live.compiled import Compiled, RefusedError
+from ingot.live.products import LEAST_WORK, with_own_products
 from ingot.live.tracing import feed_of, views_among_results
 from ingot.log import logger
 from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError
@@ -103,7 +104,7 @@ def compile_graph(
             graph.problem = "PyTorch runs it: it refuses a batch of this size"
             session.graphs.append(graph)
             return gm.forward
-        if not graph.compiled.programs:
+        if not graph.compiled.takes_something:
             graph.compiled = None
             graph.problem = "PyTorch runs it: it holds nothing that Ingot takes over"
     except CaptureError as error:
@@ -136,10 +137,17 @@ def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
     refused: dict[str, str] = dict.fromkeys(views_among_results(feed.graph), "")
     if autocast is not None:
         refused.update(dict.fromkeys(cast_by_torch(feed, autocast), ""))
+    own_products = feed.device_type == "cuda" and autocast is None
     for _ in range(_MAX_REFUSALS):
         captured = import_graph(
-            feed, refused=refused, autocast=autocast is not None, gradients=gradients
+            feed,
+            refused=refused,
+            autocast=autocast is not None,
+            gradients=gradients,
+            apart=LEAST_WORK if own_products else None,
         )
+        if own_products:
+            captured = with_own_products(captured, policy.candidates(session.precision, tf32)[0])
         if captured.static_batch in captured.delegate_batches:
             return None
         try:
