@@ -38,7 +38,7 @@ inline std::vector<TileChoice> tiles(const ProductShape& shape, const DeviceLimi
       {.variant = Variant::packed, .samples = 128, .stages = 6, .staging = 2},
       {.variant = Variant::packed, .samples = 160, .stages = 5, .staging = 2},
       {.variant = Variant::packed, .samples = 192, .stages = 5, .staging = 1, .cluster = 2}};
-  if (shape.w.vector_rows(shape.k) && !shape.weight_packed) {
+  if (shape.w.vector_rows(shape.k) && !shape.weight_packed && shape.weights_follow()) {
     const TileChoice thin = fused_tile(64);
     if (shape.m <= 64 || tiles_of(shape, thin) <= device.multiprocessors) menu.push_back(thin);
     menu.push_back(fused_tile(128, promotion_of(shape)));
@@ -70,14 +70,15 @@ inline double estimate(const ProductShape& shape, const TileChoice& c, const Dev
   const bool fused = is_fused(c.variant);
   const int64_t k_step = fused ? 128 : 32;
   const double k = double(divide_up(shape.k, k_step) * k_step);
-  const double weight_bytes = 4 * double(shape.n) * k;
+  const double weight_bytes = 4 * double(shape.w_rows()) * k;
   double time =
       std::max(tile_time(shape, c, device, tile_cycles(c), k), weight_bytes / kBytesPerMicrosecond);
   // Blocks that load for themselves alone move more bytes, which costs clock where the power limit
   // has set in.
   if (c.cluster == 1 && time > kCool) time += kUnshared * (time - kCool);
-  time += kLaunch + kSplitLaunch + double(shape.m) * k * kSplitPerElement;
-  if (!fused && !shape.weight_packed) time += kSplitLaunch + double(shape.n) * k * kSplitPerElement;
+  time += kLaunch + kSplitLaunch + double(shape.x_rows()) * k * kSplitPerElement;
+  if (!fused && !shape.weight_packed)
+    time += kSplitLaunch + double(shape.w_rows()) * k * kSplitPerElement;
   return time;
 }
 
@@ -86,8 +87,8 @@ inline double estimate(const ProductShape& shape, const TileChoice& c, const Dev
 inline double estimate_library(const ProductShape& shape) {
   const double m = double(shape.m), n = double(shape.n), k = double(shape.k);
   const double start = 10.2 + 0.007 * std::min(k, 1024.);
-  return start +
-         std::max(1.3 * 2e-6 * m * n * k / 50, 4 * (m * k + n * k) / (m > 1 ? 2.0e6 : 3.0e6));
+  return start + double(shape.batches) * std::max(1.3 * 2e-6 * m * n * k / 50,
+                                                  4 * (m * k + n * k) / (m > 1 ? 2.0e6 : 3.0e6));
 }
 
 inline constexpr SchemeSpec kSpec = {
