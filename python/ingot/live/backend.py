@@ -6,6 +6,7 @@ PyTorch the operators between them, under its autograd.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import warnings
@@ -17,17 +18,21 @@ import torch
 
 import ingot.capture.custom_ops  # noqa: F401  (the operator that batch norms become)
 from ingot.capture import CaptureError
+from ingot.capture.feed import Feed
 from ingot.capture.importer import import_graph
+from ingot.capture.products import PRODUCTS
 from ingot.live import policy
 from ingot.live.ahead import compile_ahead
 from ingot.live.autocast import cast_by_torch
 from ingot.live.compiled import Compiled, RefusedError
 from ingot.live.products import LEAST_WORK, with_own_products
-from ingot.live.tracing import feed_of, views_among_results
+from ingot.live.tracing import feed_of, other_batches, views_among_results
 from ingot.log import logger
 from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError
 
 _MAX_REFUSALS = 16
+# Of a graph, and of its inputs, up to which other places of the batch are tried.
+_MOST_NODES, _MOST_PLACES = 64, 6
 
 
 class IngotWarning(UserWarning):
@@ -129,11 +134,11 @@ def compile_graph(
 
 def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
     """None where it is PyTorch's to answer, with an error of its own."""
-    feed = feed_of(gm, example_inputs)
-    autocast, tf32 = policy.ambient(feed.device_type)
     gradients = torch.is_grad_enabled() and any(
         isinstance(e, torch.Tensor) and e.requires_grad for e in example_inputs
     )
+    feed = _fed(gm, example_inputs, gradients)
+    autocast, tf32 = policy.ambient(feed.device_type)
     refused: dict[str, str] = dict.fromkeys(views_among_results(feed.graph), "")
     if autocast is not None:
         refused.update(dict.fromkeys(cast_by_torch(feed, autocast), ""))
@@ -160,3 +165,26 @@ def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
         compile_ahead(compiled.programs, feed.example_batch)
         return compiled
     raise CaptureError("; ".join(sorted(set(refused.values()))))
+
+
+def _fed(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], gradients: bool) -> Feed:
+    """With the batch where regions take most: of a product of two inputs either may have it, and a
+    transposed one on its second dimension."""
+    feed = feed_of(gm, example_inputs)
+    places = other_batches(gm, example_inputs)
+    if not 0 < len(places) <= _MOST_PLACES or len(feed.graph.nodes) > _MOST_NODES:
+        return feed
+    least = _left(feed, gradients)
+    for place in places if least else ():
+        with contextlib.suppress(CaptureError):
+            other = feed_of(gm, example_inputs, place)
+            left = _left(other, gradients)
+            if left < least:
+                feed, least = other, left
+    return feed
+
+
+def _left(feed: Feed, gradients: bool) -> int:
+    """How many products stay PyTorch's."""
+    captured = import_graph(feed, gradients=gradients)
+    return sum(f"aten::{item.what}" in PRODUCTS for item in captured.unsupported)
