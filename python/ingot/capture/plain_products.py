@@ -43,7 +43,7 @@ def take_products_apart(
 
 
 def _without_sum(graph: torch.fx.Graph, node: torch.fx.Node, least: int) -> bool:
-    """beta·c + alpha·(a·b), whose sum may join what follows; PyTorch reads no c where beta is 0."""
+    """beta·c + alpha·(a·b), whose sum may join what follows."""
     c, a, b, beta, alpha = named_arguments(node).values()
     if _work(a.meta["val"], b.meta["val"]) < least:
         return False
@@ -51,8 +51,7 @@ def _without_sum(graph: torch.fx.Graph, node: torch.fx.Node, least: int) -> bool
     made = writer.call(_WITH_SUM[node.target], sizes, a, b)
     if alpha != 1:
         made = writer.call(_aten.mul.Scalar, sizes, made, alpha)
-    if beta != 0:
-        made = writer.call(_aten.add.Tensor, sizes, made, c, alpha=beta)
+    made = writer.call(_aten.add.Tensor, sizes, made, c, alpha=beta)
     node.replace_all_uses_with(made)
     graph.erase_node(node)
     return True

@@ -50,9 +50,7 @@ def _matmul(call: Call, a: Operand, b: Operand, transposed: bool) -> Value:
     if contracted < 0 or columns < 0:
         raise UnfitError("a product over, or with as many columns as, the batch")
     a_id, lead_dims, rows = _rows_by_features(call, a)
-    if len(b.sizes) == 3 and (
-        len(a.sizes) != 3 or {a.sizes[0], b.sizes[0]} not in ({-1}, {1, -1})
-    ):
+    if len(b.sizes) == 3 and (len(a.sizes) != 3 or {a.sizes[0], b.sizes[0]} not in ({-1}, {1, -1})):
         raise UnfitError("a batched product over other than the batch")
     b_id, transpose_b = _right_operand(call, b, transposed, contracted, columns)
     identity = region.emit("matmul", [a_id, b_id], {"transpose_b": transpose_b})
@@ -151,8 +149,6 @@ def _addmm(call: Call) -> Value:
     if call.number("alpha", 1) != 1:
         value = pointwise(call, "mul", [value, call.number("alpha")])
     bias = call.tensor("self")
-    if call.number("beta", 1) == 0:  # what is in it, infinities too, counts for nothing
-        return value
     if call.number("beta", 1) != 1:
         bias = pointwise(call, "mul", [bias, call.number("beta")])
     return _with_bias(call, value, bias)

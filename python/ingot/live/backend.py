@@ -20,7 +20,9 @@ import ingot.capture.custom_ops  # noqa: F401  (the operator that batch norms be
 from ingot.capture import CaptureError
 from ingot.capture.feed import Feed
 from ingot.capture.importer import import_graph
+from ingot.capture.nodes import computes, schema_name
 from ingot.capture.products import PRODUCTS
+from ingot.capture.table import SHAPE_OPERATORS
 from ingot.live import policy
 from ingot.live.ahead import compile_ahead
 from ingot.live.autocast import cast_by_torch
@@ -142,7 +144,7 @@ def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
     refused: dict[str, str] = dict.fromkeys(views_among_results(feed.graph), "")
     if autocast is not None:
         refused.update(dict.fromkeys(cast_by_torch(feed, autocast), ""))
-    own_products = feed.device_type == "cuda" and autocast is None
+    own_products = _has_own_products(feed.device_type, autocast)
     for _ in range(_MAX_REFUSALS):
         captured = import_graph(
             feed,
@@ -167,12 +169,20 @@ def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
     raise CaptureError("; ".join(sorted(set(refused.values()))))
 
 
+def _has_own_products(device_type: str, autocast: torch.dtype | None) -> bool:
+    """Whether a product that no region takes may be Ingot's."""
+    return device_type == "cuda" and autocast is None
+
+
 def _fed(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], gradients: bool) -> Feed:
     """With the batch where regions take most: of a product of two inputs either may have it, and a
-    transposed one on its second dimension."""
+    transposed one on its second dimension. Without a chain there is nothing to take it for."""
     feed = feed_of(gm, example_inputs)
     places = other_batches(gm, example_inputs)
-    if not 0 < len(places) <= _MOST_PLACES or len(feed.graph.nodes) > _MOST_NODES:
+    nodes = feed.graph.nodes
+    if not 0 < len(places) <= _MOST_PLACES or len(nodes) > _MOST_NODES:
+        return feed
+    if not any(_is_chain(node) for node in nodes):
         return feed
     least = _left(feed, gradients)
     for place in places if least else ():
@@ -182,6 +192,12 @@ def _fed(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], gradients: boo
             if left < least:
                 feed, least = other, left
     return feed
+
+
+def _is_chain(node: torch.fx.Node) -> bool:
+    name = schema_name(node.target)
+    computing = node.op == "call_function" and computes(node)
+    return computing and name not in PRODUCTS and name not in SHAPE_OPERATORS
 
 
 def _left(feed: Feed, gradients: bool) -> int:
