@@ -139,9 +139,8 @@ def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
     gradients = torch.is_grad_enabled() and any(
         isinstance(e, torch.Tensor) and e.requires_grad for e in example_inputs
     )
-    feed = _fed(gm, example_inputs, gradients)
+    feed, refused = _fed(gm, example_inputs, gradients)
     autocast, tf32 = policy.ambient(feed.device_type)
-    refused: dict[str, str] = dict.fromkeys(views_among_results(feed.graph), "")
     if autocast is not None:
         refused.update(dict.fromkeys(cast_by_torch(feed, autocast), ""))
     own_products = _has_own_products(feed.device_type, autocast)
@@ -174,24 +173,31 @@ def _has_own_products(device_type: str, autocast: torch.dtype | None) -> bool:
     return device_type == "cuda" and autocast is None
 
 
-def _fed(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], gradients: bool) -> Feed:
+def _fed(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], gradients: bool
+) -> tuple[Feed, dict[str, str]]:
     """With the batch where regions take most: of a product of two inputs either may have it, and a
-    transposed one on its second dimension. Without a chain there is nothing to take it for."""
-    feed = feed_of(gm, example_inputs)
+    transposed one on its second dimension. Without a chain there is nothing to take it for.
+    Second: what PyTorch must run in any case, as `refused` of import_graph()."""
+    best = _with_refused(feed_of(gm, example_inputs))
     places = other_batches(gm, example_inputs)
-    nodes = feed.graph.nodes
+    nodes = best[0].graph.nodes
     if not 0 < len(places) <= _MOST_PLACES or len(nodes) > _MOST_NODES:
-        return feed
+        return best
     if not any(_is_chain(node) for node in nodes):
-        return feed
-    least = _left(feed, gradients)
+        return best
+    least = _left(*best, gradients)
     for place in places if least else ():
         with contextlib.suppress(CaptureError):
-            other = feed_of(gm, example_inputs, place)
-            left = _left(other, gradients)
+            other = _with_refused(feed_of(gm, example_inputs, place))
+            left = _left(*other, gradients)
             if left < least:
-                feed, least = other, left
-    return feed
+                best, least = other, left
+    return best
+
+
+def _with_refused(feed: Feed) -> tuple[Feed, dict[str, str]]:
+    return feed, dict.fromkeys(views_among_results(feed.graph), "")
 
 
 def _is_chain(node: torch.fx.Node) -> bool:
@@ -200,7 +206,7 @@ def _is_chain(node: torch.fx.Node) -> bool:
     return computing and name not in PRODUCTS and name not in SHAPE_OPERATORS
 
 
-def _left(feed: Feed, gradients: bool) -> int:
+def _left(feed: Feed, refused: dict[str, str], gradients: bool) -> int:
     """How many products stay PyTorch's."""
-    captured = import_graph(feed, gradients=gradients)
+    captured = import_graph(feed, refused=refused, gradients=gradients)
     return sum(f"aten::{item.what}" in PRODUCTS for item in captured.unsupported)

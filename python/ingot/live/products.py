@@ -149,8 +149,15 @@ def program_of(precision: str, a: torch.Tensor, b: torch.Tensor) -> Program:
     )
 
 
+def _is_pytorchs(program: Program, entries: int) -> bool:
+    """Whether it would run the library's product, which PyTorch calls with less ado."""
+    sweeps = program.explain(entries)["executable"].get("sweeps", [])
+    return any("cuBLAS" in sweep.get("provider", "") for sweep in sweeps)
+
+
 class _Programs:
-    """Those used last. None: the library has none."""
+    """Those used last, for numbers of rows (of matrices, in a batch) up to the next power of two.
+    None: PyTorch's product is to run."""
 
     def __init__(self):
         self._known: OrderedDict[tuple, Program | None] = OrderedDict()
@@ -158,17 +165,24 @@ class _Programs:
 
     def of(self, precision: str, a: torch.Tensor, b: torch.Tensor) -> Program | None:
         rows = a.size(1) if a.dim() == 3 else None
-        key = (precision, a.device.type, rows, *b.shape[-2:], _columns_first(b))
+        entries = a.size(0)
+        size = (entries - 1).bit_length()
+        key = (precision, a.device.type, size, rows, *b.shape[-2:], _columns_first(b))
         with self._lock:
             if key not in self._known:
-                try:
-                    self._known[key] = program_of(precision, a, b)
-                except IngotError:
-                    self._known[key] = None
+                self._known[key] = self._made(precision, a, b)
                 if len(self._known) > _MOST_PROGRAMS:
                     self._known.popitem(last=False)
             self._known.move_to_end(key)
             return self._known[key]
+
+    @staticmethod
+    def _made(precision: str, a: torch.Tensor, b: torch.Tensor) -> Program | None:
+        try:
+            program = program_of(precision, a, b)
+            return None if _is_pytorchs(program, a.size(0)) else program
+        except IngotError:
+            return None
 
 
 _programs = _Programs()
