@@ -231,6 +231,42 @@ def test_what_beta_of_zero_multiplies_counts_for_nothing(transposed, as_on_a_gpu
     assert runners(session) == [OWN if transposed else REGION]
 
 
+@pytest.mark.parametrize(
+    ("provider", "tf32", "pytorchs"),
+    [
+        ("cuBLASLt (ieee fp32)", False, True),
+        ("cuBLASLt (ieee fp32)", True, False),
+        ("cuBLASLt (tf32)", True, True),
+        ("cuBLASLt (tf32)", False, False),
+        ("cuBLASLt (bf16)", False, False),
+        ("Ingot's fp32 product for Hopper (fp16 halves)", False, False),
+    ],
+)
+def test_what_the_library_would_run_is_pytorchs_if_it_is_the_same(
+    provider, tf32, pytorchs, monkeypatch
+):
+    class Planned:
+        def explain(self, batch):
+            return {"executable": {"sweeps": [{"provider": provider}]}}
+
+    monkeypatch.setattr(products.policy, "tf32_allowed", lambda: tf32)
+    assert products._is_pytorchs(Planned(), 8) is pytorchs
+
+
+def test_a_report_names_products_by_themselves(as_on_a_gpu):
+    torch._dynamo.reset()
+
+    class Model(nn.Module):
+        def forward(self, a):
+            return a @ a.T
+
+    model = ingot.optimize(Model())
+    model(torch.randn(12, 8))
+    report = model.ingot_report()
+    assert [entry["what"] for entry in report["operators_replaced"]] == ["mm"]
+    assert report["unsupported"] == []
+
+
 def test_small_products_stay_whole(as_on_a_gpu, monkeypatch):
     monkeypatch.setattr(backend, "LEAST_WORK", 1 << 24)
     session, run = compiled(CASES["4-d by 4-d"][0])

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 
 from ingot.capture.captured import Captured, Slot, TorchStep
+from ingot.live import policy
 from ingot.runtime.library import IngotError
 from ingot.runtime.program import BATCH, LeafLayout, Program, ResultLayout
 
@@ -150,9 +151,10 @@ def program_of(precision: str, a: torch.Tensor, b: torch.Tensor) -> Program:
 
 
 def _is_pytorchs(program: Program, entries: int) -> bool:
-    """Whether it would run the library's product, which PyTorch calls with less ado."""
+    """Whether it would run the same product of cuBLAS as PyTorch, which calls it with less ado."""
+    pytorchs = f"cuBLASLt ({'tf32' if policy.tf32_allowed() else 'ieee fp32'})"
     sweeps = program.explain(entries)["executable"].get("sweeps", [])
-    return any("cuBLAS" in sweep.get("provider", "") for sweep in sweeps)
+    return any(sweep.get("provider") == pytorchs for sweep in sweeps)
 
 
 class _Programs:
@@ -167,7 +169,8 @@ class _Programs:
         rows = a.size(1) if a.dim() == 3 else None
         entries = a.size(0)
         size = (entries - 1).bit_length()
-        key = (precision, a.device.type, size, rows, *b.shape[-2:], _columns_first(b))
+        switches = precision, policy.tf32_allowed(), a.device.type
+        key = (switches, size, rows, *b.shape[-2:], _columns_first(b))
         with self._lock:
             if key not in self._known:
                 self._known[key] = self._made(precision, a, b)
