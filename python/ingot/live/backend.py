@@ -180,6 +180,8 @@ def _fed(
     transposed one on its second dimension. Without a chain there is nothing to take it for.
     Second: what PyTorch must run in any case, as `refused` of import_graph()."""
     best = _with_refused(feed_of(gm, example_inputs))
+    if policy.ambient(best[0].device_type)[0] is not None:
+        return best  # autocast's casts are looked for in a graph that is as it was traced
     places = other_batches(gm, example_inputs)
     nodes = best[0].graph.nodes
     if not 0 < len(places) <= _MOST_PLACES or len(nodes) > _MOST_NODES:
