@@ -11,6 +11,15 @@ struct SplitArgs {
   i32 rows, k;
   void* packed;
   i32* exponent;  // [rows]
+  // Of a batch, whose rows are counted on from entry to entry: an entry's, and how many elements
+  // beyond rows · row_stride the next one begins. 0: one matrix.
+  i32 entry_rows = 0;
+  i64 entry_skip = 0;
 };
+
+INGOT_HD const float* source_row(const SplitArgs& args, i32 row) {
+  const float* source = args.source + row * args.row_stride;
+  return args.entry_rows == 0 ? source : source + row / args.entry_rows * args.entry_skip;
+}
 
 }  // namespace ingot

@@ -263,7 +263,7 @@ INGOT_D void pack_columns(const SplitArgs& args) {
   const i32 first_row = static_cast<i32>(blockIdx.x / blocks) * 32, row = first_row + lane;
   const i32 lines = (args.k + 32 * kSlabs - 1) / (32 * kSlabs);
   const columns::Strip strip = {
-      args.source + row * args.row_stride,
+      source_row(args, row),
       args.k_stride,
       args.k,
       args.rows - first_row,

@@ -91,7 +91,7 @@ INGOT_D void split_rows(const SplitArgs& args) {
   const i32 lane = threadIdx.x % kLanes;
   ptx::dependency_wait();
   if (row >= args.rows) return;  // whole warps, and whole blocks where kLanes > 32
-  const float* source = args.source + row * args.row_stride;
+  const float* source = source_row(args, row);
   const i32 pieces = slab_count(args.k) * 8;
   u32* packed = static_cast<u32*>(args.packed) + static_cast<i64>(row) * slab_count(args.k) * 32;
   float amax = 0.f;

@@ -12,8 +12,8 @@ constexpr uintptr_t kLowBits = 15;
 
 bool same(const hopper::SplitStep& a, const hopper::SplitStep& b) {
   return a.kernel == b.kernel && a.rows == b.rows && a.k == b.k && a.row_stride == b.row_stride &&
-         a.k_stride == b.k_stride && a.packed_offset == b.packed_offset &&
-         a.exponent_offset == b.exponent_offset;
+         a.k_stride == b.k_stride && a.entry_rows == b.entry_rows && a.entry_skip == b.entry_skip &&
+         a.packed_offset == b.packed_offset && a.exponent_offset == b.exponent_offset;
 }
 
 size_t end_of(const hopper::SplitStep& step) {
@@ -132,6 +132,8 @@ void Lowering::pack(ValueId value, const Address& source, const hopper::SplitSte
   args.k_stride = step.k_stride;
   args.rows = static_cast<i32>(step.rows);
   args.k = static_cast<i32>(step.k);
+  args.entry_rows = static_cast<i32>(step.entry_rows);
+  args.entry_skip = step.entry_skip;
   Arguments arguments;
   const size_t start = arguments.add(args);
   arguments.set(start + offsetof(SplitArgs, source), source);

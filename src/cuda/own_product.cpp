@@ -21,18 +21,20 @@ constexpr size_t kMaxOperands = 64;
 constexpr size_t kPartialBytes = sizeof(Moments<float>::State);
 
 bool same_shape(const hopper::OperandShape& a, const hopper::OperandShape& b) {
-  return a.row_stride == b.row_stride && a.k_stride == b.k_stride && a.aligned == b.aligned;
+  return a.row_stride == b.row_stride && a.k_stride == b.k_stride && a.aligned == b.aligned &&
+         a.batch_stride == b.batch_stride;
 }
 
 bool same_shape(const ProductShape& a, const ProductShape& b) {
   return a.m == b.m && a.n == b.n && a.k == b.k && same_shape(a.x, b.x) && same_shape(a.w, b.w) &&
          a.y_stride == b.y_stride && a.y_aligned == b.y_aligned &&
          a.stores_result == b.stores_result && a.weight_packed == b.weight_packed &&
-         a.element == b.element && a.scheme == b.scheme;
+         a.element == b.element && a.scheme == b.scheme && a.batches == b.batches;
 }
 
 hopper::OperandShape operand_shape(const MatrixOperand& operand) {
-  return {operand.row_stride, operand.k_stride, operand.alignment == 16};
+  return {operand.row_stride, operand.k_stride, operand.alignment == 16,
+          operand.batched ? operand.batch_stride : 0};
 }
 
 // nullopt for what no kernel here multiplies.
@@ -81,7 +83,7 @@ std::unique_ptr<OwnProduct> OwnProduct::make(const Plan& plan, int sweep, Module
     *why = "its operands are neither f32 nor both of the product's 16-bit type";
   } else if (half && family != ProductFamily::hopper) {
     *why = "products of 16-bit operands are the library's on this GPU";
-  } else if (arg(1).shape.batched) {
+  } else if (arg(1).shape.batched && (half || tf32 || family != ProductFamily::hopper)) {
     *why = "its weight differs from sample to sample";
   } else if (std::optional<ProductEpilogue> epilogue = write_epilogue(plan, sweep, why)) {
     if (epilogue->operands.size() > kMaxOperands) {
@@ -119,6 +121,12 @@ ProductShape OwnProduct::usual_shape(int64_t batch) const {
   shape.x = {extents.k, 1, true};
   const bool k_last = plan_.graph[sweep_.matmul].transpose_b;
   shape.w = {k_last ? extents.k : 1, k_last ? 1 : extents.n, true};
+  shape.batches = extents.batches;
+  if (shape.batches > 1) {
+    const bool shared = !plan_.graph[plan_.graph[sweep_.matmul].args[0]].shape.batched;
+    shape.x.batch_stride = shared ? 0 : extents.m * extents.k;
+    shape.w.batch_stride = extents.n * extents.k;
+  }
   shape.y_stride = extents.n;
   shape.stores_result = epilogue_.stored != kNoValue;
   shape.element = element_;
@@ -196,6 +204,10 @@ size_t OwnProduct::scratch_bytes(int64_t batch) const {
 // Of every kernel that some batch size is served by, so that a change of batch never waits for a
 // compiler.
 void OwnProduct::add_units(std::set<int>& units, int64_t batch, bool frozen) {
+  if (plan_.graph[plan_.graph[sweep_.matmul].args[1]].shape.batched) {
+    add_units_of_batches(units, batch);
+    return;
+  }
   ProductShape one = usual_shape(1);
   one.weight_packed = frozen;
   const int64_t per_entry = std::max<int64_t>(1, one.m);
@@ -210,6 +222,22 @@ void OwnProduct::add_units(std::set<int>& units, int64_t batch, bool frozen) {
     ProductShape shape = usual_shape(size);
     shape.weight_packed = frozen;
     const Prepared& p = prepared(shape);
+    units.insert(p.split_units.begin(), p.split_units.end());
+    units.insert(p.product_unit);
+  }
+  if (merge_) units.insert(merge_->unit());
+  units.erase(-1);
+}
+
+// The same for products whose number is the batch size.
+void OwnProduct::add_units_of_batches(std::set<int>& units, int64_t batch) {
+  std::set<int64_t> batches = {batch};
+  const hopper::DeviceLimits limits = hopper::limits_of(plan_.target.units);
+  for (const int64_t size : hopper::representative_batches(usual_shape(2), limits)) {
+    batches.insert(size);
+  }
+  for (const int64_t size : batches) {
+    const Prepared& p = prepared(usual_shape(size));
     units.insert(p.split_units.begin(), p.split_units.end());
     units.insert(p.product_unit);
   }
@@ -268,6 +296,12 @@ ProductShape OwnProduct::shape_of(const MatrixOperand& x, const MatrixOperand& w
   return shape;
 }
 
+// Operands of a batch of products stay as they are; else the samples of all entries are one matrix.
+bool OwnProduct::fold(const Lowering& to, MatrixOperand& x, MatrixOperand& w) const {
+  if (w.batched && to.batch > 1) return true;
+  return w.fold_batch(to.batch) && x.fold_batch(to.batch);
+}
+
 // Where the epilogue stores; nullopt for a result that is no matrix.
 std::optional<MatrixOperand> OwnProduct::result(const Lowering& to, const MatrixOperand& x,
                                                 const MatrixOperand& w) const {
@@ -292,11 +326,12 @@ std::optional<MatrixOperand> OwnProduct::result(const Lowering& to, const Matrix
 bool OwnProduct::lower(const Lowering& to) {
   std::optional<MatrixOperand> x = matrix_operand(to, sweep_, 0);
   std::optional<MatrixOperand> w = matrix_operand(to, sweep_, 1);
-  if (!x || !w || !x->fold_batch(to.batch)) return false;
+  if (!x || !w || !fold(to, *x, *w)) return false;
   if (element_of(x->dtype) != element_ || element_of(w->dtype) != element_) return false;
   const std::optional<MatrixOperand> y = result(to, *x, *w);
   if (!y) return false;
   ProductShape shape = shape_of(*x, *w, *y);
+  if (w->batched) shape.batches = to.batch;
   const Prepared* chosen = &prepared(shape);
   if (to.frozen.base != Address::Base::none && chosen->product_unit >= 0) {
     shape.weight_packed = true;
@@ -343,6 +378,12 @@ void OwnProduct::lower_product(const Lowering& to, const Prepared& p, const Matr
   args.k = static_cast<i32>(p.shape.k);
   args.chunks = plan.chunks;
   args.raster = {plan.raster_feature_tiles, static_cast<i32>(plan.sample_tiles), plan.raster_group};
+  if (p.shape.batches > 1) {
+    args.entry_tiles = static_cast<i32>(plan.entry_tiles);
+    args.x_entry_rows = p.shape.shares_samples() ? 0 : args.m;
+    args.x_entry_stride = p.shape.x.batch_stride;
+    args.w_entry_stride = p.shape.w.batch_stride;
+  }
   const size_t at = arguments.add(args);
   if (element_ == hopper::Element::f32) {
     arguments.set(at + offsetof(ProductArgs, x) + offsetof(OperandView, data), x.address);

@@ -76,8 +76,9 @@ double behind_library_us(const ProductShape& shape, size_t kernels) {
   constexpr double kBytesPerMicrosecond = 3.85e6;
   // A low guess beside TF32, where ours is to be faster for certain.
   const double launch = shape.scheme == hopper::Scheme::scaled ? 2 : 3;
-  const double bytes =
-      2.0 * size_of(shape.element) * static_cast<double>(shape.m) * static_cast<double>(shape.n);
+  const double elements = static_cast<double>(shape.batches) * static_cast<double>(shape.m) *
+                          static_cast<double>(shape.n);
+  const double bytes = 2.0 * size_of(shape.element) * elements;
   return static_cast<double>(kernels) * (launch + bytes / kBytesPerMicrosecond);
 }
 
@@ -106,10 +107,11 @@ int64_t ProductTuning::bucket(int64_t samples) {
 std::string ProductTuning::key(ProductFamily family, const ProductShape& shape,
                                int statistics) const {
   const bool stores_rows = shape.y_aligned && shape.y_stride % 4 == 0;
-  return fmt::format("{} sm_{} {} | kernels {:016x} | {} | m {} k {} n {} | x {}, w {}, {}{}",
+  const std::string batch = shape.batches == 1 ? "" : fmt::format("{} of ", bucket(shape.batches));
+  return fmt::format("{} sm_{} {} | kernels {:016x} | {} | {}m {} k {} n {} | x {}, w {}, {}{}",
                      target_.name, target_.sm,
                      family == ProductFamily::hopper ? "hopper" : "portable", kernel_hash(),
-                     scheme_of(shape.element, precision_), bucket(shape.m), shape.k, shape.n,
+                     scheme_of(shape.element, precision_), batch, bucket(shape.m), shape.k, shape.n,
                      layout_of(shape.x, shape.k), layout_of(shape.w, shape.k),
                      !shape.stores_result ? "not stored"
                      : stores_rows        ? "stored"

@@ -43,6 +43,67 @@ struct ProductArgs {
   i32 chunks;  // chunks of K, zero-padded to an even number: of 64 (fused split) or of 32 (packed)
   TileRaster raster;
   i32 redo_all;  // tests: recompute every output in fp32 as if it had overflowed
+  // Of a batch of products (Config::kBatched), whose samples are counted on from entry to entry: m
+  // is one entry's, and the weight's rows follow one another as the samples do.
+  i32 entry_tiles;                     // tiles of samples
+  i32 x_entry_rows;                    // of packed x from one entry to the next: m, or 0 if shared
+  i64 x_entry_stride, w_entry_stride;  // elements of x and w
 };
+
+INGOT_HD i32 entry_of(const ProductArgs& args, i32 sample_tile) {
+  return sample_tile / args.entry_tiles;
+}
+
+// The arguments as one entry's tiles see them, with samples counted through the batch: m is where
+// the entry ends.
+INGOT_HD ProductArgs args_of_entry(const ProductArgs& args, i32 entry) {
+  ProductArgs own = args;
+  const i64 before = static_cast<i64>(entry) * args.m;
+  own.m = static_cast<i32>(before) + args.m;
+  own.x.data += entry * args.x_entry_stride - before * args.x.row_stride;
+  own.w.data += entry * args.w_entry_stride;
+  own.x_exponent += static_cast<i64>(entry) * args.x_entry_rows - before;
+  own.w_exponent += static_cast<i64>(entry) * args.n;
+  return own;
+}
+
+// What a tile's consumers and stores go by; without a batch, the arguments themselves.
+template <class Config>
+INGOT_HD decltype(auto) args_of_tile(const ProductArgs& args, i32 sample_tile) {
+  if constexpr (Config::kBatched) {
+    return args_of_entry(args, entry_of(args, sample_tile));
+  } else {
+    return static_cast<const ProductArgs&>(args);
+  }
+}
+
+// A tile's first sample, counted through the batch; the row of packed x that it is; and the
+// weight's row that a feature is.
+template <class Config>
+INGOT_HD i32 first_sample(const ProductArgs& args, i32 sample_tile) {
+  if constexpr (Config::kBatched) {
+    const i32 entry = entry_of(args, sample_tile);
+    return entry * args.m + (sample_tile - entry * args.entry_tiles) * Config::kSamples;
+  } else {
+    return sample_tile * Config::kSamples;
+  }
+}
+template <class Config>
+INGOT_HD i32 sample_row(const ProductArgs& args, i32 sample_tile) {
+  if constexpr (Config::kBatched) {
+    const i32 entry = entry_of(args, sample_tile);
+    return entry * args.x_entry_rows + (sample_tile - entry * args.entry_tiles) * Config::kSamples;
+  } else {
+    return sample_tile * Config::kSamples;
+  }
+}
+template <class Config>
+INGOT_HD i32 weight_row(const ProductArgs& args, i32 sample_tile, i32 feature) {
+  if constexpr (Config::kBatched) {
+    return entry_of(args, sample_tile) * args.n + feature;
+  } else {
+    return feature;
+  }
+}
 
 }  // namespace ingot::hopper

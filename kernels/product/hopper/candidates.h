@@ -44,7 +44,7 @@ inline std::vector<TileChoice> neighbours(const ProductShape& shape, const Devic
        .staging = 1,
        .cluster = 2,
        .raster_group = 16}};
-  if (shape.w.vector_rows(shape.k) && !shape.weight_packed) {
+  if (shape.w.vector_rows(shape.k) && !shape.weight_packed && shape.weights_follow()) {
     list.push_back(scheme_split::fused_tile(64));
     list.push_back(scheme_split::fused_tile(128));
     TileChoice grouped = scheme_split::fused_tile(128, scheme_split::promotion_of(shape));
@@ -59,7 +59,8 @@ inline std::vector<TileChoice> neighbours(const ProductShape& shape, const Devic
 inline std::vector<TileChoice> candidate_choices(const ProductShape& shape,
                                                  const DeviceLimits& device) {
   std::vector<TileChoice> list = tile_choices(shape, device);
-  for (const TileChoice& choice : neighbours(shape, device)) {
+  for (TileChoice choice : neighbours(shape, device)) {
+    choice.batched = shape.batches > 1;
     const std::string name = name_of(choice);
     const auto same = [&](const TileChoice& c) { return name_of(c) == name; };
     if (std::none_of(list.begin(), list.end(), same)) list.push_back(choice);

@@ -43,13 +43,14 @@ inline constexpr int kPromotion = 2;              // chunks
 }  // namespace direct
 
 template <int kFeatureBlocks_, int kSampleWarps_, int kDepthWarps_, int kStages_, bool kWAlongK_,
-          bool kXAlongK_, bool kVectors_>
+          bool kXAlongK_, bool kVectors_, bool kBatched_ = false>
 struct DirectConfig {
   static constexpr int kFeatureBlocks = kFeatureBlocks_;
   static constexpr int kSampleWarps = kSampleWarps_;
   static constexpr int kDepthWarps = kDepthWarps_;
   static constexpr int kStages = kStages_;
   static constexpr bool kWAlongK = kWAlongK_, kXAlongK = kXAlongK_, kVectors = kVectors_;
+  static constexpr bool kBatched = kBatched_;  // a weight for every entry of a batch
   static constexpr int kFeatures = 16 * kFeatureBlocks;
   static constexpr int kSamples = direct::kWarpSamples * kSampleWarps;
   static constexpr int kThreads = 32 * kSampleWarps * kDepthWarps;
@@ -269,19 +270,33 @@ INGOT_D void meet(float (&sum)[Config::kFeatureBlocks][kBlockValues], u32 rings,
   }
 }
 
+// Which of the partial statistics those of a warp's samples are: one for each 64 of an entry.
+template <class Config>
+INGOT_D i32 moment_tile(const ProductArgs& args, i32 sample_tile, i32 sample) {
+  if constexpr (Config::kBatched) {
+    const i32 entry = entry_of(args, sample_tile);
+    return entry * ((args.m + kWarpSamples - 1) / kWarpSamples) +
+           (sample - entry * args.m) / kWarpSamples;
+  } else {
+    return sample / kWarpSamples;
+  }
+}
+
 }  // namespace direct
 
 template <class Config, class Epilogue>
 INGOT_D void product_direct(const TensorMap&, const TensorMap&, const TensorMap&,
-                            const ProductArgs& args, const typename Epilogue::Params& params) {
+                            const ProductArgs& given, const typename Epilogue::Params& params) {
   extern __shared__ __align__(128) unsigned char direct_memory[];
   const u32 memory = ptx::shared_address(direct_memory);
   const i32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
   const i32 sample_warp = warp / Config::kDepthWarps, depth_warp = warp % Config::kDepthWarps;
   i32 feature_tile, sample_tile;
-  args.raster.locate(blockIdx.x, feature_tile, sample_tile);
+  given.raster.locate(blockIdx.x, feature_tile, sample_tile);
+  decltype(auto) args = args_of_tile<Config>(given, sample_tile);
   const i32 feature = feature_tile * Config::kFeatures;
-  const i32 sample = sample_tile * Config::kSamples + sample_warp * direct::kWarpSamples;
+  const i32 first = first_sample<Config>(given, sample_tile);
+  const i32 sample = first + sample_warp * direct::kWarpSamples;
   const u32 rings = memory + sample_warp * Config::kDepthWarps * Config::kRingBytes;
 
   float sum[Config::kFeatureBlocks][direct::kBlockValues] = {};
@@ -299,7 +314,8 @@ INGOT_D void product_direct(const TensorMap&, const TensorMap&, const TensorMap&
     const ThreadTile tile = thread_tile(feature + 16 * block, sample, 0, lane, 0);
     TileEpilogue<Epilogue, direct::kBlockValues> epilogue(tile, args, params);
     finish_unscaled_product(sum[block], tile, args);
-    finish_direct(sum[block], tile, args, epilogue, sample / direct::kWarpSamples);
+    finish_direct(sum[block], tile, args, epilogue,
+                  direct::moment_tile<Config>(given, sample_tile, sample));
   }
 }
 

@@ -37,7 +37,7 @@
 namespace ingot::hopper {
 
 template <int kSamples_, int kWeightStages_, int kSampleStages_, bool kTmaStore_ = true,
-          int kPromotion_ = 1, int kSlices_ = 1>
+          int kPromotion_ = 1, int kSlices_ = 1, bool kBatched_ = false>
 struct FusedSplitConfig {
   static constexpr int kSamples = kSamples_;
   static constexpr int kWeightStages = kWeightStages_;
@@ -45,6 +45,7 @@ struct FusedSplitConfig {
   static constexpr bool kTmaStore = kTmaStore_;
   static constexpr int kPromotion = kPromotion_;  // chunks summed by wgmma alone: 1 or 2
   static constexpr int kSlices = kSlices_;        // of K, and blocks in a cluster: 1, 2, 4 or 8
+  static constexpr bool kBatched = kBatched_;     // a weight for every entry of a batch (args.cuh)
   static constexpr int kFeatures = 128;
   static constexpr int kChunk = 64;
   static constexpr int kThreads = 384;
@@ -329,7 +330,9 @@ INGOT_D void fused_split_produce(const Ring& ring, const TensorMap& map, const P
   for (i32 t = share.first; t < args.raster.count(); t += share.step) {
     i32 feature_tile, sample_tile;
     args.raster.locate(t, feature_tile, sample_tile);
-    const i32 row = weights ? feature_tile * Config::kFeatures : sample_tile * Config::kSamples;
+    const i32 row = weights
+                        ? weight_row<Config>(args, sample_tile, feature_tile * Config::kFeatures)
+                        : sample_row<Config>(args, sample_tile);
     if (weights && t + share.step >= args.raster.count()) ptx::launch_dependents();
     for (i32 chunk = share.chunk_begin; chunk < share.chunk_end; ++chunk) {
       const u32 full = ring.full_barrier(cursor.slot), slot = ring.slot(cursor.slot);
@@ -399,22 +402,25 @@ INGOT_D void product_fused_split(const TensorMap& w_map, const TensorMap& x_map,
     for (i32 t = share.first; t < args.raster.count(); t += share.step) {
       i32 feature_tile, sample_tile;
       args.raster.locate(t, feature_tile, sample_tile);
-      prefetch_operands<Epilogue, Config::kSamples>(params, args, sample_tile * Config::kSamples,
-                                                    feature_tile * Config::kFeatures + group * 64,
-                                                    threadIdx.x & 127);
-      load_exponents<Config::kSamples, 0>(table, args, sample_tile * Config::kSamples, 0,
+      decltype(auto) before = args_of_tile<Config>(args, sample_tile);
+      prefetch_operands<Epilogue, Config::kSamples>(
+          params, before, first_sample<Config>(args, sample_tile),
+          feature_tile * Config::kFeatures + group * 64, threadIdx.x & 127);
+      load_exponents<Config::kSamples, 0>(table, before, first_sample<Config>(args, sample_tile), 0,
                                           threadIdx.x & 127, 1 + group);
       float acc[Consumer::kValues];
       consumer.accumulate(acc, share.chunk_end - share.chunk_begin);
       wait_exponents(1 + group);
       // Found again rather than kept: the product has no register to spare.
       args.raster.locate(ptx::opaque(t), feature_tile, sample_tile);
-      const ThreadTile tile = thread_tile(feature_tile * Config::kFeatures + group * 64,
-                                          sample_tile * Config::kSamples, warp, lane, 1 + group);
+      decltype(auto) own = args_of_tile<Config>(args, sample_tile);
+      const ThreadTile tile =
+          thread_tile(feature_tile * Config::kFeatures + group * 64,
+                      first_sample<Config>(args, sample_tile), warp, lane, 1 + group);
       if constexpr (Config::kSlices > 1) {
-        consumer.finish_shared_tile(acc, tile, table, base, args, params, sample_tile);
+        consumer.finish_shared_tile(acc, tile, table, base, own, params, sample_tile);
       } else {
-        consumer.finish_tile(acc, tile, table, y_map, args, params, sample_tile);
+        consumer.finish_tile(acc, tile, table, y_map, own, params, sample_tile);
       }
     }
     if (group == 0) ptx::barrier_sync(Consumer::kTurnBarrier, 256);  // group 1's last arrival

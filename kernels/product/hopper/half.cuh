@@ -24,6 +24,7 @@ struct HalfConfig {
   static constexpr int kCluster = kCluster_;
   static constexpr int kStages = kStages_;
   static constexpr int kStagingBuffers = kStagingBuffers_;
+  static constexpr bool kBatched = false;
   static constexpr int kFeatures = 128;
   static constexpr int kThreads = 384;
   static constexpr int kPiece = 64;  // samples that are stored at once

@@ -35,6 +35,7 @@ struct SplitStep {
   unsigned cluster = 0;   // blocks of a cluster; 0: none
   size_t shared_bytes = 0;
   int64_t rows = 0, k = 0, row_stride = 0, k_stride = 0;
+  int64_t entry_rows = 0, entry_skip = 0;         // of a batch: SplitArgs
   size_t packed_offset = 0, exponent_offset = 0;  // in the workspace
 };
 
@@ -49,6 +50,7 @@ struct ProductPlan {
   unsigned grid = 0, threads = 384, cluster = 1;
   size_t shared_bytes = 0;
   int64_t sample_tiles = 0;
+  int64_t entry_tiles = 0;   // of samples, of one entry of a batch
   int64_t moment_tiles = 0;  // partial statistics of a feature: one a sample tile and slice of K
   int raster_feature_tiles = 0, raster_group = 1, chunks = 0;
   bool tma_store = true;
@@ -128,14 +130,20 @@ inline size_t packed_bytes(Scheme scheme, int64_t rows, int64_t k) {
 inline void add_split(ProductPlan& plan, SplitStep::Operand operand, const ProductShape& shape,
                       bool clusters) {
   const bool is_x = operand == SplitStep::Operand::x;
-  const int64_t rows = is_x ? shape.m : shape.n;
+  const int64_t rows = is_x ? shape.x_rows() : shape.w_rows();
+  const int64_t entry_rows = is_x ? shape.m : shape.n;
+  const OperandShape& matrix = is_x ? shape.x : shape.w;
   const auto reserve = [&plan](size_t bytes) {
     const size_t offset = plan.workspace_bytes;
     plan.workspace_bytes = align_up(offset + bytes, 256);
     return offset;
   };
-  SplitStep step =
-      plan_split(operand, rows, shape.k, is_x ? shape.x : shape.w, shape.scheme, clusters);
+  SplitStep step = plan_split(operand, rows, shape.k, matrix, shape.scheme, clusters);
+  const int64_t skip = matrix.batch_stride - entry_rows * matrix.row_stride;
+  if (rows > entry_rows && skip != 0) {
+    step.entry_rows = entry_rows;
+    step.entry_skip = skip;
+  }
   step.packed_offset = reserve(packed_bytes(shape.scheme, rows, shape.k));
   step.exponent_offset = reserve(size_t(rows) * 4);
   (is_x ? plan.x_packed_offset : plan.w_packed_offset) = step.packed_offset;
@@ -169,14 +177,17 @@ inline void add_split_maps(ProductPlan& plan, const ProductShape& shape, const T
   using Source = TensorMapSpec::Source;
   const int64_t packed = int64_t(packed_bytes(shape.scheme, 1, shape.k)) / 2;
   const int x_rows = choice.samples / choice.cluster, w_rows = 128 / choice.sample_blocks;
-  plan.x_map = tensor_map(Source::x_packed, Element::f16, packed, shape.m, packed, 64, x_rows);
+  const int64_t weights = shape.w_rows();
+  plan.x_map =
+      tensor_map(Source::x_packed, Element::f16, packed, shape.x_rows(), packed, 64, x_rows);
   if (is_fused(choice.variant)) {
     plan.w_map =
-        tensor_map(Source::w, Element::f32, shape.k, shape.n, shape.w.row_stride, 32, w_rows);
+        tensor_map(Source::w, Element::f32, shape.k, weights, shape.w.row_stride, 32, w_rows);
   } else {
-    plan.w_map = tensor_map(Source::w_packed, Element::f16, packed, shape.n, packed, 64, 128);
+    plan.w_map = tensor_map(Source::w_packed, Element::f16, packed, weights, packed, 64, 128);
   }
-  plan.y_map = tensor_map(Source::y, Element::f32, shape.n, shape.m, shape.y_stride, 32, 32);
+  plan.y_map =
+      tensor_map(Source::y, Element::f32, shape.n, shape.batches * shape.m, shape.y_stride, 32, 32);
 }
 
 // Of its kernel, a template of product/hopper/NAME.cuh.
@@ -214,8 +225,9 @@ inline ProductPlan direct_plan(const ProductShape& shape, const TileChoice& choi
   plan.config = config_text(choice, false);
   plan.shared_bytes = shared_bytes(choice);
   plan.threads = unsigned(32 * direct_warps(choice));
-  plan.sample_tiles = divide_up(shape.m, choice.samples);
-  plan.moment_tiles = divide_up(shape.m, kDirectSamples);
+  plan.entry_tiles = divide_up(shape.m, choice.samples);
+  plan.sample_tiles = shape.batches * plan.entry_tiles;
+  plan.moment_tiles = shape.batches * divide_up(shape.m, kDirectSamples);
   plan.raster_feature_tiles = int(divide_up(shape.n, choice.features));
   plan.raster_group = std::min(choice.raster_group, plan.raster_feature_tiles);
   plan.grid = unsigned(tiles_of(shape, choice));
@@ -228,7 +240,9 @@ inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice
   if (choice.variant == Variant::direct) return direct_plan(shape, choice);
   ProductPlan plan;
   plan.variant = choice.variant;
-  plan.tma_store = stores_by_tma(shape) && choice.slices == 1;
+  // A box must not reach into the next entry of a batch.
+  const bool whole_tiles = shape.batches == 1 || shape.m % choice.samples == 0;
+  plan.tma_store = stores_by_tma(shape) && choice.slices == 1 && whole_tiles;
   const std::string name = name_of(choice.variant);
   plan.kernel = "product_" + name;
   plan.header = "product/hopper/" + name + ".cuh";
@@ -238,7 +252,8 @@ inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice
   plan.shared_bytes = shared_bytes(stored);
   const int cluster = choice.cluster * choice.sample_blocks;
   plan.cluster = unsigned(cluster * choice.slices);
-  plan.sample_tiles = divide_up(shape.m, choice.samples * choice.sample_blocks);
+  plan.entry_tiles = divide_up(shape.m, choice.samples * choice.sample_blocks);
+  plan.sample_tiles = shape.batches * plan.entry_tiles;
   plan.moment_tiles = plan.sample_tiles * choice.sample_blocks * choice.slices;
   plan.raster_feature_tiles = int(divide_up(shape.n, 128 * choice.cluster));
   plan.raster_group = std::min(choice.raster_group, plan.raster_feature_tiles);
@@ -262,7 +277,9 @@ inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice
 }
 
 inline std::vector<TileChoice> tile_choices(const ProductShape& shape, const DeviceLimits& device) {
-  return scheme_of(shape).tiles(shape, device);
+  std::vector<TileChoice> choices = scheme_of(shape).tiles(shape, device);
+  for (TileChoice& choice : choices) choice.batched = shape.batches > 1;
+  return choices;
 }
 inline double estimate(const ProductShape& shape, const TileChoice& c, const DeviceLimits& device) {
   return scheme_of(shape).estimate(shape, c, device);
@@ -287,8 +304,20 @@ inline ProductPlan plan_product(const ProductShape& shape, const DeviceLimits& d
     plan.reason = "an extent is zero";
     return plan;
   }
-  if (shape.m > INT32_MAX / 2 || shape.n > INT32_MAX / 2 || shape.k > INT32_MAX / 4) {
+  const int64_t most_rows = INT32_MAX / 2 / shape.batches;
+  if (shape.m > most_rows || shape.n > most_rows || shape.k > INT32_MAX / 4) {
     plan.reason = "an extent exceeds 2^29";
+    return plan;
+  }
+  if (shape.batches > 1 && (shape.element != Element::f32 || shape.scheme != Scheme::split)) {
+    plan.reason = "its weight differs from sample to sample";
+    return plan;
+  }
+  constexpr int64_t kLeastRows = 32;  // a batch of thin matrices is read, hardly multiplied
+  if (shape.batches > 1 && std::min(shape.m, shape.n) < kLeastRows) {
+    plan.reason = "its matrices are thin";
+    plan.library_us = estimate_library(shape);
+    plan.library_faster = true;
     return plan;
   }
   const int64_t most_terms = scheme_of(shape).most_terms;
@@ -326,6 +355,19 @@ inline std::vector<int64_t> representative_samples(ProductShape shape, const Dev
     samples.push_back(shape.m);
   }
   return samples;
+}
+
+// The same for a batch of products, by their number.
+inline std::vector<int64_t> representative_batches(ProductShape shape, const DeviceLimits& device) {
+  std::vector<int64_t> batches;
+  std::vector<std::string> seen;
+  for (shape.batches = 2; shape.batches <= 4096; shape.batches *= 2) {
+    const std::string config = plan_product(shape, device).config;
+    if (std::find(seen.begin(), seen.end(), config) != seen.end()) continue;
+    seen.push_back(config);
+    batches.push_back(shape.batches);
+  }
+  return batches;
 }
 
 }  // namespace ingot::hopper

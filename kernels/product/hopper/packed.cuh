@@ -16,12 +16,13 @@
 
 namespace ingot::hopper {
 
-template <int kSamples_, int kCluster_, int kStages_, int kStagingBuffers_>
+template <int kSamples_, int kCluster_, int kStages_, int kStagingBuffers_, bool kBatched_ = false>
 struct PackedConfig {
   static constexpr int kSamples = kSamples_;
   static constexpr int kCluster = kCluster_;
   static constexpr int kStages = kStages_;
   static constexpr int kStagingBuffers = kStagingBuffers_;  // 0: plain stores
+  static constexpr bool kBatched = kBatched_;
   static constexpr int kFeatures = 128;
   static constexpr int kThreads = 384;
   static constexpr int kWeightBytes = kFeatures * 128;
@@ -103,26 +104,27 @@ INGOT_D void product_packed(const TensorMap& w_map, const TensorMap& x_map, cons
   constexpr bool kTurns = Epilogue::kMoments > 0;
   PackedConsumer<Config, kTurns> consumer;
   const auto consume = [&](const ConsumerPlace& place, i32 feature_tile, i32 sample_tile) {
-    const i32 box_m = sample_tile * Config::kSamples;
+    const i32 box_m = first_sample<Config>(args, sample_tile);
     const i32 box_n = feature_tile * Config::kFeatures + place.group * 64;
-    prefetch_operands<Epilogue, Config::kSamples>(params, args, box_m, box_n, place.thread);
-    load_exponents<Config::kSamples, 64>(place.table, args, box_m, box_n, place.thread,
+    decltype(auto) own = args_of_tile<Config>(args, sample_tile);
+    prefetch_operands<Epilogue, Config::kSamples>(params, own, box_m, box_n, place.thread);
+    load_exponents<Config::kSamples, 64>(place.table, own, box_m, box_n, place.thread,
                                          place.barrier);
     float acc[kValues];
     consumer.accumulate(acc, place, args.chunks);
     const ThreadTile tile = thread_tile(box_n, box_m, place.warp, place.lane, place.barrier);
-    TileEpilogue<Epilogue, kValues> epilogue(tile, args, params);
+    TileEpilogue<Epilogue, kValues> epilogue(tile, own, params);
     wait_exponents(place.barrier);
     const u32 row_exponent = place.table + 4 * (Config::kSamples + tile.n0 - box_n);
     finish_product(acc, tile, ptx::load_shared_int(row_exponent),
-                   ptx::load_shared_int(row_exponent + 4 * 8), place.table, args);
+                   ptx::load_shared_int(row_exponent + 4 * 8), place.table, own);
     if constexpr (Epilogue::kStore && Config::kStagingBuffers > 0) {
       // The store before this one must have left the staging buffers.
       if (place.thread == 0) ptx::bulk_wait_read<0>();
       finish_tma<Config::kStagingBuffers>(acc, tile, y_map, place.staging, 8192, epilogue,
                                           sample_tile);
     } else {
-      finish_direct(acc, tile, args, epilogue, sample_tile);
+      finish_direct(acc, tile, own, epilogue, sample_tile);
     }
   };
   staged_product<Config, kTurns>(w_map, x_map, args, consume);

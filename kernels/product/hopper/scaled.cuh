@@ -21,6 +21,7 @@ struct ScaledConfig {
   static constexpr int kCluster = kCluster_;
   static constexpr int kStages = kStages_;
   static constexpr int kStagingBuffers = kStagingBuffers_;  // 0: plain stores
+  static constexpr bool kBatched = false;
   static constexpr int kFeatures = 128;
   static constexpr int kThreads = 384;
   static constexpr int kWeightBytes = kFeatures * 128;

@@ -37,8 +37,9 @@ inline void add_sliced_tiles(std::vector<TileChoice>& menu, const ProductShape& 
 // few, four where two blocks share a multiprocessor; where K is short, each has samples of its own.
 inline void add_direct_tiles(std::vector<TileChoice>& menu, const ProductShape& shape) {
   const auto along_rows = [](const OperandShape& o) { return o.row_stride == 1; };
-  const auto pieces = [](const OperandShape& o) {
-    return o.aligned && (o.k_stride == 1 ? o.row_stride : o.k_stride) % 4 == 0;
+  const auto pieces = [&](const OperandShape& o) {
+    return o.aligned && (o.k_stride == 1 ? o.row_stride : o.k_stride) % 4 == 0 &&
+           (shape.batches == 1 || o.batch_stride % 4 == 0);
   };
   if (shape.weight_packed || shape.m < 1 || shape.n < 1) return;
   if ((shape.w.k_stride != 1 && !along_rows(shape.w)) ||
@@ -69,7 +70,7 @@ inline double estimate_direct(const ProductShape& shape, const TileChoice& c,
                               const DeviceLimits& device) {
   constexpr double kLaunch = 5, kWave = 2, kL2BytesPerMicrosecond = 4.7e6;
   constexpr double kMemoryBytesPerMicrosecond = 3.3e6;
-  const double k = double(shape.k), m = double(shape.m), n = double(shape.n);
+  const double k = double(shape.k);
   const int64_t tiles = tiles_of(shape, c), units = device.multiprocessors;
   // Of a wave, an element of K: of one block a multiprocessor, and of two.
   const double scale = c.features == 16 ? 0.85 : 1,
@@ -80,10 +81,12 @@ inline double estimate_direct(const ProductShape& shape, const TileChoice& c,
   double time = kLaunch + double(tiles / slots) * ((shares ? 0.0215 * scale : lone) * k + kWave);
   if (rest > 0) time += (rest > units ? 0.0215 * scale : lone) * k + kWave;
   const double read = double(tiles) * double(c.features + c.samples) * k * 4;
-  const double written = shape.stores_result ? 4 * m * n : 0;
+  const double results = double(shape.batches * shape.m) * double(shape.n);
+  const double written = shape.stores_result ? 4 * results : 0;
+  const double operands = 4 * k * double(shape.x_rows() + shape.w_rows());
   const double bound =
       kLaunch + kWave + read / kL2BytesPerMicrosecond + written / kMemoryBytesPerMicrosecond;
-  return std::max({time, bound, kLaunch + 4 * (m * k + n * k) / kMemoryBytesPerMicrosecond});
+  return std::max({time, bound, kLaunch + operands / kMemoryBytesPerMicrosecond});
 }
 
 inline std::vector<TileChoice> tiles(const ProductShape& shape, const DeviceLimits& device) {
@@ -91,7 +94,7 @@ inline std::vector<TileChoice> tiles(const ProductShape& shape, const DeviceLimi
       {.variant = Variant::packed, .samples = 128, .stages = 6, .staging = 2},
       {.variant = Variant::packed, .samples = 160, .stages = 5, .staging = 2},
       {.variant = Variant::packed, .samples = 192, .stages = 5, .staging = 1, .cluster = 2}};
-  if (shape.w.vector_rows(shape.k) && !shape.weight_packed) {
+  if (shape.w.vector_rows(shape.k) && !shape.weight_packed && shape.weights_follow()) {
     const TileChoice thin = fused_tile(64);
     if (shape.m <= 64 || tiles_of(shape, thin) <= device.multiprocessors) menu.push_back(thin);
     menu.push_back(fused_tile(128, promotion_of(shape)));
@@ -125,14 +128,15 @@ inline double estimate(const ProductShape& shape, const TileChoice& c, const Dev
   const bool fused = is_fused(c.variant);
   const int64_t k_step = fused ? 128 : 32;
   const double k = double(divide_up(shape.k, k_step) * k_step);
-  const double weight_bytes = 4 * double(shape.n) * k;
+  const double weight_bytes = 4 * double(shape.w_rows()) * k;
   double time =
       std::max(tile_time(shape, c, device, tile_cycles(c), k), weight_bytes / kBytesPerMicrosecond);
   // Blocks that load for themselves alone move more bytes, which costs clock where the power limit
   // has set in.
   if (c.cluster == 1 && time > kCool) time += kUnshared * (time - kCool);
-  time += kLaunch + kSplitLaunch + double(shape.m) * k * kSplitPerElement;
-  if (!fused && !shape.weight_packed) time += kSplitLaunch + double(shape.n) * k * kSplitPerElement;
+  time += kLaunch + kSplitLaunch + double(shape.x_rows()) * k * kSplitPerElement;
+  if (!fused && !shape.weight_packed)
+    time += kSplitLaunch + double(shape.w_rows()) * k * kSplitPerElement;
   return time;
 }
 
@@ -141,8 +145,8 @@ inline double estimate(const ProductShape& shape, const TileChoice& c, const Dev
 inline double estimate_library(const ProductShape& shape) {
   const double m = double(shape.m), n = double(shape.n), k = double(shape.k);
   const double start = 10.2 + 0.007 * std::min(k, 1024.);
-  return start +
-         std::max(1.3 * 2e-6 * m * n * k / 50, 4 * (m * k + n * k) / (m > 1 ? 2.0e6 : 3.0e6));
+  return start + double(shape.batches) * std::max(1.3 * 2e-6 * m * n * k / 50,
+                                                  4 * (m * k + n * k) / (m > 1 ? 2.0e6 : 3.0e6));
 }
 
 inline constexpr SchemeSpec kSpec = {

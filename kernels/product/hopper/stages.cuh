@@ -9,6 +9,7 @@
 //   struct Config {
 //     static constexpr int kSamples, kCluster, kStages, kFeatures, kWeightBytes, kStageBytes,
 //                          kStagingBytes, kTableBytes;    // the last two of one warpgroup
+//     static constexpr bool kBatched;  // a weight for every entry of a batch (args.cuh)
 //   };
 #pragma once
 
@@ -46,8 +47,9 @@ INGOT_D void produce_stages(const Ring& ring, const TensorMap& w_map, const Tens
   for (i32 t = first; t < args.raster.count(); t += stride) {
     i32 feature_tile, sample_tile;
     args.raster.locate(t, feature_tile, sample_tile);
-    const i32 feature = (feature_tile * Config::kCluster + rank) * Config::kFeatures;
-    const i32 sample = sample_tile * Config::kSamples + rank * kPart;
+    const i32 feature = weight_row<Config>(
+        args, sample_tile, (feature_tile * Config::kCluster + rank) * Config::kFeatures);
+    const i32 sample = sample_row<Config>(args, sample_tile) + rank * kPart;
     if (t + stride >= args.raster.count()) ptx::launch_dependents();
     for (i32 chunk = 0; chunk < args.chunks; ++chunk) {
       const u32 full = ring.full_barrier(cursor.slot), slot = ring.slot(cursor.slot);

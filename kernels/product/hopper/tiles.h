@@ -46,9 +46,10 @@ inline bool is_fused(Variant variant) {
 struct OperandShape {
   int64_t row_stride = 0, k_stride = 1;  // elements
   bool aligned = true;                   // the pointer is a multiple of 16 bytes
+  int64_t batch_stride = 0;              // of a batch: from entry to entry; 0 if all share one
   // TMA and vector loads read fp32 rows in pieces of 16 bytes.
   bool vector_rows(int64_t k) const {
-    return aligned && k_stride == 1 && row_stride % 4 == 0 && k % 4 == 0;
+    return aligned && k_stride == 1 && row_stride % 4 == 0 && k % 4 == 0 && batch_stride % 4 == 0;
   }
   // Rows that TMA reads without help from vector loads.
   bool tensor_map_rows(Element element) const {
@@ -65,6 +66,14 @@ struct ProductShape {
   bool weight_packed = false;      // frozen weights: packed once, kept by the caller
   Element element = Element::f32;  // of x, w and y
   Scheme scheme = Scheme::split;   // of f32 operands
+  int64_t batches = 1;             // products like this one, each with a weight of its own
+
+  bool shares_samples() const { return batches > 1 && x.batch_stride == 0; }
+  // Over the whole batch, packed.
+  int64_t x_rows() const { return shares_samples() ? m : batches * m; }
+  int64_t w_rows() const { return batches * n; }
+  // Whether the weights of a batch are one matrix in memory.
+  bool weights_follow() const { return batches == 1 || w.batch_stride == n * w.row_stride; }
 };
 
 inline bool stores_by_tma(const ProductShape& shape) {
@@ -101,6 +110,7 @@ struct TileChoice {
   int depth_warps = 1;    // direct: warps that share K
   bool w_along_k = true, x_along_k = true, vectors = true;  // direct: how operands lie in memory
   Element element = Element::f32;                           // half: of the operands
+  bool batched = false;                                     // a weight for every entry of a batch
 };
 
 inline int64_t divide_up(int64_t a, int64_t b) {
@@ -123,7 +133,8 @@ inline int64_t cluster_slots(const TileChoice& c, const DeviceLimits& device) {
 // Clusters' worth of tiles of the result.
 inline int64_t tiles_of(const ProductShape& shape, const TileChoice& c) {
   const int features = c.variant == Variant::direct ? c.features : 128 * c.cluster;
-  return divide_up(shape.m, c.samples * c.sample_blocks) * divide_up(shape.n, features);
+  return shape.batches * divide_up(shape.m, c.samples * c.sample_blocks) *
+         divide_up(shape.n, features);
 }
 
 // direct: samples and K of a warp's chunk, threads of a block.
@@ -156,10 +167,11 @@ inline std::string config_text(const TileChoice& c, bool tma_store) {
   const std::string ring = number(c.samples) + ", " + number(c.weight_stages) + ", " +
                            number(c.stages) + ", " + (tma_store ? "true" : "false") + ", ";
   const std::string blocks = number(c.samples) + ", " + number(c.cluster) + ", " + number(c.stages);
+  const std::string batched = c.batched ? ", true" : "";
   switch (c.variant) {
     case Variant::fused_split:
       return "FusedSplitConfig<" + ring + number(c.promotion) +
-             (c.slices > 1 ? ", " + number(c.slices) : "") + ">";
+             (c.slices > 1 || c.batched ? ", " + number(c.slices) : "") + batched + ">";
     case Variant::fused_scaled:
       return "FusedScaledConfig<" + ring + number(c.cluster) + ", " + number(c.sample_blocks) +
              ", " + number(c.slices) + ">";
@@ -174,7 +186,7 @@ inline std::string config_text(const TileChoice& c, bool tma_store) {
              ", " + blocks + ", " + number(c.staging) + ">";
     default:
       return (c.variant == Variant::scaled ? "ScaledConfig<" : "PackedConfig<") + blocks + ", " +
-             number(tma_store ? c.staging : 0) + ">";
+             number(tma_store ? c.staging : 0) + batched + ">";
   }
 }
 

@@ -106,6 +106,16 @@ def _slice(writer: Writer, x, dim, start, end, step) -> torch.fx.Node | None:
     return x if start in (None, 0) and whole and step == 1 else None
 
 
+def _with_no_sum(writer: Writer, c, a, b, beta, alpha) -> torch.fx.Node | None:
+    """beta·c + alpha·(a·b) where beta is 0: what c holds, infinities too, counts for nothing."""
+    if beta != 0:
+        return None
+    sizes = example(writer.node).shape
+    product = _aten.mm.default if len(sizes) == 2 else _aten.bmm.default
+    made = writer.call(product, sizes, a, b)
+    return made if alpha == 1 else writer.call(_aten.mul.Scalar, sizes, made, alpha)
+
+
 def _nothing(writer: Writer, x, *_: Any) -> torch.fx.Node:
     return x
 
@@ -114,6 +124,8 @@ _RULES: dict[Any, Callable] = {
     _aten.slice.Tensor: _slice,
     _aten.adaptive_max_pool1d.default: _adaptive_max_pool1d,
     _aten.glu.default: _glu,
+    _aten.addmm.default: _with_no_sum,
+    _aten.baddbmm.default: _with_no_sum,
     _aten.max_pool1d.default: _max_pool1d,
     _aten.avg_pool1d.default: _avg_pool1d,
 }

@@ -8,6 +8,7 @@ from ingot.capture.cutting import Cut
 from ingot.capture.decompose import decompose
 from ingot.capture.feed import Feed
 from ingot.capture.leading_axes import merge_leading_axes
+from ingot.capture.plain_products import take_products_apart
 
 
 def import_graph(
@@ -16,14 +17,16 @@ def import_graph(
     refused: dict[str, str] | None = None,
     autocast: bool = False,
     gradients: bool = False,
+    apart: int | None = None,
 ) -> Captured:
     """Regions and steps of an ATen graph, which is rewritten on the way.
 
     refused: graph nodes that PyTorch must run (`node` among a region's operators), with the reason.
     autocast: whether it is on around the call. gradients: of what is taken, a backward pass is to
     follow: regions store what it reads, and what is too cheap to gain from a region of its own
-    stays PyTorch's with its derivative. Raises CaptureError with the reason where PyTorch must run
-    the whole graph.
+    stays PyTorch's with its derivative. apart: products that no region takes, of so many
+    multiplications or more, are written as the plain ones (mm, bmm) that PyTorch makes of them.
+    Raises CaptureError with the reason where PyTorch must run the whole graph.
     """
     if not feed.rewritten:
         decompose(feed.graph)
@@ -33,6 +36,11 @@ def import_graph(
     while True:
         cut = Cut(feed, refused, autocast, gradients)
         alone = cut.weak_nodes()
+        if not alone and apart is not None:
+            around = take_products_apart(feed.graph, cut.unsupported, apart)
+            if around is not None:
+                refused.update(around)
+                continue
         if not alone:
             try:
                 return assembled(cut)

@@ -39,6 +39,8 @@ def _matmul(call: Call, a: Operand, b: Operand, transposed: bool) -> Value:
     """a [..., K] times b [K, N] (transposed: [N, K]), or both with a batch in front."""
     region = call.region
     _check_dtypes(call, a, b)
+    if len(a.sizes) == 2 and len(b.sizes) == 3 and b.sizes[0] == -1:
+        a = relabel_insert(a, 0)
     a = region.materialise(a)
     if call.dtype in FLOATING:
         a = region.cast(a, call.dtype)
@@ -48,12 +50,14 @@ def _matmul(call: Call, a: Operand, b: Operand, transposed: bool) -> Value:
     if contracted < 0 or columns < 0:
         raise UnfitError("a product over, or with as many columns as, the batch")
     a_id, lead_dims, rows = _rows_by_features(call, a)
-    if len(b.sizes) == 3 and (len(a.sizes) != 3 or a.sizes[0] != -1 or b.sizes[0] not in (1, -1)):
+    if len(b.sizes) == 3 and (len(a.sizes) != 3 or {a.sizes[0], b.sizes[0]} not in ({-1}, {1, -1})):
         raise UnfitError("a batched product over other than the batch")
     b_id, transpose_b = _right_operand(call, b, transposed, contracted, columns)
     identity = region.emit("matmul", [a_id, b_id], {"transpose_b": transpose_b})
-    extents = (a.extents[0], rows, 1, columns)
-    sizes = (*a.sizes[:-1], columns)
+    extents, sizes = (a.extents[0], rows, 1, columns), (*a.sizes[:-1], columns)
+    if len(b.sizes) == 3 and a.sizes[0] == 1:
+        # One matrix before a batch of others.
+        extents, sizes, lead_dims = (-1, *extents[1:]), (-1, *sizes[1:]), ((0,), *lead_dims[1:])
     dims = (*lead_dims, (3,) if columns != 1 else ())
     return Value(identity, extents, dims, sizes, call.dtype or a.dtype)
 

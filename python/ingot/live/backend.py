@@ -6,6 +6,7 @@ PyTorch the operators between them, under its autograd.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import warnings
@@ -17,16 +18,23 @@ import torch
 
 import ingot.capture.custom_ops  # noqa: F401  (the operator that batch norms become)
 from ingot.capture import CaptureError
+from ingot.capture.feed import Feed
 from ingot.capture.importer import import_graph
+from ingot.capture.nodes import computes, schema_name
+from ingot.capture.products import PRODUCTS
+from ingot.capture.table import SHAPE_OPERATORS
 from ingot.live import policy
 from ingot.live.ahead import compile_ahead
 from ingot.live.autocast import cast_by_torch
 from ingot.live.compiled import Compiled, RefusedError
-from ingot.live.tracing import feed_of, views_among_results
+from ingot.live.products import LEAST_WORK, with_own_products
+from ingot.live.tracing import feed_of, other_batches, views_among_results
 from ingot.log import logger
 from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError
 
 _MAX_REFUSALS = 16
+# Of a graph, and of its inputs, up to which other places of the batch are tried.
+_MOST_NODES, _MOST_PLACES = 64, 6
 
 
 class IngotWarning(UserWarning):
@@ -103,7 +111,7 @@ def compile_graph(
             graph.problem = "PyTorch runs it: it refuses a batch of this size"
             session.graphs.append(graph)
             return gm.forward
-        if not graph.compiled.programs:
+        if not graph.compiled.takes_something:
             graph.compiled = None
             graph.problem = "PyTorch runs it: it holds nothing that Ingot takes over"
     except CaptureError as error:
@@ -128,18 +136,24 @@ def compile_graph(
 
 def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
     """None where it is PyTorch's to answer, with an error of its own."""
-    feed = feed_of(gm, example_inputs)
-    autocast, tf32 = policy.ambient(feed.device_type)
     gradients = torch.is_grad_enabled() and any(
         isinstance(e, torch.Tensor) and e.requires_grad for e in example_inputs
     )
-    refused: dict[str, str] = dict.fromkeys(views_among_results(feed.graph), "")
+    feed, refused = _fed(gm, example_inputs, gradients)
+    autocast, tf32 = policy.ambient(feed.device_type)
     if autocast is not None:
         refused.update(dict.fromkeys(cast_by_torch(feed, autocast), ""))
+    own_products = _has_own_products(feed.device_type, autocast)
     for _ in range(_MAX_REFUSALS):
         captured = import_graph(
-            feed, refused=refused, autocast=autocast is not None, gradients=gradients
+            feed,
+            refused=refused,
+            autocast=autocast is not None,
+            gradients=gradients,
+            apart=LEAST_WORK if own_products else None,
         )
+        if own_products:
+            captured = with_own_products(captured, policy.candidates(session.precision, tf32)[0])
         if captured.static_batch in captured.delegate_batches:
             return None
         try:
@@ -152,3 +166,49 @@ def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
         compile_ahead(compiled.programs, feed.example_batch)
         return compiled
     raise CaptureError("; ".join(sorted(set(refused.values()))))
+
+
+def _has_own_products(device_type: str, autocast: torch.dtype | None) -> bool:
+    """Whether a product that no region takes may be Ingot's."""
+    return device_type == "cuda" and autocast is None
+
+
+def _fed(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], gradients: bool
+) -> tuple[Feed, dict[str, str]]:
+    """With the batch where regions take most: of a product of two inputs either may have it, and a
+    transposed one on its second dimension. Without a chain there is nothing to take it for.
+    Second: what PyTorch must run in any case, as `refused` of import_graph()."""
+    best = _with_refused(feed_of(gm, example_inputs))
+    if policy.ambient(best[0].device_type)[0] is not None:
+        return best  # autocast's casts are looked for in a graph that is as it was traced
+    places = other_batches(gm, example_inputs)
+    nodes = best[0].graph.nodes
+    if not 0 < len(places) <= _MOST_PLACES or len(nodes) > _MOST_NODES:
+        return best
+    if not any(_is_chain(node) for node in nodes):
+        return best
+    least = _left(*best, gradients)
+    for place in places if least else ():
+        with contextlib.suppress(CaptureError):
+            other = _with_refused(feed_of(gm, example_inputs, place))
+            left = _left(*other, gradients)
+            if left < least:
+                best, least = other, left
+    return best
+
+
+def _with_refused(feed: Feed) -> tuple[Feed, dict[str, str]]:
+    return feed, dict.fromkeys(views_among_results(feed.graph), "")
+
+
+def _is_chain(node: torch.fx.Node) -> bool:
+    name = schema_name(node.target)
+    computing = node.op == "call_function" and computes(node)
+    return computing and name not in PRODUCTS and name not in SHAPE_OPERATORS
+
+
+def _left(feed: Feed, refused: dict[str, str], gradients: bool) -> int:
+    """How many products stay PyTorch's."""
+    captured = import_graph(feed, refused=refused, gradients=gradients)
+    return sum(f"aten::{item.what}" in PRODUCTS for item in captured.unsupported)

@@ -18,7 +18,7 @@ from ingot.capture.nodes import mutates, schema_name
 from ingot.capture.products import PRODUCTS
 from ingot.capture.table import SHAPE_OPERATORS
 from ingot.live.operands import apart
-from ingot.live.products import product, transposed_product
+from ingot.live.products import product, transposed_product, with_own_products
 from ingot.log import logger
 from ingot.runtime.library import IngotError
 from ingot.runtime.program import Program
@@ -80,7 +80,7 @@ def _by_regions(region, leaves, needed, batch, precision, compile) -> tuple | No
         _with_own_products(graph, precision, (transposed_product,))
         captured = import_graph(_feed_of(derivative, region, leaves))
         _check_gain(captured)
-        return derivative, compile(apart(captured))
+        return derivative, compile(with_own_products(apart(captured), precision))
     except (CaptureError, IngotError) as error:
         logger.debug("the backward pass of %s is PyTorch's: %s", region.graph["name"], error)
     except Exception as error:  # a fault of ours must not stop a program that PyTorch can run
@@ -101,7 +101,7 @@ def _by_operators(region, leaves, needed, batch, precision, compile) -> tuple:
 
 def _with_own_products(graph: torch.fx.Graph, precision: str, allowed: Sequence) -> None:
     for node in graph.nodes:
-        if node.op != "call_function" or node.target is not _aten.mm.default:
+        if node.op != "call_function" or node.target not in (_aten.mm.default, _aten.bmm.default):
             continue
         a, b = node.args
         if a.target is _aten.t.default and transposed_product in allowed:

@@ -9,6 +9,7 @@ from typing import Any
 from ingot.capture.captured import Captured, CaptureError, Region, Slot, slots_read
 from ingot.live import policy
 from ingot.live.gradients import RegionCall
+from ingot.live.products import product
 from ingot.runtime.library import STATUS_UNAVAILABLE, IngotError
 from ingot.runtime.program import Program
 
@@ -58,6 +59,12 @@ class Compiled:
             if source.kind == "constant"
         }
         self.run = self._single_region() or self._run_steps
+
+    @property
+    def takes_something(self) -> bool:
+        """Whether anything of the graph is Ingot's."""
+        steps = self.captured.steps
+        return any(isinstance(step, Region) or step.target is product for step in steps)
 
     def _single_region(self) -> Callable | None:
         """The common case: one region takes everything and gives all outputs."""

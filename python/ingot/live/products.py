@@ -1,22 +1,50 @@
-"""The products of backward passes that no region takes: those that contract the batch.
+"""The products that no region takes: those that contract the batch, batches of matrices that are
+not the batch's, and operands of which nothing says where a batch would lie.
 
-dW = dYᵀ·X sums over the rows of a batch. A graph of Ingot's has one symbolic extent, which is not
-contracted: so each batch size has a program of its own, in which the rows of dYᵀ are "B".
+A graph of Ingot's has one symbolic extent, which is not contracted: so each pair of other extents
+has a program of its own, in which the rows of a product, or the matrices of a batch, are "B".
 """
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from dataclasses import replace
 
 import torch
 
+from ingot.capture.captured import Captured, Slot, TorchStep
+from ingot.live import policy
 from ingot.runtime.library import IngotError
 from ingot.runtime.program import BATCH, LeafLayout, Program, ResultLayout
 
+_aten = torch.ops.aten
 # Multiplications from which a launch of Ingot's product costs less than PyTorch's.
-_LEAST_WORK = 1 << 24
+LEAST_WORK = 1 << 24
 _MOST_PROGRAMS = 256
+
+_functorch_is_active = torch._C._are_functorch_transforms_active
+
+
+def with_own_products(captured: Captured, precision: str) -> Captured:
+    """The same with products in the place of those that would be PyTorch's."""
+    steps = [
+        replace(step, target=product, args=(precision, *step.args)) if _is_product(step) else step
+        for step in captured.steps
+    ]
+    taken = {(step.what, step.where) for step in captured.steps if _is_product(step)}
+    left = [item for item in captured.unsupported if (item.what, item.where) not in taken]
+    return replace(captured, steps=steps, unsupported=left)
+
+
+def _is_product(step: object) -> bool:
+    return (
+        isinstance(step, TorchStep)
+        and step.target in (_aten.mm.default, _aten.bmm.default)
+        and len(step.args) == 2
+        and all(isinstance(argument, Slot) for argument in step.args)
+        and not step.kwargs
+    )
 
 
 def transposed_product(precision: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -25,89 +53,150 @@ def transposed_product(precision: str, a: torch.Tensor, b: torch.Tensor) -> torc
 
 
 def product(precision: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """a·b for matrices [M, K] and [K, N], by Ingot where that gains something."""
-    if pays(a, b):
-        program = _programs.of(precision, a, b)
-        if program is not None:
-            return run(program, a, b)
-    return torch.mm(a, b)
+    """a·b for [M, K] and [K, N], or for a batch of such, by Ingot where that gains something.
+    PyTorch's autograd differentiates it."""
+    if not pays(a, b):
+        return torch.mm(a, b) if a.dim() == 2 else torch.bmm(a, b)
+    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        return _Product.apply(precision, a, b)
+    return _multiplied(precision, a, b)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, precision, a, b):
+        ctx.precision = precision
+        ctx.save_for_backward(a, b)
+        return _multiplied(precision, a, b)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (a, b), (_, for_a, for_b) = ctx.saved_tensors, ctx.needs_input_grad
+        return (
+            None,
+            product(ctx.precision, gradient, b.mT) if for_a else None,
+            product(ctx.precision, a.mT, gradient) if for_b else None,
+        )
 
 
 def pays(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether Ingot multiplies faster. The CPU's products of fp32, and those of two 16-bit
-    operands, are the library's either way."""
+    operands, are the library's either way; operands that do not fit get PyTorch's own error."""
     return (
         a.is_cuda
+        and b.device == a.device
         and a.dtype == b.dtype == torch.float32
-        and a.size(0) * a.size(1) * b.size(1) >= _LEAST_WORK
+        and a.dim() == b.dim() in (2, 3)
+        and a.shape[:-2] == b.shape[:-2]
+        and a.size(-1) == b.size(-2)
+        and a.numel() * b.size(-1) >= LEAST_WORK
+        and not (a.is_neg() or b.is_neg())
+        and not _functorch_is_active()
     )
 
 
+def _multiplied(precision: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    if a.dim() == 3 and (a.size(0) == 1 or b.stride(0) == 0):
+        # One matrix for the whole batch, which then is more rows.
+        rows = _multiplied(precision, a.reshape(-1, a.size(2)), b[0])
+        return rows.view(a.size(0), a.size(1), b.size(2))
+    program = _programs.of(precision, a, b)
+    if program is None:
+        return torch.mm(a, b) if a.dim() == 2 else torch.bmm(a, b)
+    return run(program, a, b)
+
+
 def run(program: Program, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return program.run([_as_matrix(a), _as_matrix(b)])[0]
+    return program.run([_as_matrices(a), _as_matrices(b)])[0]
 
 
 def program_of(precision: str, a: torch.Tensor, b: torch.Tensor) -> Program:
-    """For products like a·b with any number of rows."""
-    (contracted, columns), flipped = b.shape, _columns_first(b)
-    dtype = "f32"
+    """For products like a·b with any number of rows; of batches, for any number of them."""
+    (contracted, columns), flipped = b.shape[-2:], _columns_first(b)
+    batched = a.dim() == 3
+    rows, dtype = a.size(1) if batched else 1, "f32"
+    right = [columns, 1, contracted] if flipped else [contracted, 1, columns]
     graph = {
         "ingot_graph": 1,
-        "name": "product",
+        "name": "batched_product" if batched else "product",
         "values": [
-            {"op": "input", "name": "a", "dtype": dtype, "shape": ["B", 1, 1, contracted]},
-            {
-                "op": "input",
-                "name": "b",
-                "dtype": dtype,
-                "shape": [1, columns, 1, contracted] if flipped else [1, contracted, 1, columns],
-            },
+            {"op": "input", "name": "a", "dtype": dtype, "shape": ["B", rows, 1, contracted]},
+            {"op": "input", "name": "b", "dtype": dtype, "shape": ["B" if batched else 1, *right]},
             {"op": "matmul", "args": [0, 1], "attributes": {"transpose_b": flipped}},
         ],
         "results": [{"value": 2, "name": "product"}],
         "updates": [],
     }
-    across = LeafLayout((None, 1, None, 0) if flipped else (None, 0, None, 1))
-    result = ResultLayout((BATCH, columns), ((0,), (3,)), (BATCH, 1, 1, columns), a.dtype)
+    if batched:
+        leaves = [
+            LeafLayout((0, 1, None, 2)),
+            LeafLayout((0, 2, None, 1) if flipped else (0, 1, None, 2)),
+        ]
+        result = ResultLayout(
+            (BATCH, rows, columns), ((0,), (1,), (3,)), (BATCH, rows, 1, columns), a.dtype
+        )
+    else:
+        leaves = [
+            LeafLayout((0, None, None, 1)),
+            LeafLayout((None, 1, None, 0) if flipped else (None, 0, None, 1)),
+        ]
+        result = ResultLayout((BATCH, columns), ((0,), (3,)), (BATCH, 1, 1, columns), a.dtype)
     return Program(
         graph,
         device=a.device.type,
         precision=precision,
-        leaf_layouts=[LeafLayout((0, None, None, 1)), across],
+        leaf_layouts=leaves,
         result_layouts=[result],
     )
 
 
+def _is_pytorchs(program: Program, entries: int) -> bool:
+    """Whether it would run the same product of cuBLAS as PyTorch, which calls it with less ado."""
+    pytorchs = f"cuBLASLt ({'tf32' if policy.tf32_allowed() else 'ieee fp32'})"
+    sweeps = program.explain(entries)["executable"].get("sweeps", [])
+    return any(sweep.get("provider") == pytorchs for sweep in sweeps)
+
+
 class _Programs:
-    """Those used last. None: the library has none."""
+    """Those used last, for numbers of rows (of matrices, in a batch) up to the next power of two.
+    None: PyTorch's product is to run."""
 
     def __init__(self):
         self._known: OrderedDict[tuple, Program | None] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, precision: str, a: torch.Tensor, b: torch.Tensor) -> Program | None:
-        key = (precision, a.device.type, *b.shape, _columns_first(b))
+        rows = a.size(1) if a.dim() == 3 else None
+        entries = a.size(0)
+        size = (entries - 1).bit_length()
+        switches = precision, policy.tf32_allowed(), a.device.type
+        key = (switches, size, rows, *b.shape[-2:], _columns_first(b))
         with self._lock:
             if key not in self._known:
-                try:
-                    self._known[key] = program_of(precision, a, b)
-                except IngotError:
-                    self._known[key] = None
+                self._known[key] = self._made(precision, a, b)
                 if len(self._known) > _MOST_PROGRAMS:
                     self._known.popitem(last=False)
             self._known.move_to_end(key)
             return self._known[key]
+
+    @staticmethod
+    def _made(precision: str, a: torch.Tensor, b: torch.Tensor) -> Program | None:
+        try:
+            program = program_of(precision, a, b)
+            return None if _is_pytorchs(program, a.size(0)) else program
+        except IngotError:
+            return None
 
 
 _programs = _Programs()
 
 
 def _columns_first(matrix: torch.Tensor) -> bool:
-    return matrix.stride(0) == 1 and matrix.stride(1) != 1
+    return matrix.stride(-2) == 1 and matrix.stride(-1) != 1
 
 
-def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
+def _as_matrices(tensor: torch.Tensor) -> torch.Tensor:
     """With strides that a product reads without a copy: expanded tensors and windows are copied."""
-    (rows, columns), (down, along) = tensor.shape, tensor.stride()
+    (rows, columns), (down, along) = tensor.shape[-2:], tensor.stride()[-2:]
     dense = (along == 1 and down >= columns) or (down == 1 and along >= rows)
     return tensor if dense else tensor.contiguous()

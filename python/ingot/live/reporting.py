@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ingot.capture.captured import TorchStep
+from ingot.live.products import product
 from ingot.runtime.library import IngotError
 
 
@@ -20,6 +22,11 @@ def report(graphs, batch: int | None) -> dict:
         captured = graph.compiled.captured
         for item in captured.unsupported:
             _add(result["unsupported"], {"what": item.what, "where": item.where, "why": item.why})
+        for step in captured.steps:
+            if isinstance(step, TorchStep) and step.target is product:
+                _add_replaced(
+                    result["operators_replaced"], step.what, step.where, [product.__name__]
+                )
         for region, program in zip(captured.regions, graph.compiled.programs):
             add_program(result, region, program, graph.mode, batch)
     return result

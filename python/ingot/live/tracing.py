@@ -29,8 +29,11 @@ from ingot.capture.nodes import LEFT_ALONE, PARAMETER, is_batch_norm, is_pure, m
 _batch_norm = torch.nn.functional.batch_norm
 
 
-def feed_of(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Feed:
-    """examples: what Dynamo hands to a backend: tensors without data, and symbolic numbers. Raises
+def feed_of(
+    gm: torch.fx.GraphModule, examples: Sequence[Any], batch_at: tuple[int, int] | None = None
+) -> Feed:
+    """examples: what Dynamo hands to a backend: tensors without data, and symbolic numbers.
+    batch_at: the input, and its dimension, that is to be the batch (`other_batches`). Raises
     CaptureError where PyTorch must run the graph whole."""
     inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
     found = [_placeholder(*each) for each in zip(inputs, range(len(inputs)), examples)]
@@ -38,7 +41,8 @@ def feed_of(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Feed:
     if any(isinstance(value, torch.Tensor) and value.is_neg() for value in values):
         raise CaptureError("an input is a negated view: its memory holds other numbers")
     copy = _with_own_batch_norm(gm, {n.name: p.source.path for n, p in zip(inputs, found)})
-    for tried, batch in _with_batch(values, found):
+    ways = _with_batch(values, found) if batch_at is None else _with_this_batch(values, batch_at)
+    for tried, batch in ways:
         graph, attributes = _traced(copy, tried)
         if batch is None or not batch.node.expr.is_number:
             break
@@ -46,6 +50,8 @@ def feed_of(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Feed:
     graph.eliminate_dead_code(lambda n: mutates(n) or is_batch_norm(n) or not is_pure(n))
     is_dynamos = batch is not None and batch.node.shape_env is _shape_env(values)
     size = None if is_dynamos else _leading_size(values, found)
+    if batch_at is not None:
+        size = int(values[batch_at[0]].shape[batch_at[1]])
     placeholders = {}
     nodes = (node for node in graph.nodes if node.op == "placeholder")
     for node, known, value in zip(nodes, found, tried):
@@ -59,6 +65,25 @@ def feed_of(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Feed:
     feed.lays_out = True
     feed.example_batch = size if batch is None else int(batch.node.hint)
     return feed
+
+
+def other_batches(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> list[tuple[int, int]]:
+    """Inputs, and dimensions of them, that could be the batch in the place of the first one's
+    leading dimension, in a graph in which no size is symbolic."""
+    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    values = [_value(node, example) for node, example in zip(inputs, examples)]
+    sizes = [s for v in values for s in (v.shape if isinstance(v, torch.Tensor) else (v,))]
+    if any(isinstance(size, torch.SymInt) and not size.node.expr.is_number for size in sizes):
+        return []
+    found = [_placeholder(*each) for each in zip(inputs, range(len(inputs)), examples)]
+    matrices = [
+        at
+        for at, (value, known) in enumerate(zip(values, found))
+        if known.source.kind == "input" and isinstance(value, torch.Tensor) and value.dim() >= 2
+    ]
+    places = [(at, 0) for at in matrices[1:]]
+    places += [(at, 1) for at in matrices if values[at].dim() == 2]
+    return [(at, dim) for at, dim in places if int(values[at].shape[dim]) > 1]
 
 
 def _value(node: torch.fx.Node, example: Any) -> Any:
@@ -185,8 +210,12 @@ def _with_batch(values: list, found: Sequence[Placeholder]) -> Iterator[tuple[li
     ]
     for chosen in (batched, batched[:1]):
         if chosen:
-            yield _with_symbolic_batch(values, chosen)
+            yield _with_symbolic_batch(values, dict.fromkeys(chosen, 0))
     yield values, None
+
+
+def _with_this_batch(values: list, batch_at: tuple[int, int]) -> Iterator[tuple[list, Any]]:
+    yield _with_symbolic_batch([_with_numbers(value) for value in values], dict([batch_at]))
 
 
 def _are_joined(size: torch.SymInt, batch: torch.SymInt | None) -> bool:
@@ -224,22 +253,25 @@ def _like(value: torch.Tensor, sizes: list, strides: list, mode: Any = None) -> 
     return made.requires_grad_(value.requires_grad)
 
 
-def _with_symbolic_batch(values: list, batched: Sequence[int]) -> tuple[list, torch.SymInt]:
+def _with_symbolic_batch(values: list, batched: dict[int, int]) -> tuple[list, torch.SymInt]:
+    """batched: of inputs, the dimension that is the batch."""
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     made = []
     for at, value in enumerate(values):
         if isinstance(value, torch.Tensor):
-            front = [DimDynamic.DUCK if at in batched else DimDynamic.STATIC][: value.dim()]
-            context = StatelessSymbolicContext(
-                dynamic_sizes=[*front, *[DimDynamic.STATIC] * (value.dim() - 1)]
-            )
+            dynamic = [
+                DimDynamic.DUCK if batched.get(at) == dimension else DimDynamic.STATIC
+                for dimension in range(value.dim())
+            ]
+            context = StatelessSymbolicContext(dynamic_sizes=dynamic)
             blank = torch.empty_strided(
                 value.shape, value.stride(), dtype=value.dtype, device="meta"
             )
             fake = mode.from_tensor(blank, symbolic_context=context)
             value = _like(value, fake.shape, fake.stride(), mode)
         made.append(value)
-    return made, made[batched[0]].shape[0]
+    first, dimension = next(iter(batched.items()))
+    return made, made[first].shape[dimension]
 
 
 # Operators --------------------------------------------------------------------------------------
