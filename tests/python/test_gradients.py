@@ -142,6 +142,15 @@ def test_one_of_two_results():
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_what_no_result_with_a_gradient_reaches_has_none():
+    module, twin, _ = three_of(Two())
+    x = torch.randn(11, 16)
+    for m in (module, twin):  # the norm is in the second result alone
+        m(x)[0].sum().backward()
+        assert m.gemm.weight.grad is not None
+        assert m.bn.weight.grad is None and m.bn.bias.grad is None
+
+
 def test_unused_parameters_have_none(three):
     module = three[0]
     loss = module(torch.randn(5, 16)).sum()
