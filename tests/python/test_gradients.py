@@ -8,6 +8,7 @@ from pathlib import Path
 
 import ingot
 import pytest
+import selection
 import torch
 from ingot.capture.backward_operators import BACKWARD_OPERATORS
 from ingot.live import products
@@ -98,7 +99,7 @@ def check_against_fp64(module, twin, exact, inputs: list) -> None:
 
 
 @pytest.mark.parametrize("mode", ["training", "eval"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", selection.quick(set(selection.MODELS) & set(NAMES), NAMES))
 def test_models(name, mode):
     torch.manual_seed(1)
     loaded = load_model_file(FOLDER / f"{name}.py")
