@@ -1,5 +1,6 @@
 #include "graph/graph.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -66,9 +67,11 @@ TEST(Graph, ValidationNamesTheNodeAndWhatIsWrong) {
     graph[2].args[1] = later;
     EXPECT_THAT(error_of(graph), HasSubstr("not an earlier value"));
   }
-  graph = sum_graph();
-  graph.results[0].value = 9;
-  EXPECT_THAT(error_of(graph), HasSubstr("value 9, which does not exist"));
+  for (const ValueId absent : {3, 9, -2}) {  // there are three
+    graph = sum_graph();
+    graph.results[0].value = absent;
+    EXPECT_THAT(error_of(graph), HasSubstr(fmt::format("value {}, which does not exist", absent)));
+  }
 }
 
 TEST(Graph, UpdatesFitTheirBuffer) {

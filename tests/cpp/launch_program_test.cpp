@@ -4,8 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+
 #include "api/program.h"
 #include "cuda/driver.h"
+#include "cuda/lowering.h"
 
 namespace ingot {
 namespace {
@@ -90,6 +94,44 @@ TEST(LaunchProgram, HashesAllThatIsLaunched) {
   EXPECT_EQ(hash(two_products("0"), 4096), hash(two_products("0"), 4096));
   EXPECT_NE(hash(two_products("0"), 4096), hash(two_products("0"), 4095));
   EXPECT_NE(hash(two_products("0"), 4096), hash(two_products("1"), 4096));
+}
+
+TEST(LaunchProgram, HashesEveryNumberOfAStep) {
+  LaunchProgram program;
+  Step step;
+  step.kernel = "kernel";
+  step.blocks = 4;
+  step.threads = 128;
+  program.steps = {step};
+  const std::string before = hash_of(program);
+  const auto differs = [&](auto change) {
+    LaunchProgram other = program;
+    change(other.steps[0]);
+    return hash_of(other) != before;
+  };
+  EXPECT_FALSE(differs([](Step&) {}));
+  EXPECT_TRUE(differs([](Step& s) { s.kernel = "other"; }));
+  EXPECT_TRUE(differs([](Step& s) { s.text = 1; }));
+  EXPECT_TRUE(differs([](Step& s) { s.function = 1; }));
+  EXPECT_TRUE(differs([](Step& s) { s.blocks = 5; }));
+  EXPECT_TRUE(differs([](Step& s) { s.threads = 256; }));
+  EXPECT_TRUE(differs([](Step& s) { s.shared_bytes = 1024; }));
+  EXPECT_TRUE(differs([](Step& s) { s.cluster = 2; }));
+  EXPECT_TRUE(differs([](Step& s) { s.arguments.add(int64_t{7}); }));
+}
+
+TEST(LaunchProgram, DenseTensorsHaveTheStridesOfTheirSizes) {
+  const auto dense = [](std::array<int64_t, kAxes> strides, std::array<int64_t, kAxes> sizes) {
+    ingot_tensor tensor{};
+    std::copy(sizes.begin(), sizes.end(), tensor.sizes);
+    std::copy(strides.begin(), strides.end(), tensor.strides);
+    return cuda::is_dense(tensor);
+  };
+  EXPECT_TRUE(dense({12, 12, 4, 1}, {5, 1, 3, 4}));
+  EXPECT_TRUE(dense({12, 99, 4, 1}, {5, 1, 3, 4})) << "nobody walks along an axis of one element";
+  EXPECT_FALSE(dense({0, 12, 4, 1}, {5, 1, 3, 4})) << "one sample for all";
+  EXPECT_FALSE(dense({24, 12, 4, 1}, {5, 1, 3, 4})) << "every second sample";
+  EXPECT_FALSE(dense({12, 12, 1, 3}, {5, 1, 3, 4})) << "transposed";
 }
 
 TEST(LaunchProgram, KeepsArgumentsApart) {

@@ -256,6 +256,21 @@ TEST(Plan, LetsBuffersOfDisjointLifetimesOverlap) {
   EXPECT_GT(total, size_t{1} << 40);
 }
 
+TEST(Plan, KeepsBuffersApartThatMeetInOneSweep) {
+  Plan plan;
+  const Shape shape{true, 1, 1, 100};
+  // Made one after the other, each from the one before; then the same from the last to the first.
+  plan.buffers = {{shape, DType::f32, 0, 1}, {shape, DType::f32, 1, 2}, {shape, DType::f32, 2, 3}};
+  for (int turn = 0; turn < 2; ++turn) {
+    size_t total = 0;
+    const auto offsets = plan.workspace_layout(64, &total);
+    EXPECT_EQ(total, 2u * 64 * 100 * 4);
+    EXPECT_NE(offsets[0], offsets[1]);
+    EXPECT_NE(offsets[1], offsets[2]);
+    std::reverse(plan.buffers.begin(), plan.buffers.end());
+  }
+}
+
 TEST(Plan, CountsBytesAndFlops) {
   const Graph graph = Models().gemm_scale_bn(true);
   const Plan plan = make_plan(graph, target_with(false), Precision::fp32);

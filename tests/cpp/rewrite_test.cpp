@@ -69,6 +69,14 @@ TEST_F(RewriteTest, CommonSubexpressionsBecomeOneValue) {
   EXPECT_EQ(count(NodeKind::pointwise), 2u);
 }
 
+TEST_F(RewriteTest, AProductWithAMatrixIsNotOneWithItsTranspose) {
+  const ValueId square = builder_.leaf(LeafRole::parameter, "w", DType::f32, {false, 6, 1, 6});
+  const ValueId both = op(PointwiseOp::sub_,
+                          {builder_.matmul(x_, square, true), builder_.matmul(x_, square, false)});
+  EXPECT_THAT(rewritten(both, RewriteLevel::ieee), IsEmpty());
+  EXPECT_EQ(count(NodeKind::matmul), 2u);
+}
+
 TEST_F(RewriteTest, ZerosOfDifferentSignsStayApart) {
   const ValueId a = op(PointwiseOp::div_, {number(1), number(0.0)});
   const ValueId b = op(PointwiseOp::div_, {number(1), number(-0.0)});
@@ -89,10 +97,28 @@ TEST_F(RewriteTest, AddingZeroStays) {
   EXPECT_THAT(rewritten(op(PointwiseOp::add_, {x_, number(0)}), RewriteLevel::ieee), IsEmpty());
 }
 
+TEST_F(RewriteTest, SubtractingZeroVanishesUnlessItIsNegative) {
+  EXPECT_THAT(rewritten(op(PointwiseOp::sub_, {x_, number(0.0)}), RewriteLevel::ieee, specials_),
+              Contains("neutral-operands"));
+}
+
+TEST_F(RewriteTest, SubtractingNegativeZeroStays) {
+  EXPECT_THAT(rewritten(op(PointwiseOp::sub_, {x_, number(-0.0)}), RewriteLevel::ieee), IsEmpty());
+}
+
 TEST_F(RewriteTest, FactorsMergeWhereNeitherOverflowsFirst) {
   const ValueId grown = op(PointwiseOp::mul_, {op(PointwiseOp::mul_, {x_, number(2)}), number(3)});
   EXPECT_THAT(rewritten(grown, RewriteLevel::ieee, specials_), Contains("merge-constants"));
   EXPECT_EQ(count(NodeKind::pointwise), 1u);
+}
+
+TEST_F(RewriteTest, DivisionsByPowersOfTwoAreProducts) {
+  const ValueId quotient = op(PointwiseOp::div_, {x_, number(8)});
+  EXPECT_THAT(rewritten(quotient, RewriteLevel::ieee, specials_), Contains("merge-constants"));
+}
+
+TEST_F(RewriteTest, OtherDivisionsStay) {
+  EXPECT_THAT(rewritten(op(PointwiseOp::div_, {x_, number(3)}), RewriteLevel::ieee), IsEmpty());
 }
 
 TEST_F(RewriteTest, FactorsOfBothKindsStay) {
@@ -110,6 +136,12 @@ TEST_F(RewriteTest, ProductsThatUnderflowStay) {
 TEST_F(RewriteTest, MonotoneOperatorsMoveBehindExtrema) {
   const ValueId scaled = op(PointwiseOp::mul_, {x_, number(-2)});
   const ValueId top = builder_.reduce(Finish::max, scaled, kOverFeatures);
+  EXPECT_THAT(rewritten(top, RewriteLevel::ieee, specials_), Contains("monotone-reductions"));
+}
+
+TEST_F(RewriteTest, ANegativeShiftKeepsAMaximum) {
+  const ValueId shifted = op(PointwiseOp::add_, {x_, number(-2)});
+  const ValueId top = builder_.reduce(Finish::max, shifted, kOverFeatures);
   EXPECT_THAT(rewritten(top, RewriteLevel::ieee, specials_), Contains("monotone-reductions"));
 }
 
@@ -142,6 +174,12 @@ TEST_F(RewriteTest, ARowShiftVanishesBeforeSoftmax) {
   EXPECT_THAT(rewritten(op(PointwiseOp::div_, {exponential, sum}), RewriteLevel::real),
               Contains("shift-invariance"));
   EXPECT_EQ(count(NodeKind::pointwise), 3u) << to_string(after_);
+}
+
+TEST_F(RewriteTest, WhatIsTakenFromAShiftKeepsItsSign) {
+  const ValueId left = op(PointwiseOp::sub_, {row_, x_});
+  const ValueId right = op(PointwiseOp::sub_, {row_, op(PointwiseOp::exp_, {x_})});
+  rewritten(op(PointwiseOp::sub_, {left, right}), RewriteLevel::real);
 }
 
 TEST_F(RewriteTest, AFeatureShiftBeforeARowReductionStays) {

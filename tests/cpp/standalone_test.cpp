@@ -67,6 +67,7 @@ TEST(Standalone, BindsEveryOperandOfAProduct) {
   EXPECT_THAT(text, HasSubstr("product.shape.w = {512, 1, true};"));
   EXPECT_THAT(text, HasSubstr("product.shape.w = {1, 256, true};")) << "v is [K, N]";
   EXPECT_THAT(text, HasSubstr("split_columns<8, 2, 2>"));
+  EXPECT_THAT(text, HasSubstr(" = pieces.take(batch * i64{")) << "it has as many rows as the call";
   EXPECT_THAT(text, HasSubstr("size_t workspace_forward("));
   EXPECT_THAT(text, HasSubstr("const char* run_forward("));
 }

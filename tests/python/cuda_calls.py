@@ -200,6 +200,12 @@ def packed_weights(fake: ctypes.CDLL, example: str) -> dict[str, bool]:
     called.freeze(batch, frozen)
     transpose()
     answers["replayed, packed otherwise since"] = reads_packed(6)
+    other = frozen + 0x40000000
+    for memory in (frozen, other):
+        called.freeze(batch, memory)
+    steady = [called.run(batch, 0x990000000, frozen) for _ in range(20)]
+    answers["replayed, in its own memory"] = "cuGraphLaunch" in steady[-1]
+    answers["replayed, in other memory"] = "cuGraphLaunch" in called.run(batch, 0x990000000, other)
     return answers
 
 

@@ -24,6 +24,8 @@ from ingot.bench.suite import check_case, measure_case
 
 CPU = torch.device("cpu")
 
+pytestmark = pytest.mark.alone
+
 
 def noisy(center: float, count: int, seed: int) -> list:
     generator = random.Random(seed)

@@ -7,6 +7,7 @@ import warnings
 
 import ingot
 import pytest
+import selection
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -57,17 +58,17 @@ def compare(module: nn.Module, *shapes, batches=(4, 3, 9), taken=True, tolerance
     return optimised
 
 
-@pytest.mark.parametrize("name", sorted(set(POINTWISE) - STEPS))
+@pytest.mark.parametrize("name", selection.every(4, sorted(set(POINTWISE) - STEPS)))
 def test_pointwise(name):
     compare(Chain(POINTWISE[name]), (4, 8), tolerance=2e-4 if name in ("tan", "exp") else 2e-5)
 
 
-@pytest.mark.parametrize("name", sorted(FEATURE_OPERATORS))
+@pytest.mark.parametrize("name", selection.every(2, sorted(FEATURE_OPERATORS)))
 def test_over_features(name):
     compare(Chain(FEATURE_OPERATORS[name]), (4, 8))
 
 
-@pytest.mark.parametrize("name", sorted(SHAPED))
+@pytest.mark.parametrize("name", selection.every(2, sorted(SHAPED)))
 def test_shapes(name):
     function, shape = SHAPED[name]
     batched = len(shape) > 1
@@ -79,7 +80,7 @@ def test_shapes(name):
     )
 
 
-@pytest.mark.parametrize("name", sorted(PRODUCTS))
+@pytest.mark.parametrize("name", selection.every(2, sorted(PRODUCTS)))
 def test_products(name):
     function, shapes = PRODUCTS[name]
     compare(Products(function), *shapes, taken=name not in LEFT_ALONE)

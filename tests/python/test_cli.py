@@ -105,6 +105,7 @@ def test_python_m_ingot(module):
     assert answer.stdout.startswith("ingot")
 
 
+@pytest.mark.thorough
 def test_verify_exit_statuses(pair):
     model = str(pair / "model.py")
     options = ["--device", "cpu", "--no-timing", "--json"]
@@ -118,6 +119,7 @@ def test_verify_exit_statuses(pair):
     assert found["tricks"][0] == "lower precision"
 
 
+@pytest.mark.thorough
 def test_verify_prints_accuracy_and_verdict(pair):
     result = run(
         "verify", str(pair / "model.py"), str(pair / "honest.py"), "--device=cpu", "--no-timing"
@@ -257,6 +259,7 @@ def test_doctor_without_the_library(monkeypatch):
     assert "/nowhere/libingot.so" in result.output
 
 
+@pytest.mark.thorough
 @needs_cpu
 def test_optimize_writes_a_verified_file(tmp_path):
     target = tmp_path / "new.py"

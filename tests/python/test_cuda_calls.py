@@ -94,6 +94,8 @@ def test_packed_weights_serve_what_they_were_packed_from_alone(asked):
         "moved": False,
         "replayed": True,
         "replayed, packed otherwise since": False,
+        "replayed, in its own memory": True,
+        "replayed, in other memory": False,
     }
 
 

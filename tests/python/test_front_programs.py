@@ -24,6 +24,7 @@ COUNT = int(os.environ.get("INGOT_PROGRAMS", "25"))
 pytestmark = pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300 + 10 * COUNT)
 def test_random_programs():
     taken = []

@@ -9,6 +9,7 @@ import threading
 
 import ingot
 import pytest
+import selection
 import torch
 from live import compare, regions_run, x
 from torch import nn
@@ -75,7 +76,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("warm", selection.quick([True], [False, True]))
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transforms_see_the_original(transform, warm):
     optimised, twin = pair()

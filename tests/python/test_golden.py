@@ -35,12 +35,14 @@ def same(tmp_path_factory) -> Path:
     return Path(shutil.copy(find_library(), tmp_path_factory.mktemp("same")))
 
 
+@pytest.mark.thorough
 def test_outputs_of_one_build_agree(same):
     answer = compare(same, "--only", "linear_groupnorm_hardtanh")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert answer.stdout == "6 compared, 0 differ\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 def test_launches_of_one_build_agree_and_others_are_told(same, altered):
     chosen = ("--launches", "--only", "batchnorm_first")
@@ -67,5 +69,6 @@ def test_differences_are_seen_and_smaller_memory_is_none():
     assert golden.differences(before, {"error": "out of memory"}) != []
 
 
+@pytest.mark.thorough
 def test_nothing_compared_is_a_failure(same):
     assert compare(same, "--only", "no such model").returncode == 1

@@ -99,7 +99,7 @@ def suite_command(*words):
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_steps_run_beside_each_other_and_are_recorded(tmp_path):
     small = ("correctness", "--only", "linear_gelu size 0", "--results", tmp_path, "--jobs", 2)
     answer = suite_command(*small)
@@ -201,6 +201,7 @@ def test_a_wheel_of_other_sources_is_refused(user, tmp_path):
         user._check_sources(wheel)
 
 
+@pytest.mark.thorough
 def test_without_a_wheel_the_stage_is_left_out(monkeypatch):
     monkeypatch.delenv("INGOT_WHEEL", raising=False)
     answer = suite_command("user", "--list")
@@ -242,7 +243,7 @@ def test_programs_end_with_their_verdict(tmp_path):
     assert lines[3] == "1 passed, 2 failed"
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("program", ["user_frozen.py", "user_replay.py"])
 def test_programs_pass_on_the_cpu(program):
     path = ROOT / "tools" / "gpu_checks" / program

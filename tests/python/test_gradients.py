@@ -8,6 +8,7 @@ from pathlib import Path
 
 import ingot
 import pytest
+import selection
 import torch
 from ingot.capture.backward_operators import BACKWARD_OPERATORS
 from ingot.live import products
@@ -98,7 +99,7 @@ def check_against_fp64(module, twin, exact, inputs: list) -> None:
 
 
 @pytest.mark.parametrize("mode", ["training", "eval"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", selection.quick(set(selection.MODELS) & set(NAMES), NAMES))
 def test_models(name, mode):
     torch.manual_seed(1)
     loaded = load_model_file(FOLDER / f"{name}.py")
@@ -140,6 +141,15 @@ def test_one_of_two_results():
         found = torch.autograd.grad(module(x)[place].sum(), module.gemm.weight)
         expected = torch.autograd.grad(twin(x)[place].sum(), twin.gemm.weight)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_no_result_with_a_gradient_reaches_has_none():
+    module, twin, _ = three_of(Two())
+    x = torch.randn(11, 16)
+    for m in (module, twin):  # the norm is in the second result alone
+        m(x)[0].sum().backward()
+        assert m.gemm.weight.grad is not None
+        assert m.bn.weight.grad is None and m.bn.bias.grad is None
 
 
 def test_unused_parameters_have_none(three):

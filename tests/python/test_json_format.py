@@ -45,6 +45,7 @@ def test_the_schema_is_one():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
+@pytest.mark.thorough
 def test_optimize(tmp_path):
     model = ROOT / "examples/gemm_scale_bn.py"
     target = tmp_path / "new.py"

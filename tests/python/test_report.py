@@ -78,6 +78,7 @@ def assert_complete(page: Page) -> None:
         assert target in page.ids
 
 
+@pytest.mark.thorough
 def test_optimize_without_timing_says_what_is_missing(tmp_path):
     model = shutil.copy(ROOT / "examples/gemm_scale_bn.py", tmp_path / "gemm_scale_bn.py")
     target = tmp_path / "out.html"
@@ -96,6 +97,7 @@ def test_optimize_without_timing_says_what_is_missing(tmp_path):
     assert f"Report: {target}" in result.output
 
 
+@pytest.mark.thorough
 def test_verify_of_a_failing_pair_names_what_failed(tmp_path):
     (tmp_path / "model.py").write_text(pairs.ORIGINAL)
     wrong = pairs.candidate(pairs.DISHONEST["multiplies in bfloat16"][0])

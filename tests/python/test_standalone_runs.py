@@ -7,6 +7,7 @@ import copy
 from pathlib import Path
 
 import pytest
+import selection
 import torch
 from ingot.model_file import load_model_file
 from ingot.standalone_writer import Standalone
@@ -19,6 +20,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 HALF = {"half_inside"}
 # Its own forward writes into what backward needs: PyTorch refuses to differentiate it.
 NOT_DIFFERENTIABLE = {"in_place"}
+DIFFERENTIABLE = [name for name in NAMES if name not in HALF | NOT_DIFFERENTIABLE]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def close(found, expected, tolerance: float) -> None:
 
 
 @pytest.mark.parametrize("mode", ["training", "eval"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", selection.quick(selection.MODELS, NAMES))
 def test_results_and_state(name, mode, written, tmp_path):
     standalone = written(name)
     file, namespace, calls = on_the_host(tmp_path, standalone)
@@ -120,7 +122,9 @@ def filled(found, like):
 
 
 @pytest.mark.parametrize("mode", ["training", "eval"])
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in HALF | NOT_DIFFERENTIABLE])
+@pytest.mark.parametrize(
+    "name", selection.quick(set(selection.MODELS) & set(DIFFERENTIABLE), DIFFERENTIABLE)
+)
 def test_gradients(name, mode, written, tmp_path):
     standalone = written(name)
     file, namespace, calls = on_the_host(tmp_path, standalone, double=True)

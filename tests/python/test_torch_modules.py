@@ -14,6 +14,7 @@ import random
 
 import ingot
 import pytest
+import selection
 import torch
 from ingot.capture.table import TABLE
 from live import regions_run
@@ -134,7 +135,7 @@ class Calls(nn.Module):
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
-@pytest.mark.parametrize("name", _sample(INFOS, COUNT))
+@pytest.mark.parametrize("name", selection.every(2, _sample(INFOS, COUNT)))
 def test_module(name, training, record_property):
     info = INFOS[name]
     torch.manual_seed(0)

@@ -115,6 +115,7 @@ MEMORIES = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("name", MEMORIES)
 def test_only_sealed_memory_is_read(ends, name):
     line, theirs = ends
@@ -172,6 +173,7 @@ def test_the_request_that_is_answered_is_looked_at_first(ends):
     os.close(sent)
 
 
+@pytest.mark.alone
 def test_dribbling_does_not_outlast_the_limit(ends):
     line, theirs = ends
 

@@ -58,6 +58,7 @@ def why(result) -> str:
     return "\n".join(f"{c.name} [{c.mode}] {c.outcome}: {c.message}" for c in result.failures)
 
 
+@pytest.mark.thorough
 def test_complex_outputs(tmp_path):
     original = model("return torch.fft.rfft(self.gemm(x))")
     result = verify(tmp_path, original)
@@ -72,6 +73,7 @@ def test_complex_outputs(tmp_path):
     assert "exceeds" in why(result)
 
 
+@pytest.mark.thorough
 def test_complex_parameters(tmp_path):
     original = model("return (self.gemm(x) * self.mix).abs()").replace(
         "self.gemm = nn.Linear(12, 10)\n",
@@ -100,6 +102,7 @@ return self.gemm(x + batch.rows) * fold.by + batch.shift["s"]
 """
 
 
+@pytest.mark.thorough
 def test_inputs_of_classes_of_the_models_own_file(tmp_path):
     original = model(BATCH_BODY, BATCH_INPUTS, BATCH)
     timed = {"timing": True, "compile_baseline": False, "timing_budget_s": 1}
@@ -113,6 +116,7 @@ def test_inputs_of_classes_of_the_models_own_file(tmp_path):
         verify(tmp_path, original, without)
 
 
+@pytest.mark.thorough
 def test_one_number_a_row_may_nearly_cancel(tmp_path):
     """Right, by other operators: of 2048 rows, some come near zero by cancellation."""
     inputs = "[torch.rand(2048, 12)]"
@@ -162,6 +166,7 @@ def test_timed_calls_of_a_random_model_are_not_held_against_fp64(tmp_path):
     assert "random numbers" in result.notes[0]
 
 
+@pytest.mark.thorough
 def test_models_without_gradients_need_none(tmp_path):
     """An argmax, integers, what works on its input in place, frozen parameters."""
     for body in (

@@ -1,0 +1,329 @@
+"""Errors as people make them, a line each, which the quick checks must find (run.py tries them).
+
+Each is put in one at a time. `seen_by` names the part of the quick checks that should fail: a
+GoogleTest filter (run in the release build, or under the sanitizers), the arguments of pytest, or a
+stage of tools/check.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bug:
+    name: str
+    file: str
+    old: str  # occurs once in the file
+    new: str
+    seen_by: str  # "unit FILTER", "asan FILTER", "python ARGUMENTS" or "stage NAME"
+
+
+BUGS = [
+    # src/graph
+    Bug(
+        "an argument may be the value itself",
+        "src/graph/inference.cpp",
+        "arg < 0 || static_cast<size_t>(arg) >= id",
+        "arg < 0 || static_cast<size_t>(arg) > id",
+        "unit Graph.*:Importer.*:Builder.*",
+    ),
+    Bug(
+        "a result may be one past the last value",
+        "src/graph/inference.cpp",
+        "value < 0 || static_cast<size_t>(value) >= graph.nodes.size()",
+        "value < 0 || static_cast<size_t>(value) > graph.nodes.size()",
+        "unit Graph.*",
+    ),
+    Bug(
+        "a product of f16 with bf16 is f16",
+        "src/graph/inference.cpp",
+        "return DType::f64;\n  return DType::f32;",
+        "return DType::f64;\n  return a;",
+        "python tests/python/test_evaluator_against_torch.py",
+    ),
+    # src/rewrite
+    Bug(
+        "x − (−0) counts as x",
+        "src/rewrite/neutral_operands.cpp",
+        "return is_number(edit, b, 0) && !__builtin_signbit(edit[b].constant) ? a : kNoValue;",
+        "return is_number(edit, b, 0) ? a : kNoValue;",
+        "unit Rewrite*",
+    ),
+    Bug(
+        "x·W and x·Wᵀ are one value",
+        "src/rewrite/common_subexpressions.cpp",
+        "a.args.size() != b.args.size() || a.transpose_b != b.transpose_b || a.op != b.op ||",
+        "a.args.size() != b.args.size() || a.op != b.op ||",
+        "unit Rewrite*",
+    ),
+    Bug(
+        "subtracting a constant turns a maximum into a minimum",
+        "src/rewrite/monotone_reductions.cpp",
+        "scale && c < 0 ? turned",
+        "c < 0 ? turned",
+        "unit Rewrite*",
+    ),
+    Bug(
+        "r − x counts as x − r",
+        "src/rewrite/shift_invariance.cpp",
+        "if (left.op == PointwiseOp::sub_ && (i == 0 || j == 0)) continue;",
+        "if (left.op == PointwiseOp::sub_ && i == 0 && j != 0) continue;",
+        "unit Rewrite*",
+    ),
+    Bug(
+        "any division by a constant becomes a product",
+        "src/rewrite/merge_constants.cpp",
+        "if (node.op == PointwiseOp::div_ && is_power_of_two(c) && is_normal_f32(1 / c)) {",
+        "if (node.op == PointwiseOp::div_ && is_normal_f32(1 / c)) {",
+        "unit Rewrite*",
+    ),
+    # src/plan
+    Bug(
+        "buffers that meet in one sweep may overlap",
+        "src/plan/plan.cpp",
+        "if (buffers[other].last_sweep < buffers[i].first_sweep ||",
+        "if (buffers[other].last_sweep <= buffers[i].first_sweep ||",
+        "unit Plan*",
+    ),
+    Bug(
+        "a value can be loaded in the sweep that makes it",
+        "src/plan/schedule.cpp",
+        "return own.via == Via::stored ? own.time : own.time + 1;",
+        "return own.time;",
+        "unit Plan*",
+    ),
+    Bug(
+        "an argument that several values share is paid for by each",
+        "src/plan/frontier.cpp",
+        "if (of_arg.open) network.edge(computed, 2 * of_arg.number, kImpossible);",
+        "if (of_arg.open) network.edge(computed, 2 * of_arg.number, of_arg.cost.load);",
+        "unit Frontier.*:Plan*",
+    ),
+    # src/codegen
+    Bug(
+        "teams of several warps share a block",
+        "src/codegen/rows_writer.cpp",
+        "const int64_t teams = team <= kWarp ? kBlockThreads / team : 1;",
+        "const int64_t teams = kBlockThreads / team;",
+        "stage kernels",
+    ),
+    Bug(
+        "a row's values of every phase are resolved in the first",
+        "src/codegen/rows_writer.cpp",
+        "if (phase(value) - 1 == p) writer.assign(",
+        "if (phase(value) - 1 >= p) writer.assign(",
+        "stage kernels",
+    ),
+    # src/cuda and src/program
+    Bug(
+        "a packed operand outlives what is written over it",
+        "src/cuda/lowering.cpp",
+        "from < begin.offset + bytes && begin.offset < to;",
+        "from < begin.offset && begin.offset < to;",
+        "unit LaunchProgram.*",
+    ),
+    Bug(
+        "broadcast tensors count as dense",
+        "src/cuda/lowering.cpp",
+        "if (tensor.strides[axis] != expected) return false;",
+        "if (tensor.strides[axis] > expected) return false;",
+        "unit LaunchProgram.*",
+    ),
+    Bug(
+        "a captured call is replayed for other frozen weights",
+        "src/cuda/replay.cpp",
+        "a.frozen == b.frozen && a.workspace_bytes",
+        "a.workspace_bytes",
+        "python tests/python/test_cuda_calls.py",
+    ),
+    Bug(
+        "a matrix is described as it was at another address",
+        "src/cuda/launcher.cpp",
+        "if (encoded.base != base || !same_matrix(encoded.spec, spec)) {",
+        "if (!same_matrix(encoded.spec, spec)) {",
+        "python tests/python/test_cuda_calls.py",
+    ),
+    Bug(
+        "a damaged cache entry is used",
+        "src/cuda/cubin_cache.cpp",
+        "if (content_hash(key, payload) != header.hash) return std::nullopt;",
+        "",
+        "unit CubinCache*",
+    ),
+    Bug(
+        "arguments of a launch lie where they are not aligned",
+        "src/program/launch_program.cpp",
+        "const size_t start = align_up(bytes.size(), kAlignment);",
+        "const size_t start = bytes.size();",
+        "unit LaunchProgram.*:Api.*",
+    ),
+    Bug(
+        "programs that differ in their clusters have one hash",
+        "src/program/launch_program.cpp",
+        "step.cluster, text_of(step.arguments)",
+        "0, text_of(step.arguments)",
+        "unit LaunchProgram.*",
+    ),
+    # src/cpu
+    Bug(
+        "a bias is added for every part of a long sum",
+        "src/cpu/product/blocked.cpp",
+        "task.row = last && o_.row != nullptr ? o_.row + j : nullptr;",
+        "task.row = o_.row != nullptr ? o_.row + j : nullptr;",
+        "unit CpuProduct.*",
+    ),
+    Bug(
+        "the last columns of a tile are written past the matrix",
+        "src/cpu/product/blocked.cpp",
+        "task.columns = std::min(width, columns.end - j);",
+        "task.columns = width;",
+        "asan CpuProduct.*",
+    ),
+    Bug(
+        "a composite swallows a value that others read too",
+        "src/cpu/composites.cpp",
+        "uses(found) != 1 || slot(found).varies",
+        "slot(found).varies",
+        "unit CpuComposites.*",
+    ),
+    Bug(
+        "overlapping rows are given to a BLAS",
+        "src/cpu/sweep_product.cpp",
+        "return rows <= 1 || stride >= columns;",
+        "return rows <= 1 || stride >= 0;",
+        "unit CpuExecutable.*",
+    ),
+    # src/standalone
+    Bug(
+        "a workspace of a standalone file forgets the batch",
+        "src/standalone/program_writer.cpp",
+        '"  at.{} = pieces.take({}i64{{{}}});\\n", name, buffer.shape.batched ? "batch * " : "",',
+        '"  at.{} = pieces.take({}i64{{{}}});\\n", name, buffer.shape.batched ? "" : "",',
+        "unit Standalone.*",
+    ),
+    Bug(
+        "a standalone file lacks the system's headers",
+        "src/standalone/amalgamate.cpp",
+        "      system_.emplace(name);\n",
+        "",
+        "unit Amalgamation.*:Standalone.*",
+    ),
+    # kernels
+    Bug(
+        "merged variances lean to one side",
+        "kernels/common/monoid.cuh",
+        "delta * delta * (a.count * weight)",
+        "delta * delta * (b.count * weight)",
+        "unit Moments.*",
+    ),
+    Bug(
+        "−inf − −inf is NaN in a log-sum-exp",
+        "kernels/common/monoid.cuh",
+        "return x == top ? T(0) : x - top;",
+        "return x - top;",
+        "unit LogSumExp.*",
+    ),
+    Bug(
+        "the last samples of a sweep belong to no part",
+        "kernels/sweeps/splits.h",
+        "at_least_one(up(steps, wanted)) * per_block;",
+        "at_least_one(steps / wanted) * per_block;",
+        "unit Codegen.Splits*",
+    ),
+    Bug(
+        "a vector load of rows that are not a multiple of 16 bytes apart",
+        "kernels/product/hopper/tiles.h",
+        "return aligned && k_stride == 1 && row_stride % 4 == 0 && k % 4 == 0;",
+        "return aligned && k_stride == 1 && k % 4 == 0;",
+        "unit OwnProduct.*",
+    ),
+    Bug(
+        "device code of a portable product with a wrong name",
+        "kernels/product/portable/packed.cuh",
+        "if (promoted >= 0) running.promote(sum, promoted, pair);",
+        "if (promoted >= 0) running.promote_all(sum, promoted, pair);",
+        "stage kernels",
+    ),
+    Bug(
+        "a loop over registers is not unrolled",
+        "kernels/sweeps/rows.cuh",
+        "    if (!active) return;\n    INGOT_UNROLL\n",
+        "    if (!active) return;\n#pragma unroll 1\n",
+        "stage kernels",
+    ),
+    # python/ingot/capture
+    Bug(
+        "rsub subtracts the other way round",
+        "python/ingot/capture/pointwise.py",
+        '[b, a] if name == "aten::rsub" else [a, b]',
+        "[a, b]",
+        "python tests/python/test_capture_operators.py",
+    ),
+    Bug(
+        "normalised by the unbiased variance in a backward pass",
+        "python/ingot/capture/normalisations.py",
+        '{"axes": axes, "unbiased": False}',
+        '{"axes": axes, "unbiased": True}',
+        "python tests/python/test_gradients.py",
+    ),
+    # python/ingot/live
+    Bug(
+        "weights stay frozen in training",
+        "python/ingot/live/state.py",
+        'if self.frozen and graph.mode == "eval":',
+        "if self.frozen:",
+        "python tests/python/test_frozen.py",
+    ),
+    Bug(
+        "a written weight counts as the packed one",
+        "python/ingot/runtime/frozen.py",
+        "if now is not tensor or now._version != version or",
+        "if now is not tensor or",
+        "python tests/python/test_frozen.py",
+    ),
+    Bug(
+        "a result without a gradient counts as reached",
+        "python/ingot/live/gradients.py",
+        "            if at not in unreached:\n",
+        "            if True:\n",
+        "python tests/python/test_gradients.py",
+    ),
+    Bug(
+        "autograd does not hear of updated buffers",
+        "python/ingot/live/gradients.py",
+        "        if self._updated:\n",
+        "        if not self._updated:\n",
+        "python tests/python/test_live_module.py tests/python/test_gradients.py",
+    ),
+    # python/ingot/verify
+    Bug(
+        "an output's dtype is not compared",
+        "python/ingot/verify/judging.py",
+        "if output.shape != wanted.shape or output.dtype != wanted.dtype:",
+        "if output.shape != wanted.shape:",
+        "python tests/python/test_verify.py tests/python/test_verify_answers.py",
+    ),
+    Bug(
+        "a candidate that opens the original's file goes unseen",
+        "python/ingot/verify/watch.py",
+        "if os.path.realpath(path) in self._original_files:",
+        "if path in self._original_names:",
+        "python tests/python/test_verify.py tests/python/test_verify_models.py",
+    ),
+    # python/ingot/cli and what it writes
+    Bug(
+        "`ingot verify` ends with 0 whatever was found",
+        "python/ingot/cli/verify.py",
+        'sys.exit(0 if result["verified"] else NOT_VERIFIED)',
+        "sys.exit(0)",
+        "python tests/python/test_cli_recorded.py tests/python/test_cli.py",
+    ),
+    Bug(
+        "a file that was not verified is written",
+        "python/ingot/cli/optimize.py",
+        '        if result["verified"]:\n',
+        "        if True:\n",
+        "python tests/python/test_cli_recorded.py tests/python/test_cli.py",
+    ),
+]
