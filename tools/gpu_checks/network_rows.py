@@ -28,8 +28,10 @@ SEED = 11
 # An error may be this many times eager's own of that tensor, or the median of eager's over all.
 FACTOR = 4.0
 ROUNDING = {"fp32": 2e-6, "tf32": 5e-4, "bf16": 5e-3}
-# A tensor this much smaller than the others holds rounding alone (a bias in front of a batch norm).
+# A tensor this much smaller than the others holds rounding alone: the gradient of a bias in front
+# of a batch norm, the mean of what another norm has centred.
 NOTHING = 1e-9
+KINDS = ("output", "gradient", "buffer")
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def without_randomness(module: nn.Module) -> bool:
 class Call:
     """One call of a module in a mode: its outputs, and in training the gradients and buffers."""
 
-    def __init__(self, mode: str, setting: str, inputs: tuple, weights: list | None = None):
+    def __init__(self, mode: str, setting: str, inputs: Any, weights: list | None = None):
         self.training, self.setting, self.inputs, self.weights = (
             mode == "training",
             setting,
@@ -84,11 +86,12 @@ class Call:
         )
 
     def forward(self, module: Callable) -> Any:
-        device = next(t.device.type for t in tensors_of(self.inputs))
-        if self.setting != "bf16":
-            return module(*self.inputs)
-        with torch.autocast(device, torch.bfloat16):
-            return module(*self.inputs)
+        args, kwargs = self.inputs, {}
+        if isinstance(self.inputs, dict):
+            args, kwargs = (), self.inputs
+        device = tensors_of(self.inputs)[0].device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self.setting == "bf16"):
+            return module(*args, **kwargs)
 
     def run(self, module: nn.Module, step: Callable | None = None) -> list[torch.Tensor]:
         """step: the callable in the module's place (its torch.compile)."""
@@ -131,15 +134,20 @@ def errors(found: dict, truth: dict) -> dict[str, float]:
 
 def matter(truth: dict) -> dict:
     """Without tensors that hold rounding alone."""
-    gradients = [t for n, t in truth.items() if n.startswith("gradient") and t.numel()]
-    largest = max((t.double().square().mean().sqrt().item() for t in gradients), default=0.0)
-
-    def holds(name: str, tensor: torch.Tensor) -> bool:
-        if not name.startswith("gradient") or not tensor.numel():
-            return tensor.numel() > 0
-        return tensor.double().square().mean().sqrt().item() > NOTHING * largest
-
-    return {name: tensor for name, tensor in truth.items() if holds(name, tensor)}
+    size = {
+        name: tensor.double().square().mean().sqrt().item() if tensor.numel() else 0.0
+        for name, tensor in truth.items()
+    }
+    largest = {
+        kind: max((s for name, s in size.items() if name.startswith(kind)), default=0.0)
+        for kind in KINDS
+    }
+    return {
+        name: tensor
+        for name, tensor in truth.items()
+        if not size[name] <= NOTHING * largest[name.partition(" ")[0]]
+        or not tensor.is_floating_point()
+    }
 
 
 def judge(found: dict, expected: dict, truth: dict, setting: str) -> tuple[str, float, float]:
@@ -153,7 +161,7 @@ def judge(found: dict, expected: dict, truth: dict, setting: str) -> tuple[str, 
     judged = matter(truth)
     own, eager = errors(found, judged), errors(expected, judged)
     wrong = []
-    for kind in ("output", "gradient", "buffer"):
+    for kind in KINDS:
         known = [e for name, e in eager.items() if name.startswith(kind)]
         typical = median(known) if known else 0.0
         for name, error in own.items():
@@ -172,11 +180,12 @@ class Subject:
         torch.manual_seed(SEED)
         self.mode, self.device = mode, options.device
         module = network.build(options.small).train(mode == "training").to(options.device)
-        self.inputs = tuple(t.to(options.device) for t in network.inputs(options.small))
+        given = network.inputs(options.small)
+        self.inputs = pytree.tree_map(lambda t: t.to(options.device), given)
         self.as_built, self.silent = module, copy.deepcopy(module)
         self.is_random = without_randomness(self.silent) and mode == "training"
         exact = copy.deepcopy(self.silent).double()
-        wide = tuple(t.double() if t.is_floating_point() else t for t in self.inputs)
+        wide = pytree.tree_map(lambda t: t.double() if t.is_floating_point() else t, self.inputs)
         self.weights: list | None = None
         if mode == "training":
             shapes = Call("training", "fp32", wide).run(copy.deepcopy(exact))
@@ -220,9 +229,7 @@ def taken_by(module: ingot.OptimizedModule) -> dict:
     """What Ingot runs of the graphs that were captured, and what it says of the rest."""
     graphs = [g for g in module._ingot.graphs if g.compiled is not None]
     regions = [region for g in graphs for region in g.compiled.captured.regions]
-    left = Counter(
-        item.what for g in graphs for item in g.compiled.captured.unsupported
-    )
+    left = Counter(item.what for g in graphs for item in g.compiled.captured.unsupported)
     return {
         "graphs": len(module._ingot.graphs),
         "problems": [g.problem for g in module._ingot.graphs if g.problem],
@@ -323,6 +330,6 @@ def row_of(subject: Subject, setting: str, options: Options) -> dict:
     with under(setting, options.device), tempfile.TemporaryDirectory() as folder:
         row, made = check(subject, setting, folder)
         row |= timed(subject, setting, made, options) if options.rounds else {}
-    row["shape"] = " ".join("×".join(map(str, t.shape)) for t in subject.inputs)
+    row["shape"] = " ".join("×".join(map(str, t.shape)) for t in tensors_of(subject.inputs))
     row["date"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return row

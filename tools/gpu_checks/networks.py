@@ -1,5 +1,6 @@
 """Networks as torchvision, timm and transformers build them, and some of our own: each with its
-inputs, at a real size, and at a small one for CPUs. All are randomly initialised."""
+inputs, at a real size, and at a small one for CPUs, with fewer blocks of the same kinds. All are
+randomly initialised."""
 
 from __future__ import annotations
 
@@ -14,12 +15,13 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Network:
-    """build(small) and inputs(small) make it; `library` must be importable for that, "" is none."""
+    """build(small) and inputs(small) make it; `library` must be importable for that, "" is none.
+    Inputs are a tuple, or a dictionary of keywords."""
 
     name: str
     library: str
     build: Callable[[bool], nn.Module]
-    inputs: Callable[[bool], tuple]
+    inputs: Callable[[bool], tuple | dict]
 
     def missing(self) -> str:
         if not self.library or importlib.util.find_spec(self.library):
@@ -46,6 +48,14 @@ def tokens(batch: int, length: int, words: int, small_length: int = 16, count: i
     return make
 
 
+def sentences(batch: int, length: int, words: int) -> Callable:
+    def make(small: bool) -> dict:
+        names = ("input_ids", "decoder_input_ids")
+        return dict(zip(names, tokens(batch, length, words, count=2)(small)))
+
+    return make
+
+
 def normal(large: tuple, small: tuple) -> Callable:
     """large, small: the shapes of all inputs."""
 
@@ -58,16 +68,46 @@ def normal(large: tuple, small: tuple) -> Callable:
 # Builders ----------------------------------------------------------------------------------------
 
 
-def vision(name: str, **options) -> Network:
-    side, small = options.pop("side", 224), options.pop("small_side", 64)
+def vision(name: str, small: Callable | None = None, **options) -> Network:
+    """small(torchvision.models): the small network, where the real one would take too long."""
+    side, small_side = options.pop("side", 224), options.pop("small_side", 64)
     batch = options.pop("batch", 32)
 
-    def build(_: bool) -> nn.Module:
-        import torchvision
+    def build(is_small: bool) -> nn.Module:
+        from torchvision import models
 
-        return getattr(torchvision.models, name)(weights=None, **options)
+        if is_small and small:
+            return small(models)
+        return getattr(models, name)(weights=None, **options)
 
-    return Network(name, "torchvision", build, images(batch, side, small))
+    return Network(name, "torchvision", build, images(batch, side, small_side))
+
+
+def few_resnet_blocks(models, **options) -> nn.Module:
+    return models.ResNet(models.resnet.Bottleneck, [2, 1, 1, 1], num_classes=10, **options)
+
+
+def narrow_classifier(models, name: str) -> nn.Module:
+    """As it is, but for the classifier, which holds nearly all weights."""
+    made = getattr(models, name)(weights=None)
+    inner = next(part.in_features for part in made.classifier if isinstance(part, nn.Linear))
+    layers = [nn.Linear(inner, 32), nn.ReLU(True), nn.Dropout(), nn.Linear(32, 10)]
+    made.classifier = nn.Sequential(*layers)
+    return made
+
+
+def few_mobile_blocks(models) -> nn.Module:
+    blocks = [[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 2, 2]]
+    return models.MobileNetV2(10, inverted_residual_setting=blocks)
+
+
+def few_convnext_blocks(models) -> nn.Module:
+    settings = ((24, 48, 2), (48, 96, 2), (96, None, 1))
+    return models.ConvNeXt([models.convnext.CNBlockConfig(*s) for s in settings], 0.1)
+
+
+def few_swin_blocks(models) -> nn.Module:
+    return models.SwinTransformer([4, 4], 48, [2, 2], [2, 4], [4, 4], stochastic_depth_prob=0.2)
 
 
 def inception(small: bool) -> nn.Module:
@@ -88,7 +128,7 @@ def vit(small: bool) -> nn.Module:
 
     if not small:
         return torchvision.models.vit_b_16(weights=None)
-    return torchvision.models.VisionTransformer(64, 16, 12, 3, 96, 192)
+    return torchvision.models.VisionTransformer(64, 16, 3, 3, 96, 192)
 
 
 def timm_model(name: str, small: dict, batch: int = 32) -> Network:
@@ -98,6 +138,14 @@ def timm_model(name: str, small: dict, batch: int = 32) -> Network:
         return timm.create_model(name, pretrained=False, **(small if is_small else {}))
 
     return Network(name, "timm", build, images(batch, 224))
+
+
+def convmixer(small: bool) -> nn.Module:
+    from timm.models.convmixer import ConvMixer
+
+    if small:
+        return ConvMixer(48, 2, kernel_size=5, patch_size=7, num_classes=10)
+    return ConvMixer(768, 32, kernel_size=7, patch_size=7, act_layer=nn.ReLU)
 
 
 def language(name: str, model: str, config: str, real: dict, small: dict, inputs: Callable):
@@ -128,6 +176,7 @@ _BERT_SMALL = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_attention_heads": 4,
+    "num_hidden_layers": 2,
     "vocab_size": 100,
 }
 
@@ -155,33 +204,35 @@ def dense_graph_inputs(small: bool) -> tuple:
 
 
 NETWORKS: tuple[Network, ...] = (
-    vision("resnet50"),
-    vision("alexnet", batch=128),
-    vision("vgg16"),
-    vision("densenet121"),
-    vision("mobilenet_v2", batch=64),
-    vision("mobilenet_v3_large", batch=64),
+    vision("resnet50", few_resnet_blocks),
+    vision("alexnet", lambda models: narrow_classifier(models, "alexnet"), batch=128),
+    vision("vgg16", lambda models: narrow_classifier(models, "vgg11")),
+    vision("densenet121", lambda models: models.DenseNet(16, (2, 2, 2), 32)),
+    vision("mobilenet_v2", few_mobile_blocks, batch=64),
+    vision("mobilenet_v3_large", lambda models: models.mobilenet_v3_small(), batch=64),
     vision("efficientnet_b0"),
     Network("inception_v3", "torchvision", inception, images(32, 299, 96)),
     Network("googlenet", "torchvision", googlenet, images(32, 224)),
     vision("squeezenet1_1", batch=64),
     vision("shufflenet_v2_x1_0", batch=64),
-    vision("resnext50_32x4d"),
-    vision("regnet_y_8gf"),
-    vision("convnext_tiny"),
+    vision(
+        "resnext50_32x4d", lambda models: few_resnet_blocks(models, groups=32, width_per_group=4)
+    ),
+    vision("regnet_y_8gf", lambda models: models.regnet_y_400mf()),
+    vision("convnext_tiny", few_convnext_blocks),
     Network("vit_b_16", "torchvision", vit, images(32, 224)),
-    vision("swin_t"),
-    timm_model("mixer_b16_224", {"img_size": 64, "num_blocks": 6}),
-    timm_model("deit_small_patch16_224", {"img_size": 64}),
-    timm_model("gmlp_s16_224", {"img_size": 64, "num_blocks": 8}),
-    timm_model("convmixer_768_32", {"depth": 8}, batch=16),
+    vision("swin_t", few_swin_blocks),
+    timm_model("mixer_b16_224", {"img_size": 64, "num_blocks": 2}),
+    timm_model("deit_small_patch16_224", {"img_size": 64, "depth": 2}),
+    timm_model("gmlp_s16_224", {"img_size": 64, "num_blocks": 2}),
+    Network("convmixer", "timm", convmixer, images(16, 224)),
     language("bert_base", "BertModel", "BertConfig", {}, _BERT_SMALL, tokens(16, 256, 30000)),
     language(
         "gpt2",
         "GPT2LMHeadModel",
         "GPT2Config",
         {},
-        {"n_embd": 64, "n_head": 4, "vocab_size": 100},
+        {"n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 100},
         tokens(8, 512, 50000),
     ),
     language(
@@ -197,8 +248,16 @@ NETWORKS: tuple[Network, ...] = (
         "T5Model",
         "T5Config",
         {"num_layers": 6},
-        {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_heads": 4, "vocab_size": 100},
-        tokens(16, 256, 32000, count=2),
+        {
+            "d_model": 64,
+            "d_kv": 16,
+            "d_ff": 128,
+            "num_heads": 4,
+            "num_layers": 2,
+            "num_decoder_layers": 2,
+            "vocab_size": 100,
+        },
+        sentences(16, 256, 32000),
     ),
     plain(
         "lstm",
@@ -248,12 +307,12 @@ NETWORKS: tuple[Network, ...] = (
     ),
     plain(
         "mamba",
-        lambda small: own.Mamba(*((100, 16, 2) if small else (10_000, 512, 4))),
+        lambda small: own.Mamba(*((100, 16, 1) if small else (10_000, 512, 4))),
         tokens(8, 64, 10_000, small_length=6),
     ),
     plain(
         "perceptron",
-        lambda small: own.Perceptron(*((24, 32, 50) if small else (256, 1024, 50))),
+        lambda small: own.Perceptron(*((24, 32, 4) if small else (256, 1024, 50))),
         normal(((4096, 256),), ((10, 24),)),
     ),
     plain(

@@ -1,4 +1,4 @@
-"""Networks that no library builds, as people write them: plain modules, written for these checks."""
+"""Networks that no library builds, as people write them: plain modules for these checks."""
 
 from __future__ import annotations
 
@@ -111,9 +111,7 @@ class DLRM(nn.Module):
 
     def __init__(self, rows: int, tables: int, width: int, dense: int, bottom: tuple, top: tuple):
         super().__init__()
-        self.tables = nn.ModuleList(
-            nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables)
-        )
+        self.tables = nn.ModuleList(nn.EmbeddingBag(rows, width, mode="sum") for _ in range(tables))
         self.bottom = self._perceptron([dense, *bottom, width])
         pairs = (tables + 1) * tables // 2
         self.top = self._perceptron([pairs + width, *top, 1])
