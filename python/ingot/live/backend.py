@@ -22,6 +22,7 @@ from ingot.live import policy
 from ingot.live.ahead import compile_ahead
 from ingot.live.autocast import cast_by_torch
 from ingot.live.compiled import Compiled, RefusedError
+from ingot.live.switches import kept_from_autocast
 from ingot.live.tracing import feed_of, views_among_results
 from ingot.log import logger
 from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError
@@ -134,6 +135,9 @@ def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
         isinstance(e, torch.Tensor) and e.requires_grad for e in example_inputs
     )
     refused: dict[str, str] = dict.fromkeys(views_among_results(feed.graph), "")
+    refused.update(
+        dict.fromkeys(kept_from_autocast(feed.graph), "its forward keeps it from autocast")
+    )
     if autocast is not None:
         refused.update(dict.fromkeys(cast_by_torch(feed, autocast), ""))
     for _ in range(_MAX_REFUSALS):
