@@ -263,6 +263,22 @@ def chains(_: Any, settings: Settings) -> Outcome:
     return outcome(*run_script(command, settings))
 
 
+def network_steps(settings: Settings) -> list[Step]:
+    sys.path.insert(0, str(CHECKS))
+    from networks import NETWORKS
+
+    return [Step(n.name, n.name, alone=True) for n in NETWORKS if not n.missing()]
+
+
+def networks(name: str, settings: Settings) -> Outcome:
+    """Rows that were right with these sources are not measured again."""
+    command = [sys.executable, CHECKS / "time_networks.py", "--networks", name]
+    command += ["--device", settings.device, "--out", settings.file("networks")]
+    command += ["--rounds", settings.rounds, "--seconds", max(20.0, settings.seconds - 25)]
+    command += ["--compile"] * settings.compiled + ["--small"] * (settings.device == "cpu")
+    return outcome(*run_script(command, settings), about=2)
+
+
 def latency(_: Any, settings: Settings) -> Outcome:
     command = [sys.executable, CHECKS / "check_latency.py", "--device", settings.device]
     command += ["--seconds", max(10.0, settings.seconds - 5)]
@@ -533,6 +549,12 @@ STAGES = {
         chains,
         "twenty other chains at real sizes, against eager and the limit",
         seconds=110.0,
+    ),
+    "networks": Stage(
+        network_steps,
+        networks,
+        "whole networks of torchvision, timm, transformers: right, and how fast, in six settings",
+        seconds=120.0,
     ),
     "blas": Stage(
         lambda settings: [Step("60 shapes", alone=True)],

@@ -23,7 +23,7 @@ from ingot.capture.custom_ops import batch_norm_forward, is_plain_batch_norm
 from ingot.capture.feed import Feed, Placeholder, batched_inputs
 from ingot.capture.importer import import_graph
 from ingot.capture.nodes import PARAMETER, mutates
-from ingot.live import dynamo
+from ingot.live import dynamo, switches
 from ingot.live.tracing import feed_of, views_among_results
 
 _aten = torch.ops.aten
@@ -149,6 +149,7 @@ class _Capture:
 
     def _backend(self, gm: torch.fx.GraphModule, examples: list) -> Callable:
         try:
+            switches.refuse(gm.graph)
             self.feed = feed_of(gm, examples)
             self.for_any_batch = _is_for_any_batch(gm)
         except CaptureError as problem:

@@ -16,10 +16,10 @@ namespace {
 
 using ::testing::HasSubstr;
 
-template <int kTileSamples>
+template <int kTileSamples, int kTileFeatures = 128>
 struct Tiles {
   static constexpr bool kBatched = true;
-  static constexpr int kSamples = kTileSamples, kFeatures = 128;
+  static constexpr int kSamples = kTileSamples, kFeatures = kTileFeatures;
 };
 
 // Element (entry, row, k) of an operand is its own number.
@@ -52,9 +52,11 @@ SplitArgs split_args(const SplitStep& step, const Operand& operand) {
 
 // Every element of the result is stored once, and is the product of the rows that it should be: of
 // packed operands, of their exponents, and of what a redo reads.
-template <int kSamples>
+template <int kSamples, int kFeatures = 128>
 void check_tiles(const ProductShape& shape, const TileChoice& choice) {
-  using Config = Tiles<kSamples>;
+  using Config = Tiles<kSamples, kFeatures>;
+  const bool direct =
+      choice.variant == Variant::direct;  // it reads the operands, and has no scales
   const ProductPlan plan = plan_with(shape, choice, DeviceLimits());
   const Operand x(shape.batches, shape.m, shape.k, shape.x),
       w(shape.batches, shape.n, shape.k, shape.w);
@@ -93,15 +95,19 @@ void check_tiles(const ProductShape& shape, const TileChoice& choice) {
       if (m >= own.m) continue;
       const int64_t entry = m / shape.m, inside = m % shape.m;
       const i32 x_row = sample_row<Config>(args, sample_tile) + i;
-      ASSERT_EQ(source(SplitStep::Operand::x, x_row), x.row(entry, inside));
-      ASSERT_EQ(own.x_exponent + m, exponents.data() + x_row);
+      if (!direct) {
+        ASSERT_EQ(source(SplitStep::Operand::x, x_row), x.row(entry, inside));
+        ASSERT_EQ(own.x_exponent + m, exponents.data() + x_row);
+      }
       ASSERT_EQ(own.x.data + m * own.x.row_stride, x.row(entry, inside));
       for (i32 j = 0; j < Config::kFeatures; ++j) {
         const i32 n = feature_tile * Config::kFeatures + j;
         if (n >= own.n) continue;
         const i32 w_row = weight_row<Config>(args, sample_tile, n);
-        ASSERT_EQ(source(SplitStep::Operand::w, w_row), w.row(entry, n));
-        ASSERT_EQ(own.w_exponent + n, exponents.data() + w_row);
+        if (!direct) {
+          ASSERT_EQ(source(SplitStep::Operand::w, w_row), w.row(entry, n));
+          ASSERT_EQ(own.w_exponent + n, exponents.data() + w_row);
+        }
         ASSERT_EQ(own.w.data + n * own.w.row_stride, w.row(entry, n));
         ++stored[static_cast<size_t>(m * shape.n + n)];
       }
@@ -123,6 +129,12 @@ void check_all_tiles(const ProductShape& shape) {
   for (const TileChoice& choice : candidate_choices(shape, DeviceLimits())) {
     SCOPED_TRACE(name_of(choice));
     EXPECT_THAT(name_of(choice), HasSubstr(", true> raster"));
+    if (choice.variant == Variant::direct) {
+      if (choice.features == 16) check_tiles<64, 16>(shape, choice);
+      if (choice.features == 32 && choice.samples == 64) check_tiles<64, 32>(shape, choice);
+      if (choice.features == 32 && choice.samples == 256) check_tiles<256, 32>(shape, choice);
+      continue;
+    }
     if (choice.samples == 64) check_tiles<64>(shape, choice);
     if (choice.samples == 128) check_tiles<128>(shape, choice);
     if (choice.samples == 160) check_tiles<160>(shape, choice);

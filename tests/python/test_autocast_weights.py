@@ -63,6 +63,14 @@ def test_one_cast_serves_all_its_products():
     assert list(_products(feed.graph).values()) == [["x_1", "cast"], ["mm", "cast"]]
 
 
+def test_what_is_kept_from_autocast_keeps_its_weight():
+    feed = _feed(
+        lambda x, w: torch.mm(torch.mm(x, w), w), [(_WIDE, _WIDE)] * 2, ["input", "parameter"]
+    )
+    cast_by_torch(feed, torch.bfloat16, {"mm_1"})
+    assert list(_products(feed.graph).values()) == [["x_1", "cast"], ["mm", "w_1"]]
+
+
 def test_other_uses_of_a_weight_keep_it():
     feed = _feed(
         lambda x, w: torch.mm(x, w) + w.sum(), [(_WIDE, _WIDE)] * 2, ["input", "parameter"]

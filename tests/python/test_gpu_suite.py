@@ -122,6 +122,65 @@ def test_unknown_stage_is_refused():
     assert "unknown stage correctnes" in answer.stderr
 
 
+# The stage networks ------------------------------------------------------------------------------
+
+
+def networks_command(out, *words):
+    script = ROOT / "tools" / "gpu_checks" / "time_networks.py"
+    command = [sys.executable, script, "--device", "cpu", "--small", "--out", out, *words]
+    return subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, check=False
+    )
+
+
+def test_each_network_is_a_step(suite, settings):
+    steps = {t.step.name: t.step.alone for t in suite.tasks_of(["networks"], settings)}
+    assert {"autoencoder", "lstm", "unet", "dlrm"} <= steps.keys() and all(steps.values())
+
+
+@pytest.mark.slow
+def test_networks_are_measured_once_and_goes_on_where_it_ended(tmp_path):
+    out = tmp_path / "networks" / "cpu.json"
+    asked = ("--networks", "autoencoder,dlrm", "--settings", "fp32", "--row-seconds", 0.1)
+    answer = networks_command(out, *asked, "--modes", "eval", "--rounds", 0)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    asked = (*asked, "--rounds", 3)
+    answer = networks_command(out, *asked, "--modes", "eval,training")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    rows = json.loads(out.read_text())
+    assert [(row["network"], row["mode"]) for row in rows] == [
+        (network, mode) for network in ("autoencoder", "dlrm") for mode in ("eval", "training")
+    ]
+    for row in rows:
+        assert row["operators"] > 0 and not row["wrong"] and row["rounds"] == 3
+        assert row["ratio_lower"] <= row["ratio"] <= row["ratio_upper"]
+    again = networks_command(out, *asked, "--list")
+    assert again.stdout.count("2 of 2 rows are done") == 2
+
+
+def test_a_wrong_gradient_of_a_network_is_noticed():
+    sys.path.insert(0, str(ROOT / "tools" / "gpu_checks"))
+    import torch
+    from network_rows import judge
+
+    truth = {"output 0": torch.ones(8), "gradient of w": torch.ones(4), "buffer n": torch.tensor(1)}
+    truth |= {"gradient of b": torch.full((4,), 1e-12)}
+    truth = {n: t.double() if t.is_floating_point() else t for n, t in truth.items()}
+    eager = {n: t.float() if t.is_floating_point() else t for n, t in truth.items()}
+    eager["gradient of w"] = eager["gradient of w"] * (1 + 1e-5)
+    assert judge(dict(eager), eager, truth, "fp32")[0] == ""
+    assert judge({**eager, "gradient of b": torch.zeros(4)}, eager, truth, "fp32")[0] == ""
+    wrong = {
+        "gradient of w": torch.ones(4) * 1.001,
+        "output 0": torch.ones(8) * float("nan"),
+        "buffer n": torch.tensor(2),
+    }
+    for name, tensor in wrong.items():
+        assert judge({**eager, name: tensor}, eager, truth, "fp32")[0].startswith(name)
+    missing = {name: tensor for name, tensor in eager.items() if name != "gradient of b"}
+    assert "gradient of b" in judge(missing, eager, truth, "fp32")[0]
+
+
 # The stage user ----------------------------------------------------------------------------------
 
 

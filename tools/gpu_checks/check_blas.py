@@ -8,10 +8,10 @@ cache overwritten before it), by events on the stream. Before that each compares
 bmm and einsum over transpositions, strides and scalars, and then every shape, with fp64. Exit
 status 1 where an error is above both 1e-6 and the library's, where nothing was taken, or where a
 shape is slower than the library: where the 95 % interval of the median ratio lies below 0.98 whole,
-or, of a shape that was handed on (its error is cuBLAS's to the last bit), below 0.94. There the same
-kernel runs on either side, on other addresses, which was seen to make 4 % of a difference. A CPU has
-no cuBLAS to stand before: there both sides are the same, the shapes small and the times without a
-bound; it shows that this program runs.
+or, of a shape that was handed on (its error is cuBLAS's to the last bit), below 0.94. There the
+same kernel runs on either side, on other addresses, which was seen to make 4 % of a difference. A
+CPU has no cuBLAS to stand before: there both sides are the same, the shapes small and the times
+without a bound; it shows that this program runs.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ inline std::string config_text(const TileChoice& c, bool tma_store) {
       const auto flag = [](bool v) { return std::string(v ? ", true" : ", false"); };
       return "DirectConfig<" + number(c.features / 16) + ", " + number(c.samples / kDirectSamples) +
              ", " + number(c.depth_warps) + ", " + number(c.stages) + flag(c.w_along_k) +
-             flag(c.x_along_k) + flag(c.vectors) + ">";
+             flag(c.x_along_k) + flag(c.vectors) + (c.batched ? ", true" : "") + ">";
     }
     case Variant::half:
       return std::string("HalfConfig<ingot::") + (c.element == Element::bf16 ? "bf16" : "f16") +

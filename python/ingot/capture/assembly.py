@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from ingot.capture.captured import Captured, CaptureError, Region, Slot, TorchStep
-from ingot.capture.custom_ops import run_batch_norm
+from ingot.capture.custom_ops import run_batch_norm, without_autocast
 from ingot.capture.cutting import Cut
 from ingot.capture.layout import Leaf, UnfitError, Value
 from ingot.capture.nodes import (
+    WITHOUT_AUTOCAST,
     is_batch_norm,
     is_pure,
     operator_name,
@@ -310,6 +311,8 @@ class _Assembly:
         target = node.target
         if target is torch.ops.ingot.batch_norm.default:
             target = run_batch_norm
+        if WITHOUT_AUTOCAST in node.meta:
+            target = without_autocast(target, self.feed.device_type)
         slots[node] = len(slots)
         return TorchStep(target, args, kwargs, slots[node], operator_name(node), where(node))
 

@@ -7,6 +7,10 @@ importer, the counter among them. It is never run on real tensors.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -74,3 +78,14 @@ def run_batch_norm(
     return torch.nn.functional.batch_norm(
         x, running_mean, running_var, weight, bias, training, factor, eps
     )
+
+
+def without_autocast(target: Callable, device_type: str) -> Callable:
+    """An operator as it is where autocast is off."""
+
+    @functools.wraps(target)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device_type, enabled=False):
+            return target(*args, **kwargs)
+
+    return call

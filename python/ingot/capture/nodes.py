@@ -18,6 +18,8 @@ _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.s
 PARAMETER = "ingot_parameter"
 # In the meta of a view that must stay PyTorch's: rewriting leaves the node alone.
 LEFT_ALONE = "ingot_left_alone"
+# In the meta of an operator that the forward keeps from the autocast around its call.
+WITHOUT_AUTOCAST = "ingot_without_autocast"
 
 
 def schema_name(target: Any) -> str:

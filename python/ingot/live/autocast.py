@@ -1,13 +1,15 @@
 """Weights under autocast, cast once where eager casts them once.
 
-Autocast keeps the cast of a weight that requires a gradient until its outermost context ends: several
-calls in one context, and the backward pass, find it. A region would cast the weight at each call
-instead, which for a large weight costs as much as half of its product. So PyTorch casts it, in front
-of the region, by an operator that autocast looks after and that computes nothing: an einsum which
-only names its operand's axes.
+Autocast keeps the cast of a weight that requires a gradient until its outermost context ends:
+several calls in one context, and the backward pass, find it. A region would cast the weight at each
+call instead, which for a large weight costs as much as half of its product. So PyTorch casts it, in
+front of the region, by an operator that autocast looks after and that computes nothing: an einsum
+which only names its operand's axes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Container
 
 import torch
 
@@ -19,14 +21,17 @@ _LEAST_ELEMENTS = 1 << 22
 _MATRICES = {"linear": (0, 1), "mm": (0, 1), "matmul": (0, 1), "addmm": (1, 2)}
 
 
-def cast_by_torch(feed: Feed, dtype: torch.dtype) -> list[str]:
-    """Names of the nodes, added to the graph, that PyTorch must run. dtype: autocast's."""
+def cast_by_torch(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) -> list[str]:
+    """Names of the nodes, added to the graph, that PyTorch must run. dtype: autocast's. refused:
+    nodes that PyTorch runs, those among them that the forward keeps from autocast."""
     if feed.device_type != "cuda":  # autocast of other devices does not know einsum
         return []
     parameters = [node for node, known in feed.placeholders.items() if _is_kept(node, known)]
     casts = []
     for weight in parameters:
-        users = [node for node in weight.users if _multiplies(node, weight)]
+        users = [
+            node for node in weight.users if _multiplies(node, weight) and node.name not in refused
+        ]
         if not users:
             continue
         with feed.graph.inserting_before(min(users)):

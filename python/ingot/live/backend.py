@@ -28,6 +28,7 @@ from ingot.live.ahead import compile_ahead
 from ingot.live.autocast import cast_by_torch
 from ingot.live.compiled import Compiled, RefusedError
 from ingot.live.products import LEAST_WORK, with_own_products
+from ingot.live.switches import kept_from_autocast
 from ingot.live.tracing import feed_of, other_batches, views_among_results
 from ingot.log import logger
 from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError
@@ -141,8 +142,11 @@ def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
     )
     feed, refused = _fed(gm, example_inputs, gradients)
     autocast, tf32 = policy.ambient(feed.device_type)
+    refused.update(
+        dict.fromkeys(kept_from_autocast(feed.graph), "its forward keeps it from autocast")
+    )
     if autocast is not None:
-        refused.update(dict.fromkeys(cast_by_torch(feed, autocast), ""))
+        refused.update(dict.fromkeys(cast_by_torch(feed, autocast, refused), ""))
     own_products = _has_own_products(feed.device_type, autocast)
     for _ in range(_MAX_REFUSALS):
         captured = import_graph(

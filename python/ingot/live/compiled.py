@@ -47,8 +47,9 @@ class Compiled:
         def backward(captured: Captured) -> Compiled:
             return Compiled(captured, device_type, precision, tf32, options)
 
+        shared: dict[Any, Any] = {}
         self.calls = [
-            RegionCall(step, next(programs), backward) if isinstance(step, Region) else None
+            RegionCall(step, next(programs), backward, shared) if isinstance(step, Region) else None
             for step in captured.steps
         ]
         self._steps = self._planned()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ingot.capture.captured import Region
+from ingot.capture.forms import form_of
 from ingot.capture.reference import gradients_reach
 from ingot.live.ahead import compile_ahead
 from ingot.live.backward import Backward
@@ -25,9 +26,17 @@ _increment_version = getattr(torch._C, "_increment_version", torch.autograd.grap
 class RegionCall:
     """Runs a region's program; where a leaf needs a gradient, as a function of autograd's."""
 
-    def __init__(self, region: Region, program: Program, compile: Callable | None = None):
-        """compile: a captured graph -> what runs it, for the region's own backward pass."""
+    def __init__(
+        self,
+        region: Region,
+        program: Program,
+        compile: Callable | None = None,
+        shared: dict[Any, Backward] | None = None,
+    ):
+        """compile: a captured graph -> what runs it, for the region's own backward pass. shared:
+        backward passes of the same network's regions, of which equal ones have one."""
         self.region, self.program, self._compile = region, program, compile
+        self._shared = {} if shared is None else shared
         self.device_type = program.device
         self.results = len(region.results)
         self._updated = program.signature.updates
@@ -92,9 +101,18 @@ class RegionCall:
     def _made(self, leaves, needed, batch) -> Backward:
         # Graphs are recorded in one thread at a time: this one, or one in which Dynamo compiles.
         with _compile_lock:
-            return Backward(
-                self.region, leaves, needed, batch, self.program.precision, self._compile
-            )
+            key = form_of(self.region), tuple(map(_laid_out, leaves)), needed, batch
+            key = *key, _autocast_of(self.device_type)
+            found = self._shared.get(key)
+            if found is None:
+                found = self._shared[key] = Backward(
+                    self.region, leaves, needed, batch, self.program.precision, self._compile
+                )
+            return found
+
+
+def _laid_out(leaf: torch.Tensor) -> tuple:
+    return leaf.shape, leaf.stride(), leaf.dtype, leaf.device
 
 
 class _RegionFunction(torch.autograd.Function):

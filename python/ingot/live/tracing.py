@@ -25,6 +25,7 @@ from ingot.capture import CaptureError
 from ingot.capture.captured import Source
 from ingot.capture.feed import Feed, Placeholder, device_type_of
 from ingot.capture.nodes import LEFT_ALONE, PARAMETER, is_batch_norm, is_pure, mutates
+from ingot.live import switches
 
 _batch_norm = torch.nn.functional.batch_norm
 
@@ -281,34 +282,20 @@ def _traced(gm: torch.fx.GraphModule, values: Sequence[Any]) -> tuple[torch.fx.G
     mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
     if mode is None:
         raise CaptureError("it takes no tensors")
-    run = torch.fx.Interpreter(gm).run
+    run = switches.Runner(gm).run
     try:
         # The mode may be our own: Dynamo's, found through its context, would not mix with it.
         with tracing(None), mode, enable_python_dispatcher(), preserve_node_meta():
             traced = _pre_dispatch(run)(*values)
             if any(mutates(node) for node in traced.graph.nodes):
+                switches.settle(traced.graph, torch.is_grad_enabled())  # refuses writes
                 traced = _pre_dispatch(_functional(run))(*values)
+    except CaptureError:
+        raise
     except Exception as error:  # many kinds
         raise CaptureError(f"it cannot be traced: {_first_line(error)}") from error
-    _check_switches(gm.graph)
-    _check_switches(traced.graph)
+    switches.settle(traced.graph, torch.is_grad_enabled())
     return traced.graph, traced
-
-
-# What a forward may switch for a part of itself, by a word in the names of the functions that do.
-_SWITCHES = {
-    "set_grad_enabled": "gradients",
-    "_enter_autocast": "autocast",
-    "_enter_inference_mode": "inference mode",
-}
-
-
-def _check_switches(graph: torch.fx.Graph) -> None:
-    """Which operators stand between a switch and the next is lost where they are cut apart."""
-    for node in graph.nodes:
-        for word, what in _SWITCHES.items() if node.op == "call_function" else ():
-            if word in str(node.target):
-                raise CaptureError(f"its forward switches {what} on or off")
 
 
 def _pre_dispatch(function: Callable) -> Callable:

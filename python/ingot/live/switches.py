@@ -1,0 +1,144 @@
+"""Parts of a forward for which it switches gradients or autocast off: `with torch.no_grad()` around
+rotary embeddings, autocast kept from a sum. A switch says what the operators behind it do, and is
+lost where they are cut apart: here each gets to say it by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ingot.capture.captured import CaptureError
+from ingot.capture.nodes import LEFT_ALONE, WITHOUT_AUTOCAST, mutates
+
+# Words in the names of the functions that switch.
+_GRADIENTS, _ENTER, _EXIT, _INFERENCE = (
+    "set_grad_enabled",
+    "_enter_autocast",
+    "_exit_autocast",
+    "_enter_inference_mode",
+)
+
+
+class Runner(torch.fx.Interpreter):
+    """Runs a graph of Dynamo's while it is traced anew: as it is, the tracer would note where
+    autocast is entered, and not enter it."""
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        self._entered: list[torch.autocast] = []
+        try:
+            return super().run(*args, **kwargs)
+        finally:
+            while self._entered:
+                self._entered.pop().__exit__(None, None, None)
+
+    def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
+        if target is torch.amp.autocast_mode._enter_autocast:
+            mode = torch.autocast(*args, **kwargs)
+            mode.__enter__()
+            self._entered.append(mode)
+            return mode
+        if target is torch.amp.autocast_mode._exit_autocast:
+            self._entered.remove(args[0])
+            args[0].__exit__(None, None, None)
+            return None
+        return super().call_function(target, args, kwargs)
+
+
+def settle(graph: torch.fx.Graph, gradients: bool) -> None:
+    """Takes the switches out of an ATen graph. gradients: whether they are on where it begins.
+    Raises CaptureError for what only the whole forward can do."""
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    if not any(_switches(node, word) for node in nodes for word in _WORDS):
+        return
+    refuse(graph, _INFERENCE)
+    _settle_gradients(graph, gradients)
+    _settle_autocast(graph)
+    graph.lint()
+
+
+_WORDS = {
+    _GRADIENTS: "gradients",
+    _ENTER: "autocast",
+    _INFERENCE: "inference mode",
+}
+
+
+def refuse(graph: torch.fx.Graph, *words: str) -> None:
+    """Raises CaptureError where one of these is switched, or anything if none is named."""
+    for node in graph.nodes:
+        for word in words or _WORDS if node.op == "call_function" else ():
+            if _switches(node, word):
+                raise CaptureError(f"its forward switches {_WORDS[word]} on or off")
+
+
+def _switches(node: torch.fx.Node, word: str) -> bool:
+    return word in str(node.target)
+
+
+def _settle_gradients(graph: torch.fx.Graph, gradients: bool) -> None:
+    """What was computed without gradients is detached where operators with gradients read it."""
+    now, without, switches = gradients, set(), []
+    for node in graph.nodes:
+        if node.op == "call_function" and _switches(node, _GRADIENTS):
+            now = bool(node.args[0])
+            switches.append(node)
+            if now and not gradients:  # its results would need gradients that nothing else has
+                raise CaptureError("its forward switches gradients on or off")
+        elif gradients and not now and node.op == "call_function":
+            if mutates(node):
+                raise CaptureError("its forward writes into a tensor with gradients switched off")
+            without.add(node)
+    for node in without:
+        outside = [user for user in node.users if user not in without]
+        value = node.meta.get("val")
+        if not outside or not _has_gradient(value):
+            continue
+        if not isinstance(value, torch.Tensor):
+            raise CaptureError("its forward switches gradients on or off")
+        with graph.inserting_after(node):
+            detached = graph.call_function(torch.ops.aten.detach.default, (node,))
+        detached.meta = dict(node.meta)
+        for user in outside:
+            user.replace_input_with(node, detached)
+    for node in switches:
+        graph.erase_node(node)
+
+
+def _has_gradient(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_gradient, value))
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _settle_autocast(graph: torch.fx.Graph) -> None:
+    """Where autocast is on, operators kept from it are marked; elsewhere nothing is lost."""
+    entered: list[torch.fx.Node] = []
+    switches = []
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if _switches(node, _ENTER):
+            if _argument(node, 2, "enabled"):
+                refuse(graph, _ENTER)
+            entered.append(node)
+        elif _switches(node, _EXIT):
+            entered.remove(node.args[0])
+        elif any(torch.is_autocast_enabled(_argument(each, 0, "device_type")) for each in entered):
+            node.meta[WITHOUT_AUTOCAST] = node.meta[LEFT_ALONE] = True
+            continue
+        else:
+            continue
+        switches.append(node)
+    for node in reversed(switches):
+        graph.erase_node(node)
+
+
+def _argument(node: torch.fx.Node, at: int, name: str) -> Any:
+    return node.args[at] if len(node.args) > at else node.kwargs.get(name)
+
+
+def kept_from_autocast(graph: torch.fx.Graph) -> list[str]:
+    """Names of the nodes that PyTorch must run, since a region's derivative would be autocast's."""
+    return [node.name for node in graph.nodes if WITHOUT_AUTOCAST in node.meta]

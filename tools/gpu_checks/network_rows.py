@@ -1,0 +1,335 @@
+"""What is measured of one network: a row for each setting and mode (time_networks.py)."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import datetime
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import ingot
+import torch
+from ingot.bench.rounds import RoundOptions, compare
+from networks import Network
+from torch import nn
+from torch.utils import _pytree as pytree
+
+SETTINGS = ("fp32", "tf32", "bf16")
+MODES = ("eval", "training")
+EAGER, COMPILE, INGOT = "eager", "torch.compile", "Ingot"
+SEED = 11
+# An error may be this many times eager's own of that tensor, or the median of eager's over all.
+FACTOR = 4.0
+ROUNDING = {"fp32": 2e-6, "tf32": 5e-4, "bf16": 5e-3}
+# A tensor this much smaller than the others holds rounding alone: the gradient of a bias in front
+# of a batch norm, the mean of what another norm has centred.
+NOTHING = 1e-9
+KINDS = ("output", "gradient", "buffer")
+
+
+@dataclass(frozen=True)
+class Options:
+    device: torch.device
+    small: bool
+    rounds: int
+    budget_s: float
+    compiled: bool
+
+
+@contextlib.contextmanager
+def under(setting: str, device: torch.device) -> Iterator[None]:
+    """PyTorch's switches for a setting; autocast is each call's own."""
+    cudnn = torch.backends.cudnn
+    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if setting == "tf32" else "highest")
+    cudnn.allow_tf32 = setting == "tf32"
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before[0])
+        cudnn.allow_tf32 = before[1]
+
+
+def tensors_of(result: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def without_randomness(module: nn.Module) -> bool:
+    """Sets every rate of dropout to zero; whether there was one."""
+    found = False
+    for part in module.modules():
+        for name, value in list(vars(part).items()):
+            rate = "drop" in name or (name == "p" and "Drop" in type(part).__name__)
+            rate = rate or (name == "p" and "Stochastic" in type(part).__name__)
+            if rate and isinstance(value, float) and value > 0:
+                setattr(part, name, 0.0)
+                found = True
+    return found
+
+
+class Call:
+    """One call of a module in a mode: its outputs, and in training the gradients and buffers."""
+
+    def __init__(self, mode: str, setting: str, inputs: Any, weights: list | None = None):
+        self.training, self.setting, self.inputs, self.weights = (
+            mode == "training",
+            setting,
+            inputs,
+            weights,
+        )
+
+    def forward(self, module: Callable) -> Any:
+        args, kwargs = self.inputs, {}
+        if isinstance(self.inputs, dict):
+            args, kwargs = (), self.inputs
+        device = tensors_of(self.inputs)[0].device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self.setting == "bf16"):
+            return module(*args, **kwargs)
+
+    def run(self, module: nn.Module, step: Callable | None = None) -> list[torch.Tensor]:
+        """step: the callable in the module's place (its torch.compile)."""
+        called = step or module
+        if not self.training:
+            with torch.no_grad():
+                return tensors_of(self.forward(called))
+        module.zero_grad(set_to_none=True)
+        results = [t for t in tensors_of(self.forward(called)) if t.requires_grad]
+        weights = self.weights or [torch.ones_like(r) for r in results]
+        torch.autograd.backward(results, [w.to(r.dtype) for w, r in zip(weights, results)])
+        return [r.detach() for r in results]
+
+    def everything(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """By name, all that a call leaves."""
+        torch.manual_seed(SEED)
+        found = {f"output {i}": r for i, r in enumerate(self.run(module))}
+        if self.training:
+            for name, parameter in module.named_parameters():
+                if parameter.grad is not None:
+                    found[f"gradient of {name}"] = parameter.grad
+            found |= {f"buffer {name}": buffer.clone() for name, buffer in module.named_buffers()}
+        return found
+
+
+def relative(found: torch.Tensor, truth: torch.Tensor) -> float:
+    """The relative Frobenius error; infinite where NaN differs, or integers do."""
+    if not truth.is_floating_point():
+        return 0.0 if torch.equal(found.to(truth.dtype), truth) else float("inf")
+    a, b = found.double(), truth.double()
+    if not torch.equal(a.isfinite(), b.isfinite()):
+        return float("inf")
+    a, b = a.nan_to_num(0, 0, 0), b.nan_to_num(0, 0, 0)
+    return ((a - b).norm() / (b.norm() + 1e-300)).item()
+
+
+def errors(found: dict, truth: dict) -> dict[str, float]:
+    return {name: relative(found[name], truth[name]) for name in truth if name in found}
+
+
+def matter(truth: dict) -> dict:
+    """Without tensors that hold rounding alone."""
+    size = {
+        name: tensor.double().square().mean().sqrt().item() if tensor.numel() else 0.0
+        for name, tensor in truth.items()
+    }
+    largest = {
+        kind: max((s for name, s in size.items() if name.startswith(kind)), default=0.0)
+        for kind in KINDS
+    }
+    return {
+        name: tensor
+        for name, tensor in truth.items()
+        if not size[name] <= NOTHING * largest[name.partition(" ")[0]]
+        or not tensor.is_floating_point()
+    }
+
+
+def judge(found: dict, expected: dict, truth: dict, setting: str) -> tuple[str, float, float]:
+    """What is wrong ("" if nothing is), the worst error, and eager's worst."""
+    if set(found) != set(expected):
+        differing = sorted(set(found) ^ set(expected))
+        return f"only one of the two has {', '.join(differing[:4])}", float("inf"), 0.0
+    for name, tensor in expected.items():
+        if (tensor.shape, tensor.dtype) != (found[name].shape, found[name].dtype):
+            return f"{name} is {found[name].dtype} {tuple(found[name].shape)}", float("inf"), 0.0
+    judged = matter(truth)
+    own, eager = errors(found, judged), errors(expected, judged)
+    wrong = []
+    for kind in KINDS:
+        known = [e for name, e in eager.items() if name.startswith(kind)]
+        typical = median(known) if known else 0.0
+        for name, error in own.items():
+            if name.startswith(kind):
+                allowed = FACTOR * max(eager[name], typical) + ROUNDING[setting]
+                if not error <= allowed:
+                    wrong.append(f"{name}: error {error:.1e}, eager's {eager[name]:.1e}")
+    said = "; ".join(wrong[:3]) + (f" and {len(wrong) - 3} more" if len(wrong) > 3 else "")
+    return said, max(own.values()), max(eager.values())
+
+
+class Subject:
+    """A network in a mode: modules of equal weights, inputs, and what fp64 gives."""
+
+    def __init__(self, network: Network, mode: str, options: Options):
+        torch.manual_seed(SEED)
+        self.mode, self.device = mode, options.device
+        module = network.build(options.small).train(mode == "training").to(options.device)
+        given = network.inputs(options.small)
+        self.inputs = pytree.tree_map(lambda t: t.to(options.device), given)
+        self.as_built, self.silent = module, copy.deepcopy(module)
+        self.is_random = without_randomness(self.silent) and mode == "training"
+        exact = copy.deepcopy(self.silent).double()
+        wide = pytree.tree_map(lambda t: t.double() if t.is_floating_point() else t, self.inputs)
+        self.weights: list | None = None
+        if mode == "training":
+            shapes = Call("training", "fp32", wide).run(copy.deepcopy(exact))
+            self.weights = [torch.randn(s.shape, device=s.device) for s in shapes]
+        self.truth = {
+            name: tensor.detach().clone()
+            for name, tensor in Call(mode, "fp32", wide, self.weights).everything(exact).items()
+        }
+
+    def call(self, setting: str) -> Call:
+        return Call(self.mode, setting, self.inputs, self.weights)
+
+
+def seconds_of(call: Callable, device: torch.device) -> tuple[Any, float]:
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    wait()
+    begun = time.perf_counter()
+    result = call()
+    wait()
+    return result, time.perf_counter() - begun
+
+
+def peak_bytes(call: Callable, device: torch.device) -> int | None:
+    """Over what was held before the call."""
+    if device.type != "cuda":
+        return None
+    call()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    result = call()
+    torch.cuda.synchronize(device)
+    del result
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def taken_by(module: ingot.OptimizedModule) -> dict:
+    """What Ingot runs of the graphs that were captured, and what it says of the rest."""
+    graphs = [g for g in module._ingot.graphs if g.compiled is not None]
+    regions = [region for g in graphs for region in g.compiled.captured.regions]
+    left = Counter(item.what for g in graphs for item in g.compiled.captured.unsupported)
+    return {
+        "graphs": len(module._ingot.graphs),
+        "problems": [g.problem for g in module._ingot.graphs if g.problem],
+        "regions": len(regions),
+        "operators": sum(len(region.operators) for region in regions),
+        "left_steps": sum(
+            len(g.compiled.captured.steps) - len(g.compiled.captured.regions) for g in graphs
+        ),
+        "left": dict(left.most_common(8)),
+    }
+
+
+def optimised(module: nn.Module, folder: str) -> ingot.OptimizedModule:
+    return ingot.optimize(module, options={"cache_dir": folder})
+
+
+def check(subject: Subject, setting: str, folder: str) -> tuple[dict, nn.Module]:
+    """Results against fp64, and how long the first call took; the module that was optimised."""
+    call, device = subject.call(setting), subject.device
+    torch._dynamo.reset()
+    expected = call.everything(copy.deepcopy(subject.silent))
+    own = copy.deepcopy(subject.silent)
+    made = optimised(own, folder)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found, seconds = seconds_of(lambda: call.everything(made), device)
+    wrong, error, eager_error = judge(found, expected, subject.truth, setting)
+    row = {
+        "first_call_s": round(seconds, 2),
+        "error": error,
+        "eager_error": eager_error,
+        "wrong": wrong,
+        "warnings": sorted({str(w.message).splitlines()[0][:200] for w in said}),
+        **taken_by(made),
+    }
+    if subject.is_random:
+        own = copy.deepcopy(subject.as_built)
+        made = optimised(own, folder)
+        row["wrong"] = wrong or same_random_numbers(subject, call, made, eager_error, setting)
+    return row, made
+
+
+def same_random_numbers(subject, call: Call, made, eager_error: float, setting: str) -> str:
+    """With dropout, from the same seed: as near to eager as both are to the truth without."""
+    expected = call.everything(copy.deepcopy(subject.as_built))
+    found = call.everything(made)
+    judged = matter(expected)
+    limit = 2 * FACTOR * eager_error + ROUNDING[setting]
+    worst = max(
+        ((e, n) for n, e in errors(found, judged).items() if n.startswith("output")),
+        default=(0.0, ""),
+    )
+    return "" if worst[0] <= limit else f"with dropout {worst[1]} differs by {worst[0]:.1e}"
+
+
+def timed(subject: Subject, setting: str, made: nn.Module, options: Options) -> dict:
+    call, device = subject.call(setting), options.device
+    eager = copy.deepcopy(subject.as_built)
+    named: dict = {
+        EAGER: lambda i: call.run(eager),
+        INGOT: lambda i: call.run(made),
+    }
+    if options.compiled:
+        twin = copy.deepcopy(subject.as_built)
+        compiled = torch.compile(twin, dynamic=False)
+        named[COMPILE] = lambda i: call.run(twin, compiled)
+    peaks = {name: peak_bytes(lambda f=f: f(0), device) for name, f in named.items()}
+    rounds = RoundOptions(
+        rounds=options.rounds,
+        budget_s=options.budget_s,
+        fewest=min(7, options.rounds),
+        warmups=1,
+        calls=3,
+        rest_s=0.02,
+        extra_rounds=0,
+        sustained=False,
+        warm=False,
+    )
+    comparison = compare(named, device, rounds)
+    ratio = comparison.ratio(INGOT, EAGER)
+    milliseconds = {n: round(1e3 * comparison.summary(n).median, 5) for n in named}
+    return {
+        "eager_ms": milliseconds[EAGER],
+        "compile_ms": milliseconds.get(COMPILE),
+        "ingot_ms": milliseconds[INGOT],
+        "ratio": round(ratio.median, 4),
+        "ratio_lower": round(ratio.lower, 4),
+        "ratio_upper": round(ratio.upper, 4),
+        "never_slower": comparison.never_slower(INGOT, EAGER),
+        "rounds": comparison.rounds,
+        "eager_peak_bytes": peaks[EAGER],
+        "compile_peak_bytes": peaks.get(COMPILE),
+        "peak_bytes": peaks[INGOT],
+    }
+
+
+def row_of(subject: Subject, setting: str, options: Options) -> dict:
+    with under(setting, options.device), tempfile.TemporaryDirectory() as folder:
+        row, made = check(subject, setting, folder)
+        row |= timed(subject, setting, made, options) if options.rounds else {}
+    row["shape"] = " ".join("×".join(map(str, t.shape)) for t in tensors_of(subject.inputs))
+    row["date"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return row

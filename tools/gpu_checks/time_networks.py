@@ -1,0 +1,238 @@
+"""Whole networks under Ingot beside eager: right against fp64, and how long they take.
+
+python time_networks.py [--device cuda|cpu] [--small] [--seconds 500] [--networks A,B]
+                        [--settings fp32,tf32,bf16] [--modes eval,training] [--rounds 20]
+                        [--compile] [--out FILE] [--again] [--list]
+
+Each network (networks.py) runs in a process of its own. A row is a network in a setting (fp32;
+tf32: PyTorch allows TF32; bf16: autocast) and a mode (eval without gradients; a training step:
+forward, backward, gradients of all parameters). Outputs, gradients and moved buffers may be no
+worse against fp64 than a small factor of eager's own error; with dropout they are those of eager
+from the same seed. Then times: interleaved rounds, cold L2, medians, and Ingot's time over eager's
+with its 95 % interval. --rounds 0 takes none.
+
+Rows go to --out as they come; those of the present sources that were right are not repeated, so
+that a run goes on where the last one ended. Exit status: 1 something was wrong, 3 time ran out,
+else 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+for folder in (ROOT / "python", Path(__file__).parent):
+    sys.path.insert(0, str(folder))
+
+import torch  # noqa: E402
+from ingot.bench.records import read, source_hash, write_whole  # noqa: E402
+from networks import NETWORKS, named  # noqa: E402
+
+ROW = "network-row: "
+LEAST_S = 20.0
+ENOUGH = 1.0 / 0.98  # a row slower than this is listed
+
+
+def child(arguments: argparse.Namespace) -> int:
+    """Measures the rows of one network that are asked for, and prints each."""
+    from network_rows import Options, Subject, row_of
+
+    warnings.simplefilter("ignore")
+    network, deadline = named(arguments.child), time.monotonic() + arguments.seconds
+    options = Options(
+        torch.device(arguments.device),
+        arguments.small,
+        arguments.rounds,
+        arguments.row_seconds,
+        arguments.compile,
+    )
+    subjects: dict = {}
+    longest = 0.0
+    for mode in arguments.modes.split(","):
+        for setting in arguments.settings.split(","):
+            begun = time.monotonic()
+            if begun + longest > deadline:
+                return 3
+            row = {"network": network.name, "setting": setting, "mode": mode}
+            try:
+                if mode not in subjects:
+                    subjects = {mode: Subject(network, mode, options)}
+                row |= row_of(subjects[mode], setting, options)
+            except Exception as error:  # the next setting may do better
+                row["wrong"] = f"{type(error).__name__}: {error}"[:600]
+                row["trace"] = traceback.format_exc(limit=-6)
+            print(ROW + json.dumps(row), flush=True)
+            longest = max(longest, time.monotonic() - begun)
+    return 0
+
+
+class Table:
+    """The rows in --out, those of this call among them."""
+
+    def __init__(self, path: Path | None):
+        self.path, self.hash = path, source_hash(ROOT)
+        rows = read(path) if path else []
+        self.rows = {self.key(row): row for row in rows}
+
+    @staticmethod
+    def key(row: dict) -> tuple:
+        return row["network"], row["setting"], row["mode"], bool(row.get("small"))
+
+    def done(self, key: tuple, timed: bool) -> bool:
+        row = self.rows.get(key)
+        right = row is not None and row["source_hash"] == self.hash and not row["wrong"]
+        return right and ("ratio" in row or not timed)
+
+    def add(self, row: dict) -> None:
+        row["source_hash"] = self.hash
+        self.rows[self.key(row)] = row
+        if self.path:
+            rows = [self.rows[key] for key in sorted(self.rows)]
+            write_whole(self.path, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+
+
+def line(row: dict) -> str:
+    what = f"{row['network']:24} {row['setting']:5} {row['mode']:9}"
+    if "first_call_s" not in row:
+        return f"{what} WRONG {row['wrong']}"
+    counts = f"{row['operators']:4} operators in {row['regions']:3} regions"
+    first = f"first call {row['first_call_s']:6.2f} s"
+    error = f"error {row['error']:.1e} eager's {row['eager_error']:.1e}"
+    times = ""
+    if "ratio" in row:
+        compiled = f" compile {row['compile_ms']:9.3f}" if row["compile_ms"] else ""
+        times = (
+            f" eager {row['eager_ms']:9.3f}{compiled} Ingot {row['ingot_ms']:9.3f} ms ratio "
+            f"{row['ratio']:.3f} [{row['ratio_lower']:.3f}, {row['ratio_upper']:.3f}]"
+        )
+    wrong = f" WRONG {row['wrong']}" if row["wrong"] else ""
+    return f"{what} {counts} {first} {error}{times}{wrong}"
+
+
+def measure(network, todo: list, table: Table, arguments, seconds: float) -> int:
+    """Runs a child for rows of one network; the rows that it still owes at the end are wrong, but
+    for those that time left out, whose number is given back."""
+    owed = {(setting, mode) for setting, mode in todo}
+    modes = [m for m in arguments.modes.split(",") if any(mode == m for _, mode in todo)]
+    settings = [s for s in arguments.settings.split(",") if any(s == given for given, _ in todo)]
+    command = [sys.executable, __file__, "--child", network.name, "--device", arguments.device]
+    command += ["--modes", ",".join(modes), "--settings", ",".join(settings)]
+    command += ["--rounds", str(arguments.rounds), "--row-seconds", str(arguments.row_seconds)]
+    command += ["--seconds", str(seconds)]
+    command += ["--small"] * arguments.small + ["--compile"] * arguments.compile
+    late = time.monotonic() + seconds + LEAST_S
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    timer = _kill_at(process, late)
+    said: list[str] = []
+    for text in process.stdout:
+        if not text.startswith(ROW):
+            said.append(text.rstrip())
+            continue
+        row = {**json.loads(text.removeprefix(ROW)), "small": arguments.small}
+        owed.discard((row["setting"], row["mode"]))
+        table.add(row)
+        print(line(row), flush=True)
+        if "trace" in row:
+            print(row["trace"], flush=True)
+    status = process.wait()
+    timer.cancel()
+    if status in (0, 3) or time.monotonic() >= late:
+        return len(owed)
+    for setting, mode in sorted(owed):
+        row = {"network": network.name, "setting": setting, "mode": mode, "small": arguments.small}
+        table.add({**row, "wrong": f"the process ended with status {status}"})
+        print(line(table.rows[Table.key(row)]), *said[-8:], sep="\n    ", flush=True)
+    return 0
+
+
+def _kill_at(process: subprocess.Popen, when: float):
+    import threading
+
+    timer = threading.Timer(max(0.0, when - time.monotonic()), process.kill)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--small", action="store_true", help="small sizes, as on CPUs")
+    parser.add_argument("--seconds", type=float, default=500.0)
+    parser.add_argument("--row-seconds", type=float, default=12.0, help="for a row's rounds (12)")
+    parser.add_argument("--networks", default="", help="these alone, separated by commas")
+    parser.add_argument("--settings", default="fp32,tf32,bf16")
+    parser.add_argument("--modes", default="eval,training")
+    parser.add_argument("--rounds", type=int, default=20, help="0: correctness alone")
+    parser.add_argument("--compile", action="store_true", help="beside torch.compile too")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--again", action="store_true", help="repeat what was done")
+    parser.add_argument("--list", action="store_true", help="what there is to do")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    known = {network.name for network in NETWORKS}
+    unknown = {name for name in arguments.networks.split(",") if name} - known
+    if unknown:
+        parser.error(f"unknown network {', '.join(sorted(unknown))}: {', '.join(sorted(known))}")
+    return arguments
+
+
+def main() -> int:
+    arguments = parse()
+    if arguments.child:
+        return child(arguments)
+    started, table, left, ours = time.monotonic(), Table(arguments.out), 0, []
+    wanted = [n for n in arguments.networks.split(",") if n] or [n.name for n in NETWORKS]
+    absent = 0
+    for network in map(named, wanted):
+        if network.missing():
+            print(f"{network.name} is left out: {network.missing()}", flush=True)
+            absent += 1
+            continue
+        pairs = [(s, m) for m in arguments.modes.split(",") for s in arguments.settings.split(",")]
+        keys = {pair: (network.name, *pair, arguments.small) for pair in pairs}
+        ours += keys.values()
+        timed = arguments.rounds > 0
+        todo = [p for p in pairs if arguments.again or not table.done(keys[p], timed)]
+        if arguments.list:
+            print(f"{network.name:24} {len(pairs) - len(todo)} of {len(pairs)} rows are done")
+            continue
+        seconds = arguments.seconds - (time.monotonic() - started)
+        if not todo:
+            continue
+        if seconds < LEAST_S:
+            left += len(todo)
+            continue
+        left += measure(network, todo, table, arguments, seconds)
+    if arguments.list or absent == len(wanted):
+        return 0
+    return verdict(table, ours, left, time.monotonic() - started)
+
+
+def verdict(table: Table, keys: list, left: int, seconds: float) -> int:
+    rows = [table.rows[key] for key in keys if key in table.rows]
+    wrong = [" ".join(Table.key(row)[:3]) for row in rows if row["wrong"]]
+    slower = [
+        f"{' '.join(Table.key(row)[:3])} ({row['ratio']:.3f})"
+        for row in rows
+        if row.get("ratio", 0) > ENOUGH
+    ]
+    print(f"slower than eager: {', '.join(slower) or 'none'}")
+    print(
+        f"{len(rows)} rows in {seconds:.0f} s, {len(wrong)} wrong{': ' * bool(wrong)}"
+        f"{', '.join(wrong)}; {left} left for another run"
+    )
+    return 1 if wrong else 3 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
