@@ -94,7 +94,7 @@ void add_operands(const ProductPlan& plan, const ProductOperands& operands, Argu
     return;
   }
   if (plan.variant == Variant::direct) {  // the kernel has the addresses from its ProductArgs
-    arguments.add_zeros(3 * sizeof(CUtensorMap));
+    for (int map = 0; map < 3; ++map) arguments.add_zeros(sizeof(CUtensorMap));
     return;
   }
   arguments.add_map(plan.w_map, source_of(plan.w_map, operands));

@@ -6,10 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <set>
 
 #include "api/program.h"
 #include "cuda/compiler.h"
 #include "cuda/nvrtc.h"
+#include "product/hopper/candidates.h"
 
 namespace ingot::cuda {
 namespace {
@@ -40,6 +42,22 @@ std::string linear(const std::string& dtype, int features) {
   replace("f32", dtype);
   replace("384", std::to_string(features));
   return text;
+}
+
+// Those that a Hopper kernel takes before its ProductArgs, needed or not.
+TEST(OwnProduct, HaveThreeMapsOnHopper) {
+  hopper::ProductShape shape{.m = 256, .n = 256, .k = 256};
+  shape.x = shape.w = {256, 1, true};
+  shape.y_stride = 256;
+  std::set<hopper::Variant> seen;
+  for (const hopper::TileChoice& choice : hopper::candidate_choices(shape, {})) {
+    Arguments arguments;
+    add_operands(hopper::plan_with(shape, choice, {}), {}, arguments);
+    EXPECT_EQ(arguments.starts, (std::vector<size_t>{0, 128, 256})) << hopper::name_of(choice);
+    EXPECT_EQ(arguments.bytes.size(), 384);
+    seen.insert(choice.variant);
+  }
+  EXPECT_TRUE(seen.contains(hopper::Variant::direct));
 }
 
 TEST(OwnProduct, AreChosenByArchitectureAndCapabilities) {
