@@ -46,7 +46,8 @@ std::string linear(const std::string& dtype, int features) {
 
 // Those that a Hopper kernel takes before its ProductArgs, needed or not.
 TEST(OwnProduct, HaveThreeMapsOnHopper) {
-  hopper::ProductShape shape{.m = 256, .n = 256, .k = 256};
+  hopper::ProductShape shape;
+  shape.m = shape.n = shape.k = 256;
   shape.x = shape.w = {256, 1, true};
   shape.y_stride = 256;
   std::set<hopper::Variant> seen;
