@@ -282,6 +282,7 @@ def _traced(gm: torch.fx.GraphModule, values: Sequence[Any]) -> tuple[torch.fx.G
     mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
     if mode is None:
         raise CaptureError("it takes no tensors")
+    switches.refuse(gm.graph, switches.INFERENCE)  # which tracing does not note
     run = switches.Runner(gm).run
     try:
         # The mode may be our own: Dynamo's, found through its context, would not mix with it.
