@@ -7,7 +7,7 @@ import copy
 import ingot
 import pytest
 import torch
-from live import agree, no_gradients, x  # noqa: F401
+from live import agree, compare, no_gradients, x  # noqa: F401
 from torch import nn
 
 
@@ -140,3 +140,43 @@ def test_writes_into_the_input_are_kept():
     a, b = torch.ones(4, 8), torch.ones(4, 8)
     torch.testing.assert_close(optimised(a), model(b))
     torch.testing.assert_close(a, b)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind, both, dropout):
+        super().__init__()
+        self.cells = kind(8, 6, 2, batch_first=True, bidirectional=both, dropout=dropout)
+        width = 12 if both else 6
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 5)
+
+    def forward(self, x):
+        y, state = self.cells(x)
+        return torch.tanh(self.head(self.norm(y))), state
+
+
+@pytest.mark.parametrize(
+    ("kind", "both", "dropout"),
+    [(nn.LSTM, False, 0.0), (nn.LSTM, True, 0.5), (nn.GRU, True, 0.0), (nn.RNN, False, 0.0)],
+)
+def test_what_is_beside_recurrent_layers_is_taken(kind, both, dropout):
+    def script(m):
+        for batch in (4, 4, 7):
+            torch.manual_seed(batch)
+            yield m(torch.randn(batch, 3, 8))
+
+    compare(lambda: Recurrent(kind, both, dropout), script, graphs=2)
+
+
+class Packed(Recurrent):
+    def forward(self, x):
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 2, 2, 1]), batch_first=True)
+        y, _ = nn.utils.rnn.pad_packed_sequence(self.cells(packed)[0], batch_first=True)
+        return torch.tanh(self.head(self.norm(y)))
+
+
+def test_packed_sequences_are_eagers():
+    def script(m):
+        torch.manual_seed(0)
+        yield m(torch.randn(4, 3, 8))
+
+    compare(lambda: Packed(nn.LSTM, False, 0.0), script, taken=False)

@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
 
-from ingot.capture import CaptureError
+from ingot.capture import CaptureError, recurrent
 from ingot.capture.captured import Source
 from ingot.capture.feed import Feed, Placeholder, device_type_of
 from ingot.capture.nodes import LEFT_ALONE, PARAMETER, is_batch_norm, is_pure, mutates
@@ -42,6 +42,8 @@ def feed_of(
     if any(isinstance(value, torch.Tensor) and value.is_neg() for value in values):
         raise CaptureError("an input is a negated view: its memory holds other numbers")
     copy = _with_own_batch_norm(gm, {n.name: p.source.path for n, p in zip(inputs, found)})
+    recurrent.stand_in(copy.graph)
+    copy.recompile()
     ways = _with_batch(values, found) if batch_at is None else _with_this_batch(values, batch_at)
     for tried, batch in ways:
         graph, attributes = _traced(copy, tried)
