@@ -180,3 +180,59 @@ def test_packed_sequences_are_eagers():
         yield m(torch.randn(4, 3, 8))
 
     compare(lambda: Packed(nn.LSTM, False, 0.0), script, taken=False)
+
+
+class WritesBeside(nn.Module):
+    """Writes into its own tensors, beside operators that are made of others."""
+
+    def __init__(self, dropped=False):
+        super().__init__()
+        self.first = nn.Conv1d(3, 6, 3, padding=1)
+        self.last, self.dropped = nn.Linear(8, 8), dropped
+
+    def forward(self, x):
+        h = torch.relu_(self.first(x)).unsqueeze(1).to(x.dtype)
+        y = nn.functional.scaled_dot_product_attention(h, h, h)
+        y = nn.functional.dropout(torch.tanh(self.last(y)), 0.5, self.training)
+        if self.dropped:
+            y += 1
+        return torch.sigmoid(y), h
+
+
+def steps_of(module):
+    (graph,) = module._ingot.graphs
+    return [getattr(step, "what", "") for step in graph.compiled.captured.steps]
+
+
+def test_operators_beside_writes_in_place_stay_whole():
+    optimised = ingot.optimize(WritesBeside().eval())
+    optimised(torch.randn(4, 3, 8))
+    assert "scaled_dot_product_attention" in steps_of(optimised)
+    assert not [what for what in steps_of(optimised) if "softmax" in what or "assert" in what]
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_writes_in_place_beside_attention_and_dropout(dropped):
+    def script(m):
+        for batch in (4, 6):
+            torch.manual_seed(batch)
+            yield m(torch.randn(batch, 3, 8))
+
+    compare(lambda: WritesBeside(dropped), script, taken=False)
+
+
+def test_a_convolution_under_autocast_keeps_its_dtype_where_another_is_written():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
+
+        def forward(self, x):
+            return self.last(torch.relu_(self.first(x)) * 2 - 1)
+
+    model, image = Two(), torch.randn(2, 3, 9, 9)
+    optimised = ingot.optimize(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = optimised(image), model(image)
+    assert found.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)

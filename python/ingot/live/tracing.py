@@ -292,7 +292,7 @@ def _traced(gm: torch.fx.GraphModule, values: Sequence[Any]) -> tuple[torch.fx.G
             traced = _pre_dispatch(run)(*values)
             if any(mutates(node) for node in traced.graph.nodes):
                 switches.settle(traced.graph, torch.is_grad_enabled())  # refuses writes
-                traced = _pre_dispatch(_functional(run))(*values)
+                traced = _without_writes(run, values)
     except CaptureError:
         raise
     except Exception as error:  # many kinds
@@ -306,11 +306,24 @@ def _pre_dispatch(function: Callable) -> Callable:
     return make_fx(function, pre_dispatch=True, _allow_non_fake_inputs=True)
 
 
-def _functional(function: Callable) -> Callable:
-    """The same without writes into tensors but the last ones, into the inputs that it changes."""
+def _without_writes(run: Callable, values: Sequence[Any]) -> torch.fx.GraphModule:
+    try:
+        traced = _pre_dispatch(_functional(run))(*values)
+    except RuntimeError:
+        return _pre_dispatch(_functional(run, whole=False))(*values)
+    for node in list(traced.graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            traced.graph.erase_node(node)
+    return traced
+
+
+def _functional(function: Callable, whole: bool = True) -> Callable:
+    """The same without writes into tensors but the last ones, into the inputs that it changes.
+    whole: operators that are made of others (attention, dropout) stay what they are, as they do
+    without writes; that mode of PyTorch's refuses writes into what dropout gives."""
 
     def functional(*args: Any) -> Any:
-        with FunctionalTensorMode(pre_dispatch=True):
+        with FunctionalTensorMode(pre_dispatch=True, export=whole):
             wrapped = [FunctionalTensor.to_functional(a) if _is_tensor(a) else a for a in args]
             results = function(*wrapped)
         written = {}
