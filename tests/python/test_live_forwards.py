@@ -167,6 +167,18 @@ def test_what_is_beside_recurrent_layers_is_taken(kind, both, dropout):
     compare(lambda: Recurrent(kind, both, dropout), script, graphs=2)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_layers_under_autocast(kind):
+    def script(m):
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16):
+            y, state = m(torch.randn(4, 3, 8))
+        yield y.dtype
+        yield y.float()
+
+    compare(lambda: Recurrent(kind, False, 0.0), script, taken=False, tolerance=5e-2)
+
+
 class Packed(Recurrent):
     def forward(self, x):
         packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 2, 2, 1]), batch_first=True)

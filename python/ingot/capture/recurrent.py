@@ -37,7 +37,8 @@ def _(kind, x, state, weights, biases, layers, dropout, training, both, first, d
 
 
 def stand_in(graph: torch.fx.Graph) -> None:
-    """Puts it into a graph of Dynamo's. Raises CaptureError for sequences of several lengths."""
+    """Puts it into a graph of Dynamo's. Raises CaptureError for sequences of several lengths, and
+    under autocast."""
     for node in list(graph.nodes):
         kind = _KINDS.get(node.target) if node.op == "call_function" else None
         if kind is None:
@@ -45,6 +46,9 @@ def stand_in(graph: torch.fx.Graph) -> None:
         x, state, weights, *rest = node.args
         if node.kwargs or len(rest) != 6 or not isinstance(weights, (list, tuple)):
             raise CaptureError(f"{kind} of packed sequences")
+        if torch.is_autocast_enabled(node.meta["example_value"][0].device.type):
+            # Which dtype comes out is known where it runs alone.
+            raise CaptureError(f"{kind} under autocast")
         states = list(state) if isinstance(state, (list, tuple)) else [state]
         dtype = node.meta["example_value"][0].dtype
         with graph.inserting_before(node):
