@@ -248,3 +248,20 @@ def test_a_convolution_under_autocast_keeps_its_dtype_where_another_is_written()
         found, expected = optimised(image), model(image)
     assert found.dtype == expected.dtype == torch.bfloat16
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_pooling_to_one_number_is_the_mean_that_it_is():
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+        def forward(self, image):
+            y = nn.functional.adaptive_avg_pool2d(torch.relu_(self.first(image)), 1)
+            return self.last(y.flatten(1)).tanh()
+
+    model = Pooled()
+    optimised = ingot.optimize(model)
+    for batch in (4, 6):
+        agree(optimised, model, torch.randn(batch, 3, 9, 9))
+    assert [what for what in steps_of(optimised) if what] == ["conv2d"]
