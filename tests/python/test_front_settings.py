@@ -227,7 +227,7 @@ def test_autocast_switched_by_the_forward(around):
         yield [y.dtype for y in results]
         yield from (y.float() for y in results)
 
-    compare(Switching, script, taken=False)
+    compare(Switching, script, taken=False, tolerance=5e-2 if around else 3e-5)
 
 
 def test_inference_mode_switched_by_the_forward():

@@ -354,3 +354,34 @@ def test_batch_norms_of_both_libraries_are_taken_apart_alike():
     given = (gradient, x, weight, None, None, mean, rstd, True, 1e-5, [True] * 3)
     expected = aten.native_batch_norm_backward(*given)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+class Started(nn.Module):
+    """Zeros of the shape of a tensor that the region of the product does not read."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        other, steps = torch.cumsum(torch.tanh(self.first(x)), 1), torch.cumsum(x, 1)
+        state = torch.zeros_like(other)
+        for _ in range(2):
+            state = torch.full_like(other, 0.5) * state + steps
+        return torch.sigmoid(self.last(state)), other
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_start_of_zeros_needs_no_tensor_of_another_region(gradients):
+    torch.manual_seed(0)
+    optimised, twin, _ = three_of(Started())
+    for batch in (6, 9):
+        x = torch.randn(batch, 16)
+        with torch.set_grad_enabled(gradients):
+            found, expected = optimised(x), twin(x)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        if gradients:
+            ours, eagers = gradients_of(optimised, [x]), gradients_of(twin, [x])
+            torch.testing.assert_close(ours, eagers, rtol=1e-4, atol=1e-5)
+    assert len(calls_of(optimised)) >= 2
+    assert not any(graph.problem for graph in optimised._ingot.graphs)

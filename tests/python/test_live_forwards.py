@@ -7,7 +7,7 @@ import copy
 import ingot
 import pytest
 import torch
-from live import agree, no_gradients, x  # noqa: F401
+from live import agree, compare, no_gradients, x  # noqa: F401
 from torch import nn
 
 
@@ -140,3 +140,128 @@ def test_writes_into_the_input_are_kept():
     a, b = torch.ones(4, 8), torch.ones(4, 8)
     torch.testing.assert_close(optimised(a), model(b))
     torch.testing.assert_close(a, b)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind, both, dropout):
+        super().__init__()
+        self.cells = kind(8, 6, 2, batch_first=True, bidirectional=both, dropout=dropout)
+        width = 12 if both else 6
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 5)
+
+    def forward(self, x):
+        y, state = self.cells(x)
+        return torch.tanh(self.head(self.norm(y))), state
+
+
+@pytest.mark.parametrize(
+    ("kind", "both", "dropout"),
+    [(nn.LSTM, False, 0.0), (nn.LSTM, True, 0.5), (nn.GRU, True, 0.0), (nn.RNN, False, 0.0)],
+)
+def test_what_is_beside_recurrent_layers_is_taken(kind, both, dropout):
+    def script(m):
+        for batch in (4, 4, 7):
+            torch.manual_seed(batch)
+            yield m(torch.randn(batch, 3, 8))
+
+    compare(lambda: Recurrent(kind, both, dropout), script, graphs=2)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_layers_under_autocast(kind):
+    def script(m):
+        torch.manual_seed(0)
+        with torch.autocast("cpu", torch.bfloat16):
+            y, state = m(torch.randn(4, 3, 8))
+        yield y.dtype
+        yield y.float()
+
+    compare(lambda: Recurrent(kind, False, 0.0), script, taken=False, tolerance=5e-2)
+
+
+class Packed(Recurrent):
+    def forward(self, x):
+        packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([3, 2, 2, 1]), batch_first=True)
+        y, _ = nn.utils.rnn.pad_packed_sequence(self.cells(packed)[0], batch_first=True)
+        return torch.tanh(self.head(self.norm(y)))
+
+
+def test_packed_sequences_are_eagers():
+    def script(m):
+        torch.manual_seed(0)
+        yield m(torch.randn(4, 3, 8))
+
+    compare(lambda: Packed(nn.LSTM, False, 0.0), script, taken=False)
+
+
+class WritesBeside(nn.Module):
+    """Writes into its own tensors, beside operators that are made of others."""
+
+    def __init__(self, dropped=False):
+        super().__init__()
+        self.first = nn.Conv1d(3, 6, 3, padding=1)
+        self.last, self.dropped = nn.Linear(8, 8), dropped
+
+    def forward(self, x):
+        h = torch.relu_(self.first(x)).unsqueeze(1).to(x.dtype)
+        y = nn.functional.scaled_dot_product_attention(h, h, h)
+        y = nn.functional.dropout(torch.tanh(self.last(y)), 0.5, self.training)
+        if self.dropped:
+            y += 1
+        return torch.sigmoid(y), h
+
+
+def steps_of(module):
+    (graph,) = module._ingot.graphs
+    return [getattr(step, "what", "") for step in graph.compiled.captured.steps]
+
+
+def test_operators_beside_writes_in_place_stay_whole():
+    optimised = ingot.optimize(WritesBeside().eval())
+    optimised(torch.randn(4, 3, 8))
+    assert "scaled_dot_product_attention" in steps_of(optimised)
+    assert not [what for what in steps_of(optimised) if "softmax" in what or "assert" in what]
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_writes_in_place_beside_attention_and_dropout(dropped):
+    def script(m):
+        for batch in (4, 6):
+            torch.manual_seed(batch)
+            yield m(torch.randn(batch, 3, 8))
+
+    compare(lambda: WritesBeside(dropped), script, taken=False)
+
+
+def test_a_convolution_under_autocast_keeps_its_dtype_where_another_is_written():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 1)
+
+        def forward(self, x):
+            return self.last(torch.relu_(self.first(x)) * 2 - 1)
+
+    model, image = Two(), torch.randn(2, 3, 9, 9)
+    optimised = ingot.optimize(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = optimised(image), model(image)
+    assert found.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_a_pooling_to_one_number_is_the_mean_that_it_is():
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 4, 3), nn.Linear(4, 5)
+
+        def forward(self, image):
+            y = nn.functional.adaptive_avg_pool2d(torch.relu_(self.first(image)), 1)
+            return self.last(y.flatten(1)).tanh()
+
+    model = Pooled()
+    optimised = ingot.optimize(model)
+    for batch in (4, 6):
+        agree(optimised, model, torch.randn(batch, 3, 9, 9))
+    assert [what for what in steps_of(optimised) if what] == ["conv2d"]

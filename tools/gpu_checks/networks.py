@@ -140,6 +140,24 @@ def timm_model(name: str, small: dict, batch: int = 32) -> Network:
     return Network(name, "timm", build, images(batch, 224))
 
 
+def mixer(small: bool) -> nn.Module:
+    import timm
+
+    if small:
+        return timm.models.mlp_mixer.MlpMixer(10, 64, num_blocks=2, embed_dim=96)
+    return timm.create_model("mixer_b16_224", pretrained=False)
+
+
+def gated_mixer(small: bool) -> nn.Module:
+    import timm
+
+    if not small:
+        return timm.create_model("gmlp_s16_224", pretrained=False)
+    parts = timm.models.mlp_mixer
+    blocks = {"block_layer": parts.SpatialGatingBlock, "mlp_layer": parts.GatedMlp}
+    return parts.MlpMixer(10, 64, num_blocks=2, embed_dim=96, mlp_ratio=6, **blocks)
+
+
 def convmixer(small: bool) -> nn.Module:
     from timm.models.convmixer import ConvMixer
 
@@ -222,9 +240,9 @@ NETWORKS: tuple[Network, ...] = (
     vision("convnext_tiny", few_convnext_blocks),
     Network("vit_b_16", "torchvision", vit, images(32, 224)),
     vision("swin_t", few_swin_blocks),
-    timm_model("mixer_b16_224", {"img_size": 64, "num_blocks": 2}),
+    Network("mixer_b16_224", "timm", mixer, images(32, 224)),
     timm_model("deit_small_patch16_224", {"img_size": 64, "depth": 2}),
-    timm_model("gmlp_s16_224", {"img_size": 64, "num_blocks": 2}),
+    Network("gmlp_s16_224", "timm", gated_mixer, images(32, 224)),
     Network("convmixer", "timm", convmixer, images(16, 224)),
     language("bert_base", "BertModel", "BertConfig", {}, _BERT_SMALL, tokens(16, 256, 30000)),
     language(

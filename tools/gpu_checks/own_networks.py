@@ -301,5 +301,7 @@ class Translator(nn.Module):
     def forward(self, source, target):
         mask = nn.Transformer.generate_square_subsequent_mask(target.shape[1], target.device)
         mask = mask.to(self.embed.weight.dtype)
-        y = self.transformer(self.embed(source), self.embed(target), tgt_mask=mask)
+        y = self.transformer(
+            self.embed(source), self.embed(target), tgt_mask=mask, tgt_is_causal=True
+        )
         return self.head(y)

@@ -24,6 +24,7 @@ from ingot.capture.nodes import (
 )
 from ingot.capture.normalisations import batch_statistics
 from ingot.capture.products import KEEPING_OPERANDS, PASSING_ON, PRODUCTS
+from ingot.capture.recurrent import run_recurrent
 from ingot.capture.reference import reference_of
 from ingot.capture.region import RegionBuilder
 from ingot.capture.table import SHAPE_OPERATORS
@@ -311,6 +312,8 @@ class _Assembly:
         target = node.target
         if target is torch.ops.ingot.batch_norm.default:
             target = run_batch_norm
+        if target is torch.ops.ingot.recurrent.default:
+            target = run_recurrent
         if WITHOUT_AUTOCAST in node.meta:
             target = without_autocast(target, self.feed.device_type)
         slots[node] = len(slots)

@@ -9,7 +9,11 @@ from typing import Any
 
 import torch
 
+from ingot.capture.nodes import schema_name
+
 _aten = torch.ops.aten
+# What reads no more of its tensor than the shape, with the number that it fills in.
+_LIKE = {"aten::zeros_like": 0.0, "aten::ones_like": 1.0, "aten::full_like": None}
 
 
 @dataclass
@@ -90,7 +94,7 @@ class _Extraction:
         while ahead:
             node = ahead.pop()
             known = node in needed or node in self.literals
-            if known or self._size_of_leaf(node) is not None:
+            if known or self._size_of_leaf(node.meta.get("val")) is not None:
                 continue
             needed.add(node)
             ahead += [a for a in _read(node) if a not in self.copies]
@@ -104,6 +108,8 @@ class _Extraction:
             name = f"constant_{len(self.copies)}"
             setattr(self.root, name, value)
             made = self.graph.get_attr(name)
+        elif schema_name(node.target) in _LIKE:
+            made = self._filled(node)
         else:
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self._copied)
             target, args = _without_updates(node.target, args)
@@ -111,26 +117,43 @@ class _Extraction:
         made.meta = dict(node.meta)
         return made
 
+    def _filled(self, node: torch.fx.Node) -> torch.fx.Node:
+        """What has the shape of a tensor that need not be here: it may be of another region."""
+        value = node.meta["val"]
+        number = _LIKE[schema_name(node.target)]
+        sizes = [s if isinstance(s, int) else self._size(s) for s in value.shape]
+        made = self.graph.call_function(
+            _aten.full.default,
+            (sizes, self._copied_number(node.args[1]) if number is None else number),
+            {"dtype": value.dtype, "device": value.device},
+        )
+        made.meta = dict(node.meta)
+        return made
+
+    def _copied_number(self, number: Any) -> Any:
+        return self._copied(number) if isinstance(number, torch.fx.Node) else number
+
     def _copied(self, node: torch.fx.Node) -> Any:
         if node in self.literals:
             return self.literals[node]
         if node not in self.copies:
-            place = self._size_of_leaf(node)
-            if place is None:
+            if self._size_of_leaf(node.meta.get("val")) is None:
                 return None  # a buffer that only an update reads
-            leaf, dimension, factor = place
-            made = self.graph.call_function(_aten.sym_size.int, (self.copies[leaf], dimension))
-            made.meta = {"val": leaf.meta["val"].shape[dimension]}
-            for step, number in ((operator.mul, factor.p), (operator.floordiv, factor.q)):
-                if number != 1:
-                    made = self.graph.call_function(step, (made, int(number)))
-                    made.meta = {"val": node.meta["val"]}
-            self.copies[node] = made
+            self.copies[node] = self._size(node.meta["val"])
         return self.copies[node]
 
-    def _size_of_leaf(self, node: torch.fx.Node) -> tuple[torch.fx.Node, int, Any] | None:
+    def _size(self, value: torch.SymInt) -> torch.fx.Node:
+        leaf, dimension, factor = self._size_of_leaf(value)
+        made = self.graph.call_function(_aten.sym_size.int, (self.copies[leaf], dimension))
+        made.meta = {"val": leaf.meta["val"].shape[dimension]}
+        for step, number in ((operator.mul, factor.p), (operator.floordiv, factor.q)):
+            if number != 1:
+                made = self.graph.call_function(step, (made, int(number)))
+                made.meta = {"val": value}
+        return made
+
+    def _size_of_leaf(self, value: Any) -> tuple[torch.fx.Node, int, Any] | None:
         """The leaf and the dimension of whose size a symbolic number is a rational multiple."""
-        value = node.meta.get("val")
         if not isinstance(value, torch.SymInt):
             return None
         for leaf in self.leaves:
@@ -149,6 +172,8 @@ def _read(node: torch.fx.Node) -> list[torch.fx.Node]:
         return [a for a in node.args[:3] if isinstance(a, torch.fx.Node)]
     if node.target is _aten.instance_norm.default and node.args[5]:
         return [a for a in node.args[:3] if isinstance(a, torch.fx.Node)]
+    if schema_name(node.target) in _LIKE:
+        return [a for a in node.args[1:] if isinstance(a, torch.fx.Node)]
     return node.all_input_nodes
 
 

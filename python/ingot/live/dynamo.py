@@ -30,6 +30,8 @@ _WHILE_COMPILING = {
     "allow_unspec_int_on_nn_module": True,
     # Gradients are handed over region by region: DDP needs no graphs cut at its buckets.
     "optimize_ddp": False,
+    # Otherwise nothing of a forward with an LSTM or a GRU is captured, not even what is beside it.
+    "allow_rnn": True,
     "recompile_limit": 64,
     "cache_size_limit": 64,
     "accumulated_recompile_limit": 1 << 20,
@@ -82,6 +84,7 @@ def _run_once(function: Callable, backend: Callable, arguments: tuple, nopython:
     own = with_own_code(function)
     settings = {
         **_WHILE_COMPILING,
+        "allow_rnn": False,
         "automatic_dynamic_shapes": False,
         "reorderable_logging_functions": _MESSAGES,
     }

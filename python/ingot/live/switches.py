@@ -13,7 +13,7 @@ from ingot.capture.captured import CaptureError
 from ingot.capture.nodes import LEFT_ALONE, WITHOUT_AUTOCAST, mutates
 
 # Words in the names of the functions that switch.
-_GRADIENTS, _ENTER, _EXIT, _INFERENCE = (
+_GRADIENTS, _ENTER, _EXIT, INFERENCE = (
     "set_grad_enabled",
     "_enter_autocast",
     "_exit_autocast",
@@ -52,7 +52,6 @@ def settle(graph: torch.fx.Graph, gradients: bool) -> None:
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     if not any(_switches(node, word) for node in nodes for word in _WORDS):
         return
-    refuse(graph, _INFERENCE)
     _settle_gradients(graph, gradients)
     _settle_autocast(graph)
     graph.lint()
@@ -61,7 +60,7 @@ def settle(graph: torch.fx.Graph, gradients: bool) -> None:
 _WORDS = {
     _GRADIENTS: "gradients",
     _ENTER: "autocast",
-    _INFERENCE: "inference mode",
+    INFERENCE: "inference mode",
 }
 
 

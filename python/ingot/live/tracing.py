@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
 
-from ingot.capture import CaptureError
+from ingot.capture import CaptureError, recurrent
 from ingot.capture.captured import Source
 from ingot.capture.feed import Feed, Placeholder, device_type_of
 from ingot.capture.nodes import LEFT_ALONE, PARAMETER, is_batch_norm, is_pure, mutates
@@ -42,6 +42,8 @@ def feed_of(
     if any(isinstance(value, torch.Tensor) and value.is_neg() for value in values):
         raise CaptureError("an input is a negated view: its memory holds other numbers")
     copy = _with_own_batch_norm(gm, {n.name: p.source.path for n, p in zip(inputs, found)})
+    recurrent.stand_in(copy.graph)
+    copy.recompile()
     ways = _with_batch(values, found) if batch_at is None else _with_this_batch(values, batch_at)
     for tried, batch in ways:
         graph, attributes = _traced(copy, tried)
@@ -282,6 +284,7 @@ def _traced(gm: torch.fx.GraphModule, values: Sequence[Any]) -> tuple[torch.fx.G
     mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
     if mode is None:
         raise CaptureError("it takes no tensors")
+    switches.refuse(gm.graph, switches.INFERENCE)  # which tracing does not note
     run = switches.Runner(gm).run
     try:
         # The mode may be our own: Dynamo's, found through its context, would not mix with it.
@@ -289,7 +292,7 @@ def _traced(gm: torch.fx.GraphModule, values: Sequence[Any]) -> tuple[torch.fx.G
             traced = _pre_dispatch(run)(*values)
             if any(mutates(node) for node in traced.graph.nodes):
                 switches.settle(traced.graph, torch.is_grad_enabled())  # refuses writes
-                traced = _pre_dispatch(_functional(run))(*values)
+                traced = _without_writes(run, values)
     except CaptureError:
         raise
     except Exception as error:  # many kinds
@@ -303,11 +306,24 @@ def _pre_dispatch(function: Callable) -> Callable:
     return make_fx(function, pre_dispatch=True, _allow_non_fake_inputs=True)
 
 
-def _functional(function: Callable) -> Callable:
-    """The same without writes into tensors but the last ones, into the inputs that it changes."""
+def _without_writes(run: Callable, values: Sequence[Any]) -> torch.fx.GraphModule:
+    try:
+        traced = _pre_dispatch(_functional(run))(*values)
+    except RuntimeError:
+        return _pre_dispatch(_functional(run, whole=False))(*values)
+    for node in list(traced.graph.nodes):
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            traced.graph.erase_node(node)
+    return traced
+
+
+def _functional(function: Callable, whole: bool = True) -> Callable:
+    """The same without writes into tensors but the last ones, into the inputs that it changes.
+    whole: operators that are made of others (attention, dropout) stay what they are, as they do
+    without writes; that mode of PyTorch's refuses writes into what dropout gives."""
 
     def functional(*args: Any) -> Any:
-        with FunctionalTensorMode(pre_dispatch=True):
+        with FunctionalTensorMode(pre_dispatch=True, export=whole):
             wrapped = [FunctionalTensor.to_functional(a) if _is_tensor(a) else a for a in args]
             results = function(*wrapped)
         written = {}
