@@ -106,7 +106,7 @@ TEST(CostModel, KnowsWhatTheDirectProductTakes) {
         Row{100000, 32, 32, 17.1}, Row{16384, 16384, 16, 306}, Row{8192, 128, 128, 13.4}}) {
     ProductShape shape = shape_of(json{{"m", row.m}, {"k", row.k}, {"n", row.n}});
     double least = 1e30;
-    for (const TileChoice& c : tile_choices(shape, kH200)) {
+    for (const TileChoice& c : candidate_choices(shape, kH200)) {
       if (c.variant == Variant::direct) least = std::min(least, estimate(shape, c, kH200));
     }
     EXPECT_LT(least, kMostOff * row.us) << row.m << "x" << row.k << "->" << row.n;

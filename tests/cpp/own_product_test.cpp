@@ -16,6 +16,7 @@
 namespace ingot::cuda {
 namespace {
 
+using nlohmann::json;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -360,6 +361,30 @@ TEST(OwnProduct, CompileWithoutSpills) {
       EXPECT_THAT(result.log, Not(::testing::ContainsRegex("[1-9][0-9]* bytes stack frame")));
     }
   }
+}
+
+// It is chosen by measurement alone.
+TEST(OwnProduct, CompileWithoutSpillsWhereOperandsAreReadAsTheyAre) {
+  if (!nvrtc_info().available) GTEST_SKIP() << nvrtc_info().why;
+  const json tuning = sweep_of(R"({"device": "cuda", "sm": 90})")["tuning"];
+  int compiled = 0;
+  for (const std::string name : tuning["candidates"]) {
+    if (!name.starts_with("DirectConfig")) continue;
+    const json options = {
+        {"device", "cuda"}, {"sm", 90}, {"product_choices", {{tuning["key"], name}}}};
+    const json sweep = sweep_of(options.dump());
+    ASSERT_THAT(name, HasSubstr(sweep["config"].get<std::string>()));
+    for (const json& kernel : sweep["kernels"]) {
+      const std::string text = kernel["text"];
+      std::vector<std::string> flags = compile_options(nvrtc_architecture(90));
+      flags.emplace_back("--ptxas-options=-v");
+      const Compilation result = nvrtc_compile(kernel["name"], text, headers_of(text), flags);
+      EXPECT_THAT(result.log, Not(HasSubstr("warning")));
+      EXPECT_THAT(result.log, HasSubstr(" 0 bytes spill stores")) << name;
+      ++compiled;
+    }
+  }
+  EXPECT_GE(compiled, 3);
 }
 
 // The longest rows take the most registers.

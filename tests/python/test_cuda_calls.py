@@ -19,13 +19,13 @@ from ingot.runtime.library import find_library
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-# Product (so small a one reads its operands as they are), merging of its statistics, finishing
-# sweep; in eval mode there are no statistics, and the product's epilogue does all but the softmax.
+# Split of the input, product, merging of its statistics, finishing sweep; in eval mode there are no
+# statistics, and the product's epilogue does all but the softmax.
 LAUNCHES = {
-    "gemm_scale_bn.py training": 3,
-    "gemm_scale_bn.py eval": 1,
-    "gemm_bn_scale_softmax.py training": 3,
-    "gemm_bn_scale_softmax.py eval": 2,
+    "gemm_scale_bn.py training": 4,
+    "gemm_scale_bn.py eval": 2,
+    "gemm_bn_scale_softmax.py training": 4,
+    "gemm_bn_scale_softmax.py eval": 3,
 }
 
 

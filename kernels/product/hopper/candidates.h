@@ -26,7 +26,9 @@ inline std::vector<TileChoice> neighbours(const ProductShape& shape, const Devic
         {.variant = Variant::scaled, .samples = 128, .stages = 6, .staging = 1, .cluster = 2});
     return list;
   }
-  std::vector<TileChoice> list = {
+  std::vector<TileChoice> list;
+  scheme_split::add_direct_tiles(list, shape);
+  const std::vector<TileChoice> packed = {
       {.variant = Variant::packed, .samples = 64, .stages = 8, .staging = 1},
       {.variant = Variant::packed, .samples = 128, .stages = 6, .staging = 2, .cluster = 2},
       {.variant = Variant::packed, .samples = 160, .stages = 5, .staging = 2, .raster_group = 16},
@@ -44,6 +46,7 @@ inline std::vector<TileChoice> neighbours(const ProductShape& shape, const Devic
        .staging = 1,
        .cluster = 2,
        .raster_group = 16}};
+  list.insert(list.end(), packed.begin(), packed.end());
   if (shape.w.vector_rows(shape.k) && !shape.weight_packed && shape.weights_follow()) {
     list.push_back(scheme_split::fused_tile(64));
     list.push_back(scheme_split::fused_tile(128));
