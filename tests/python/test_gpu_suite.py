@@ -138,7 +138,7 @@ def test_each_network_is_a_step(suite, settings):
     assert {"autoencoder", "lstm", "unet", "dlrm"} <= steps.keys() and all(steps.values())
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_networks_are_measured_once_and_goes_on_where_it_ended(tmp_path):
     out = tmp_path / "networks" / "cpu.json"
     asked = ("--networks", "autoencoder,dlrm", "--settings", "fp32", "--row-seconds", 0.1)

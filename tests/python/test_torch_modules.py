@@ -31,7 +31,7 @@ SAMPLES = int(os.environ.get("INGOT_TORCH_SAMPLES", "4" if ALL else "2"))
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),
-    *([pytest.mark.slow] if ALL else []),
+    *([pytest.mark.thorough] if ALL else []),
 ]
 
 
