@@ -292,8 +292,8 @@ class Cut:
                 and isinstance(self.entries[node].value, (Value, tuple))
             ]
             products = any(value["op"] == "matmul" for value in region.values)
-            # Without a product, what backward computes again costs what forward saves. What reads no
-            # tensor (it takes the shape of one) has nothing to say where it should run.
+            # Without a product, what backward computes again costs what forward saves. What reads
+            # no tensor (it takes the shape of one) has nothing to say where it should run.
             small = not products and (self.gradients or len(computing) < 2)
             if computing and (small or not region.leaves):
                 weak.update(node.name for node in nodes)
