@@ -239,6 +239,34 @@ class Model""",
     assert result.tricks == ["wrong gradient"], why(result)
 
 
+@pytest.mark.parametrize(("times", "verified"), [(1, True), (2, True), (3, False)])
+def test_a_gradient_that_is_slightly_off_once_is_asked_for_again(tmp_path, times, verified):
+    original = model("return self.gemm(x)")
+    once = original.replace(
+        "class Model",
+        f"""
+class Kink(torch.autograd.Function):
+    calls = 0
+    @staticmethod
+    def forward(ctx, y):
+        return y.clone()
+    @staticmethod
+    def backward(ctx, g):
+        Kink.calls += 1
+        g = g.clone()
+        if Kink.calls <= {times}:
+            g[0, 0] *= 0.95
+        return g
+class Model""",
+    ).replace("return self.gemm(x)", "return Kink.apply(self.gemm(x))")
+    result = verify(tmp_path, original, once)
+    assert result.verified == verified, why(result)
+    assert result.tricks == ([] if verified else ["wrong gradient"])
+    again = [note for note in result.notes if "asked for again" in note]
+    assert len(again) == min(times, 2)
+    assert all(row.candidate.relative_error < 1e-5 for row in result.accuracy) == verified
+
+
 def test_sigterm_leaves_nothing_behind(tmp_path):
     """Neither shared memory nor what the candidate started outside its session."""
     hanging = model("return self.gemm(x)").replace(
