@@ -24,9 +24,9 @@ def altered(tmp_path_factory) -> Path:
     """A build whose kernels have another text."""
     path = tmp_path_factory.mktemp("altered") / "libingot.so"
     built = find_library().read_bytes()
-    text = b"a matrix product with everything behind it"
+    text = b"float (&statistic)["
     assert text in built
-    path.write_bytes(built.replace(text, text.replace(b"everything", b"EVERYTHING")))
+    path.write_bytes(built.replace(text, text.replace(b"&statistic", b"&Statistic")))
     return path
 
 

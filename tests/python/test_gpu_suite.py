@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from ingot.runtime.library import find_library
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = ROOT / "tools" / "gpu-suite"
@@ -94,6 +95,12 @@ def test_a_step_whose_time_would_not_suffice_is_left(suite, settings, monkeypatc
     assert checks.done("errors: short") and not checks.done("errors: long")
 
 
+def of_this_tree(**more: str) -> dict:
+    """An environment for programs of tools/gpu_checks: this tree's Python, and the library."""
+    tree = {"PYTHONPATH": str(ROOT / "python"), "INGOT_LIBRARY": str(find_library())}
+    return {**os.environ, **tree, **more}
+
+
 def suite_command(*words):
     command = [sys.executable, str(SUITE), "--device", "cpu", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -129,7 +136,11 @@ def networks_command(out, *words):
     script = ROOT / "tools" / "gpu_checks" / "time_networks.py"
     command = [sys.executable, script, "--device", "cpu", "--small", "--out", out, *words]
     return subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, check=False
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        env=of_this_tree(),
+        check=False,
     )
 
 
@@ -310,7 +321,7 @@ def test_programs_pass_on_the_cpu(program):
         [sys.executable, str(path), "--device", "cpu"],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "python"), "OMP_NUM_THREADS": "1"},
+        env=of_this_tree(OMP_NUM_THREADS="1"),
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
     assert answer.stdout.splitlines()[-1].endswith(" passed, 0 failed")
