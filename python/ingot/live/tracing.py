@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from ingot.capture import CaptureError, recurrent
 from ingot.capture.captured import Source
 from ingot.capture.feed import Feed, Placeholder, device_type_of
+from ingot.capture.masks import leave_full_masks_away
 from ingot.capture.nodes import LEFT_ALONE, PARAMETER, is_batch_norm, is_pure, mutates
 from ingot.live import switches
 
@@ -49,6 +50,7 @@ def feed_of(
         graph, attributes = _traced(copy, tried)
         if batch is None or not batch.node.expr.is_number:
             break
+    leave_full_masks_away(graph)
     # What nothing reads has no gradient, and would have one in a region.
     graph.eliminate_dead_code(lambda n: mutates(n) or is_batch_norm(n) or not is_pure(n))
     is_dynamos = batch is not None and batch.node.shape_env is _shape_env(values)
