@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from ingot.capture.backward_operators import BatchNormByStatistics
 from ingot.capture.captured import Region
-from ingot.capture.nodes import mutates
+from ingot.capture.nodes import is_pure, mutates
 from ingot.capture.reference import Reference
 from ingot.runtime.program import BATCH
 
@@ -121,6 +121,38 @@ def _simplify(graph: torch.fx.Graph) -> None:
             node.target = _aten.reshape.default
     _make_functional(graph)
     graph.eliminate_dead_code()
+    _share(graph)
+
+
+def _share(graph: torch.fx.Graph) -> None:
+    """Computes once what is computed again alike: each product that reads a tensor under autocast
+    brings a cast of it. Gradients that are given stay tensors of their own."""
+    if any(mutates(node) for node in graph.nodes):
+        return
+    first: dict[Any, torch.fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not is_pure(node):
+            continue
+        if node.target is _aten.reshape.default:
+            _reshape_once(node)
+        same = first.setdefault(_computed(node), node)
+        if same is not node and not any(user.op == "output" for user in node.users):
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
+
+
+def _computed(node: torch.fx.Node) -> tuple:
+    size = node.meta.get("val")
+    if isinstance(size, torch.SymInt):
+        return (size.node.expr,)
+    return node.target, repr(node.args), repr(node.kwargs)
+
+
+def _reshape_once(node: torch.fx.Node) -> None:
+    before = node.args[0]
+    if before.target is _aten.reshape.default and len(before.users) == 1:
+        node.update_arg(0, before.args[0])
+        node.graph.erase_node(before)
 
 
 def _make_functional(graph: torch.fx.Graph) -> None:

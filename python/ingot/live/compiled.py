@@ -6,10 +6,11 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ingot.capture.captured import Captured, CaptureError, Region, Slot, slots_read
+from ingot.capture.captured import Captured, CaptureError, Region, Slot
 from ingot.live import policy
 from ingot.live.gradients import RegionCall
 from ingot.live.products import product
+from ingot.live.steps import function_of
 from ingot.runtime.library import STATUS_UNAVAILABLE, IngotError
 from ingot.runtime.program import Program
 
@@ -52,14 +53,7 @@ class Compiled:
             RegionCall(step, next(programs), backward, shared) if isinstance(step, Region) else None
             for step in captured.steps
         ]
-        self._steps = self._planned()
-        self._inputs = _reader([s.index for s in captured.sources if s.kind != "constant"])
-        self._constants = {
-            slot: source.tensor
-            for slot, source in enumerate(captured.sources)
-            if source.kind == "constant"
-        }
-        self.run = self._single_region() or self._run_steps
+        self.run = self._single_region() or function_of(captured, self.calls)
 
     @property
     def takes_something(self) -> bool:
@@ -80,48 +74,6 @@ class Compiled:
             return None
         leaves, call = _reader([source.index for source in sources]), self.calls[0]
         return lambda args: call(leaves(args))
-
-    def _run_steps(self, args: Sequence[Any]) -> Sequence[Any]:
-        values: list[Any] = [*self._inputs(args), *[None] * self.captured.slots]
-        if self._constants:
-            values = self._with_constants(args)
-        if type(args) is list:
-            args.clear()
-        for step, call, finished in self._steps:
-            if call is not None:
-                results = call([values[slot] for slot in step.leaves])
-                for slot, result in zip(step.results, results):
-                    values[slot] = result
-                results = result = None  # held by `values` alone
-            else:
-                values[step.result] = step.target(
-                    *_resolve(step.args, values), **_resolve(step.kwargs, values)
-                )
-            for slot in finished:
-                values[slot] = None
-        return tuple(
-            values[output.index] if isinstance(output, Slot) else output
-            for output in self.captured.outputs
-        )
-
-    def _with_constants(self, args: Sequence[Any]) -> list[Any]:
-        given = iter(self._inputs(args))
-        sources = range(len(self.captured.sources))
-        values = [self._constants[s] if s in self._constants else next(given) for s in sources]
-        return [*values, *[None] * self.captured.slots]
-
-    def _planned(self) -> list[tuple]:
-        """Each step with its call, and the slots that nothing reads after it."""
-        last_use: dict[int, int] = {}
-        for position, step in enumerate(self.captured.steps):
-            for slot in slots_read(step):
-                last_use[slot] = position
-        kept = {o.index for o in self.captured.outputs if isinstance(o, Slot)}
-        kept.update(slot for slot, s in enumerate(self.captured.sources) if s.kind == "constant")
-        return [
-            (step, call, [s for s, p in last_use.items() if p == position and s not in kept])
-            for position, (step, call) in enumerate(zip(self.captured.steps, self.calls))
-        ]
 
 
 def _reader(indices: Sequence[int]) -> Callable[[Sequence], tuple]:
@@ -158,16 +110,3 @@ def _blamed(region: Region, message: str) -> dict[str, str]:
     ]
     exact = [operator for operator in named if operator["what"] in message]
     return {operator["node"]: message for operator in exact or named or region.operators}
-
-
-def _resolve(value: Any, values: list) -> Any:
-    if isinstance(value, Slot):
-        return values[value.index]
-    if isinstance(value, (list, tuple)):
-        items = [_resolve(item, values) for item in value]
-        return tuple(items) if isinstance(value, tuple) else items
-    if isinstance(value, dict):
-        return {key: _resolve(item, values) for key, item in value.items()}
-    if isinstance(value, slice):
-        return slice(*(_resolve(v, values) for v in (value.start, value.stop, value.step)))
-    return value
