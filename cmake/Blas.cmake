@@ -22,6 +22,9 @@ if(NOT INGOT_SANITIZE)
   ingot_compiler_options(ingot_blas)
   set(exports ${PROJECT_SOURCE_DIR}/cmake/blas_exports.map)
   target_link_options(ingot_blas PRIVATE -static-libstdc++ -static-libgcc
-    -Wl,--version-script=${exports} -Wl,--no-undefined -Wl,--gc-sections)
+    -Wl,--version-script=${exports} -Wl,--no-undefined -Wl,--gc-sections
+    # Its own functions and no others of their names, wherever it comes in the order of symbols; and it
+    # stays, for other libraries' tables point to it.
+    -Wl,-Bsymbolic -Wl,-z,nodelete)
   set_property(TARGET ingot_blas APPEND PROPERTY LINK_DEPENDS ${exports})
 endif()

@@ -5,13 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["IngotError", "IngotWarning", "OptimizedModule", "TunedProduct", "optimize", "tune"]
+__all__ = [
+    "IngotError",
+    "IngotWarning",
+    "OptimizedModule",
+    "TunedProduct",
+    "disable",
+    "enable",
+    "fast_products",
+    "optimize",
+    "tune",
+]
 
 _HOMES = {
     "IngotError": "ingot.runtime.library",
-    "IngotWarning": "ingot.live.backend",
+    "IngotWarning": "ingot.runtime.library",
     "OptimizedModule": "ingot.live.module",
     "TunedProduct": "ingot.tuning",
+    "disable": "ingot.any_program",
+    "enable": "ingot.any_program",
+    "fast_products": "ingot.any_program",
     "optimize": "ingot.live.module",
     "tune": "ingot.tuning",
 }

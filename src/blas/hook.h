@@ -9,7 +9,7 @@ namespace ingot::blas {
 
 // Whether a call goes to the library with no further question.
 inline bool passes_through() {
-  return BelowHook::here() || !settings().on;
+  return BelowHook::here() || !is_on();
 }
 
 // alpha and beta as given: where they lie on the device they are not read.

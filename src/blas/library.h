@@ -67,6 +67,12 @@ class BelowHook {
 using Dlsym = void*(void*, const char*);
 Dlsym* real_dlsym();
 
+// The dlsym that is exported here; nullptr where there is none (loader.cpp).
+void* own_dlsym();
+
+// Whether code of libingot.so, whose own products must reach the library.
+bool is_ingot(const void* address);
+
 // The function that this library exports under a name, or nullptr.
 void* exported(const char* name);
 

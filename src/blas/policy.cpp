@@ -1,5 +1,6 @@
 #include "blas/policy.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 
@@ -13,6 +14,8 @@ constexpr int64_t kLeastWork = int64_t{600} * 600 * 600;
 // Of a batch whose products run one after another, each must fill the GPU.
 constexpr int64_t kLeastWorkOfEntry = int64_t{1024} * 1024 * 1024;
 constexpr int64_t kMostEntries = 64;
+
+std::atomic<bool> switched_on{true};
 
 bool is_off(const char* name) {
   const char* value = std::getenv(name);
@@ -74,6 +77,14 @@ Settings Settings::read() {
 const Settings& settings() {
   static const Settings read = Settings::read();
   return read;
+}
+
+bool is_on() {
+  return switched_on.load(std::memory_order_relaxed) && settings().on;
+}
+
+void switch_to(bool on) {
+  switched_on.store(on, std::memory_order_relaxed);
 }
 
 std::optional<Outcome> refuses(const Product& p) {

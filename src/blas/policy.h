@@ -42,6 +42,11 @@ struct Settings {
 };
 const Settings& settings();
 
+// Whether products are taken at all: the environment allows it, and the process has not switched it
+// off (redirect.h).
+bool is_on();
+void switch_to(bool on);
+
 // By the shape of a sound product alone: nullopt if it may be taken.
 std::optional<Outcome> refuses(const Product& product);
 

@@ -5,6 +5,8 @@
  *   lookup    whether dlsym(RTLD_NEXT) means what it means without this library in between
  *   threads   eight threads, twenty products each, two handles
  *   (none)    one product
+ *
+ * With LIBRARY defined, a library whose function multiplies once.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -55,6 +57,21 @@ static int multiply(void* handle) {
   return wrong;
 }
 
+#ifdef LIBRARY
+/* 1: wrong, 2: computed by the library. */
+int user_multiplies(void) {
+  static void* handle;
+  if (handle == NULL) {
+    find();
+    for (int i = 0; i < M * K; ++i) a[i] = (float)(i % 101) / 101 - 0.5f;
+    for (int i = 0; i < K * N; ++i) b[i] = (float)(i % 103) / 103 - 0.5f;
+    create(&handle);
+  }
+  const long before = calls("cublasSgemm_v2");
+  const int wrong = multiply(handle);
+  return wrong + 2 * (calls("cublasSgemm_v2") != before);
+}
+#else
 static void* handles[2];
 static void* many(void* which) {
   long wrong = 0;
@@ -102,3 +119,4 @@ int main(int count, char** words) {
   printf("wrong %ld, by the library %ld\n", wrong, calls("cublasSgemm_v2"));
   return 0;
 }
+#endif

@@ -10,6 +10,14 @@ from pathlib import Path
 from ingot.runtime.library import find_library
 
 HERE = Path(__file__).resolve().parent
+# Libraries that multiply: how their calls of cuBLAS are bound.
+USERS = {
+    "libnow.so": ("-Wl,-z,now,-z,relro", "-l:libcublas.so.13"),
+    "liblazy.so": ("-Wl,-z,lazy,-z,norelro", "-l:libcublas.so.13"),
+    "libdirect.so": ("-fno-plt", "-l:libcublas.so.13"),
+    "libold.so": ("-Wl,-z,lazy", "-l:libcublas.so.12"),
+    "libopens.so": ("-DOPENS",),
+}
 ROOT = HERE.parents[1]
 
 
@@ -65,4 +73,8 @@ def build(folder: Path) -> Fakes:
     linked = (HERE / "blas_program.c", "-L", folder, "-l:libcublas.so.13", "-ldl")
     compile_c(*linked, "-o", folder / "linked")
     compile_c("-DOPENS", HERE / "blas_program.c", "-ldl", "-o", folder / "opens")
+    for name, options in USERS.items():
+        user = ("-shared", "-fPIC", "-DLIBRARY", HERE / "blas_program.c", "-o", folder / name)
+        compile_c(*user, "-L", folder, *options, "-ldl")
+    (folder / blas_library().name).symlink_to(blas_library())
     return Fakes(folder, blas_library())

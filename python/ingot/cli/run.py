@@ -29,7 +29,7 @@ _ROWS_SHOWN = 40
 def command(program: tuple) -> None:
     """Runs PROGRAM with its arguments; the large fp32 products that it, or any process that it
     starts, gives to cuBLAS run on Ingot. Says on stderr at the end which were taken, and why others
-    were not. Experimental: not yet measured on a GPU.
+    were not. Experimental.
 
     The exit status is PROGRAM's. INGOT_BLAS=off in the environment takes nothing.
     """

@@ -31,15 +31,11 @@ from ingot.live.products import LEAST_WORK, with_own_products
 from ingot.live.switches import kept_from_autocast
 from ingot.live.tracing import feed_of, other_batches, views_among_results
 from ingot.log import logger
-from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError
+from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError, IngotWarning
 
 _MAX_REFUSALS = 16
 # Of a graph, and of its inputs, up to which other places of the batch are tried.
 _MOST_NODES, _MOST_PLACES = 64, 6
-
-
-class IngotWarning(UserWarning):
-    """Something that PyTorch runs in Ingot's place, said once."""
 
 
 @dataclass

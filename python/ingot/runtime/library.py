@@ -39,6 +39,10 @@ class IngotError(RuntimeError):
         self.status = status
 
 
+class IngotWarning(UserWarning):
+    """Something that runs without Ingot though it was asked for, said once."""
+
+
 class LibraryNotFoundError(IngotError):
     """No usable libingot on this machine."""
 
