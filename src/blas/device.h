@@ -1,9 +1,8 @@
-// The GPU that a product runs on: its driver's functions, and memory to work in.
+// The GPU that a product runs on, and its driver's functions.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 
 #include "blas/cublas.h"
 
@@ -23,6 +22,13 @@ struct Driver {
   int (*cuMemGetInfo)(size_t*, size_t*) = nullptr;
   int (*cuMemAlloc)(void**, size_t) = nullptr;
   int (*cuMemFree)(void*) = nullptr;
+  int (*cuMemsetD32Async)(void*, unsigned, size_t, Stream) = nullptr;
+  // Of graphs; nullptr before CUDA 11.3.
+  int (*cuStreamGetCaptureInfo)(Stream, int*, unsigned long long*, void**, const void**,
+                                size_t*) = nullptr;
+  int (*cuUserObjectCreate)(void**, void*, void (*)(void*), unsigned, unsigned) = nullptr;
+  int (*cuUserObjectRelease)(void*, unsigned) = nullptr;
+  int (*cuGraphRetainUserObject)(void*, void*, unsigned, unsigned) = nullptr;
 };
 const Driver* driver();  // nullptr where there is none
 
@@ -36,6 +42,9 @@ Place place_of(Stream stream);
 
 bool is_capturing(Stream stream);
 
+// What tells a stream from every other, also from an earlier one at the same address.
+uint64_t identity_of(Stream stream);
+
 // While one lives, this thread may allocate and load although another thread captures a stream.
 class AllowDuringCapture {
  public:
@@ -47,21 +56,5 @@ class AllowDuringCapture {
  private:
   int mode_ = 2;  // relaxed
 };
-
-// Memory of one stream: what runs on a stream runs in order, so one buffer serves all its products.
-// The launches of one must not mix with another's, which is why whoever uses it holds the lock.
-struct Workspace {
-  std::mutex mutex;
-  void* memory = nullptr;
-  size_t bytes = 0;
-  size_t refused = 0;         // the least that there was no room for, and for how many calls
-  int calls_until_retry = 0;  // nobody asks again: asking is slow
-
-  // At least `bytes`, aligned to 256; false where there is no room. Frees what there was, which
-  // waits for the device.
-  bool reserve(size_t needed);
-};
-// Of the context that is current. Never destroyed.
-Workspace& workspace_of(const Place& place, Stream stream);
 
 }  // namespace ingot::blas

@@ -85,7 +85,7 @@ bool is_fp32(void* layout) {
 }
 
 // The product without its epilogue; nullopt where it is none that BLAS knows.
-std::optional<Product> product_of(const LtCall& call) {
+std::optional<Product> product_of(const LtCall& call, bool device_scalars) {
   const auto a = layout_of(call.a_layout), b = layout_of(call.b_layout),
              c = layout_of(call.c_layout), d = layout_of(call.d_layout);
   const auto ta = attribute<int32_t>(get_descriptor, call.descriptor, kTransposeA);
@@ -98,8 +98,9 @@ std::optional<Product> product_of(const LtCall& call) {
                     (*tb == kNone ? b->rows : b->columns) == k;
   const bool in_place = c->rows == d->rows && c->columns == d->columns && call.c == call.d &&
                         c->leading == d->leading && c->batch_stride == d->batch_stride;
-  const float beta = call.beta == nullptr ? 0 : *static_cast<const float*>(call.beta);
-  if (!fits || (beta != 0 && !in_place) || a->batches != d->batches || b->batches != d->batches) {
+  const bool adds =
+      device_scalars || (call.beta != nullptr && *static_cast<const float*>(call.beta) != 0);
+  if (!fits || (adds && !in_place) || a->batches != d->batches || b->batches != d->batches) {
     return std::nullopt;
   }
   return Product{*ta,
@@ -139,8 +140,9 @@ Answer decide(const LtCall& call, Product& product) {
   const auto scale = attribute<int32_t>(get_descriptor, call.descriptor, kScaleType);
   const auto mode = attribute<int32_t>(get_descriptor, call.descriptor, kPointerMode);
   if (!compute || scale != kR32f || !mode || call.alpha == nullptr) return {Outcome::unusual, 0};
-  if (*mode != kHost) return {Outcome::device_scalars, 0};
-  const std::optional<Product> found = product_of(call);
+  const bool device_scalars = *mode == kDevice && call.beta != nullptr;
+  if (*mode != kHost && !device_scalars) return {Outcome::epilogue, 0};  // a vector of them
+  const std::optional<Product> found = product_of(call, device_scalars);
   const std::optional<Epilogue> epilogue = epilogue_of(call);
   if (found) product = *found;
   if (!found || !epilogue) return {Outcome::epilogue, 0};
@@ -152,12 +154,17 @@ Answer decide(const LtCall& call, Product& product) {
   if (epilogue->bias != nullptr && product.batches > 1) return {Outcome::epilogue, 0};
   if (const auto no = refuses(request.product)) return {*no, 0};
   request.epilogue = *epilogue;
-  // The rest of a batch cannot be handed on: the layouts count its products.
-  if (request.product.batches > 1) return {Outcome::small_batch, 0};
+  request.whole = true;  // the rest of a batch cannot be handed on: the layouts count its products
   request.precision = precision_of(*compute, kDefaultMath, settings());
   if (!is_taken(request.precision)) return {request.precision, 0};
-  request.scalars.alpha = *static_cast<const float*>(call.alpha);
-  request.scalars.beta = call.beta == nullptr ? 0 : *static_cast<const float*>(call.beta);
+  const auto* alpha = static_cast<const float*>(call.alpha);
+  const auto* beta = static_cast<const float*>(call.beta);
+  if (device_scalars) {
+    request.alpha = alpha;
+    request.beta = beta;
+  } else {
+    request.scalars = {*alpha, beta == nullptr ? 0 : *beta};
+  }
   request.stream = call.stream;
   return run(request);
 }

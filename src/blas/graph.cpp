@@ -14,12 +14,13 @@ class Graph {
     values_ += "{" + value + "}";
     return count_++;
   }
-  int leaf(const char* role, const char* name, const char* shape, int64_t a, int64_t b) {
-    char text[256], extents[64];
-    std::snprintf(extents, sizeof(extents), shape, static_cast<long long>(a),
-                  static_cast<long long>(b));
-    std::snprintf(text, sizeof(text), R"("op": "%s", "name": "%s", "dtype": "f32", "shape": [%s])",
-                  role, name, extents);
+  int leaf(const char* role, const char* name, const std::string& batch, int64_t rows,
+           int64_t features) {
+    char text[256];
+    std::snprintf(text, sizeof(text),
+                  R"("op": "%s", "name": "%s", "dtype": "f32", "shape": [%s, %lld, 1, %lld])", role,
+                  name, batch.c_str(), static_cast<long long>(rows),
+                  static_cast<long long>(features));
     return add(text);
   }
   int apply(const char* op, int a, int b, const char* attributes = "") {
@@ -44,26 +45,48 @@ class Graph {
 
 }  // namespace
 
+namespace {
+
+// factor · value, or 0 where the factor, which lies in memory, is 0: what the value is does not
+// count then.
+int scale_by_leaf(Graph& graph, int value, int factor) {
+  const int zero = graph.add(R"("op": "constant", "value": 0)");
+  const int product = graph.apply("mul", value, factor);
+  char text[96];
+  std::snprintf(text, sizeof(text), R"("op": "select", "args": [%d, %d, %d])", factor, product,
+                zero);
+  return graph.add(text);
+}
+
+}  // namespace
+
 std::string graph_of(const GraphKey& key) {
   Graph graph;
-  const int x = graph.leaf("input", "x", "\"B\", 1, 1, %lld", key.k, 0);
-  const int w = key.w_along_k ? graph.leaf("input", "w", "1, %lld, 1, %lld", key.features, key.k)
-                              : graph.leaf("input", "w", "1, %lld, 1, %lld", key.k, key.features);
-  const bool adds = key.scalars.beta != 0;
-  const int c = adds ? graph.leaf("buffer", "c", "\"B\", 1, 1, %lld", key.features, 0) : -1;
-  const int bias = key.bias ? graph.leaf("input", "bias", "1, 1, 1, %lld", key.features, 0) : -1;
+  const int64_t rows = key.batch_rows == 0 ? 1 : key.batch_rows;
+  const std::string batch = key.batch_rows == 0 ? "1" : "\"B\"";
+  const int x = graph.leaf("input", "x", "\"B\"", rows, key.k);
+  const int w = key.w_along_k ? graph.leaf("input", "w", batch, key.features, key.k)
+                              : graph.leaf("input", "w", batch, key.k, key.features);
+  const int c = key.adds ? graph.leaf("buffer", "c", "\"B\"", rows, key.features) : -1;
+  const bool leaves = key.scalars_in_memory;
+  const int alpha = leaves ? graph.leaf("input", "alpha", "1", 1, 1) : -1;
+  const int beta = leaves && key.adds ? graph.leaf("input", "beta", "1", 1, 1) : -1;
+  const int bias = key.bias ? graph.leaf("input", "bias", "1", 1, key.features) : -1;
   int y = graph.apply("matmul", x, w,
                       key.w_along_k ? R"(, "attributes": {"transpose_b": true})"
                                     : R"(, "attributes": {"transpose_b": false})");
-  y = graph.scale(y, key.scalars.alpha);
-  if (adds) y = graph.apply("add", y, graph.scale(c, key.scalars.beta));
+  y = leaves ? scale_by_leaf(graph, y, alpha) : graph.scale(y, key.scalars.alpha);
+  if (key.adds) {
+    const int scaled = leaves ? scale_by_leaf(graph, c, beta) : graph.scale(c, key.scalars.beta);
+    y = graph.apply("add", y, scaled);
+  }
   if (key.bias) y = graph.apply("add", y, bias);
   char end[128];
   if (key.relu) {
     std::snprintf(end, sizeof(end), R"("op": "relu", "args": [%d])", y);
     y = graph.add(end);
   }
-  if (adds) {
+  if (key.adds) {
     std::snprintf(end, sizeof(end), R"("results": [], "updates": [{"value": %d, "buffer": %d}])", y,
                   c);
   } else {

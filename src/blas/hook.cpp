@@ -18,9 +18,15 @@ Outcome complete(const HandleCall& call, Request& request) {
       hand_on(get_stream, call.handle, &request.stream) != kSuccess) {
     return Outcome::unusual;
   }
-  if (pointer_mode != kHost) return Outcome::device_scalars;
+  const auto* alpha = static_cast<const float*>(call.alpha);
+  const auto* beta = static_cast<const float*>(call.beta);
+  if (pointer_mode == kHost) {
+    request.scalars = {*alpha, *beta};
+  } else {
+    request.alpha = alpha;
+    request.beta = beta;
+  }
   request.precision = precision_of(call.compute_type, math_mode, settings());
-  request.scalars = {*static_cast<const float*>(call.alpha), *static_cast<const float*>(call.beta)};
   return request.precision;
 }
 

@@ -11,6 +11,8 @@ namespace {
 // an H200, packing included: 512³ 0.78 × (20.7 µs), 768³ 1.98 ×, 128×4096→4096 2.8 ×.
 constexpr int64_t kLeastExtent = 128;
 constexpr int64_t kLeastWork = int64_t{600} * 600 * 600;
+// Of a batch that one launch multiplies; the least work is the whole batch's.
+constexpr int64_t kLeastExtentOfEntry = 64;
 // Of a batch whose products run one after another, each must fill the GPU.
 constexpr int64_t kLeastWorkOfEntry = int64_t{1024} * 1024 * 1024;
 constexpr int64_t kMostEntries = 64;
@@ -44,14 +46,12 @@ const char* name_of(Outcome outcome) {
       return "an epilogue or layout of cublasLt";
     case Outcome::math_mode:
       return "the math mode or compute type asks for the library";
-    case Outcome::device_scalars:
-      return "alpha and beta lie on the device";
     case Outcome::zero_alpha:
       return "alpha is zero";
     case Outcome::scalars:
-      return "too many different alpha and beta";
+      return "alpha or beta is not finite";
     case Outcome::capturing:
-      return "the stream is being captured";
+      return "new to the process, and the stream is being captured";
     case Outcome::device:
       return "the GPU, or the context of the stream";
     case Outcome::library_faster:
@@ -87,17 +87,29 @@ void switch_to(bool on) {
   switched_on.store(on, std::memory_order_relaxed);
 }
 
+namespace {
+
+// Multiplications, or as many as fit.
+int64_t work_of(const Product& p) {
+  const int64_t of_column = p.m * p.k;  // both are ints
+  const int64_t columns = p.n * p.batches;
+  return columns > INT64_MAX / of_column ? INT64_MAX : of_column * columns;
+}
+
+}  // namespace
+
 std::optional<Outcome> refuses(const Product& p) {
-  const int64_t most_work = INT64_MAX / p.k / p.m;  // m·k cannot overflow: both are ints
-  const bool large = p.n > most_work;
-  const int64_t work = large ? INT64_MAX : p.m * p.n * p.k;
-  if (p.m < kLeastExtent || p.n < kLeastExtent || p.k < kLeastExtent || work < kLeastWork) {
-    return p.batches == 1 ? Outcome::small : Outcome::small_batch;
-  }
-  if (p.batches > 1 && (work < kLeastWorkOfEntry || p.batches > kMostEntries)) {
-    return Outcome::small_batch;
+  const bool batch = p.batches > 1;
+  const int64_t least = batch ? kLeastExtentOfEntry : kLeastExtent;
+  if (p.m < least || p.n < least || p.k < least || work_of(p) < kLeastWork) {
+    return batch ? Outcome::small_batch : Outcome::small;
   }
   return std::nullopt;
+}
+
+bool may_run_one_by_one(const Product& batch) {
+  const Product entry = entry_of(batch, 0);
+  return !refuses(entry) && work_of(entry) >= kLeastWorkOfEntry && batch.batches <= kMostEntries;
 }
 
 Outcome precision_of(int compute_type, int math_mode, const Settings& settings) {

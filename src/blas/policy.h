@@ -18,7 +18,6 @@ enum class Outcome : uint8_t {
   pointer_batch,
   epilogue,
   math_mode,
-  device_scalars,
   zero_alpha,
   scalars,
   capturing,
@@ -49,6 +48,9 @@ void switch_to(bool on);
 
 // By the shape of a sound product alone: nullopt if it may be taken.
 std::optional<Outcome> refuses(const Product& product);
+
+// Whether the products of a batch may be launched one by one.
+bool may_run_one_by_one(const Product& batch);
 
 // What a program allows: taken_fp32 or taken_tf32, or math_mode where it asks for something that is
 // not Ingot's to give.

@@ -47,9 +47,9 @@ Product entry_of(const Product& batch, int64_t entry) {
 
 Matrices matrices_of(const Product& p) {
   const bool a_along_k = p.operation_a != kNone, b_along_k = p.operation_b == kNone;
-  const Operand x = {p.b, b_along_k ? p.ldb : 1, b_along_k ? 1 : p.ldb};
-  const Operand w = {p.a, a_along_k ? p.lda : 1, a_along_k ? 1 : p.lda};
-  return {p.n, p.m, p.k, x, w, p.c, p.ldc};
+  const Operand x = {p.b, b_along_k ? p.ldb : 1, b_along_k ? 1 : p.ldb, p.stride_b};
+  const Operand w = {p.a, a_along_k ? p.lda : 1, a_along_k ? 1 : p.lda, p.stride_a};
+  return {p.n, p.m, p.k, x, w, p.c, p.ldc, p.batches, p.stride_c};
 }
 
 }  // namespace ingot::blas

@@ -34,6 +34,7 @@ Product entry_of(const Product& product, int64_t entry);
 struct Operand {
   const float* data;
   int64_t row_stride, k_stride;
+  int64_t batch_stride = 0;
 };
 
 // Row-major y[s, f] = Σ_k x[s, k] · w[f, k]. That is Cᵀ: its samples are C's columns, its features
@@ -43,7 +44,12 @@ struct Matrices {
   Operand x, w;
   float* y;
   int64_t y_stride;
+  int64_t batches, y_batch_stride;
+
+  // Whether the rows of all results lie in memory as those of one matrix, which a launch for a
+  // whole batch needs.
+  bool results_follow() const { return batches == 1 || y_batch_stride == samples * y_stride; }
 };
-Matrices matrices_of(const Product& product);  // of one product, not of a batch
+Matrices matrices_of(const Product& product);
 
 }  // namespace ingot::blas

@@ -25,7 +25,10 @@ struct Epilogue {
 struct Request {
   Product product;
   Scalars scalars;
+  // Where alpha and beta lie on the device; `scalars` then says nothing.
+  const float *alpha = nullptr, *beta = nullptr;
   Epilogue epilogue;
+  bool whole = false;  // a batch is done whole or not at all
   Outcome precision = Outcome::taken_fp32;
   Stream stream = nullptr;
 };
@@ -38,13 +41,17 @@ struct Answer {
 // Never throws. What it has not done, the caller must hand on.
 Answer run(const Request& request);
 
-// The graph of a product as text, for ingot_program_create; what the leaves bind: x, w, then C
-// where beta is not zero, the bias where there is one, and y where beta is zero.
+// The graph of a product as text, for ingot_program_create; what the leaves bind: x, w, C where it
+// adds, alpha and (where it adds) beta where they lie in memory, the bias where there is one, and y
+// where it does not add.
 struct GraphKey {
-  int64_t features, k;
-  bool w_along_k;
-  Scalars scalars;
-  bool bias, relu;
+  int64_t features = 0, k = 0;
+  int64_t batch_rows = 0;  // samples of each product of a batch; 0: there is no batch
+  bool w_along_k = false;
+  bool adds = false;               // beta · C
+  bool scalars_in_memory = false;  // alpha and beta; zero ones there count as BLAS has it
+  Scalars scalars;                 // elsewhere
+  bool bias = false, relu = false;
 };
 std::string graph_of(const GraphKey& key);
 

@@ -312,11 +312,15 @@ std::optional<MatrixOperand> OwnProduct::result(const Lowering& to, const Matrix
   if (const int index = to.tensor_of(epilogue_.stored); index >= 0) {
     // One row a sample, whatever the shape of the tensor: dense, or a matrix with wider rows.
     const ingot_tensor& tensor = to.tensors[static_cast<size_t>(index)];
+    const bool one_row = tensor.sizes[kRows] == 1;
+    const int64_t row_stride = tensor.strides[one_row ? kBatch : kRows];
     const bool matrix = tensor.sizes[kFeatures] == plan_.graph[sweep_.matmul].shape.features &&
-                        tensor.sizes[kRows] == 1 && tensor.sizes[kGroups] == 1 &&
+                        tensor.sizes[kGroups] == 1 &&
+                        (one_row || tensor.sizes[kBatch] == 1 ||
+                         tensor.strides[kBatch] == tensor.sizes[kRows] * row_stride) &&
                         (tensor.strides[kFeatures] == 1 || tensor.sizes[kFeatures] == 1);
     if (!is_dense(tensor) && !matrix) return std::nullopt;
-    if (!is_dense(tensor)) y.row_stride = tensor.strides[kBatch];
+    if (!is_dense(tensor)) y.row_stride = row_stride;
   }
   y.address = to.bind(epilogue_.stored, plan_.graph[epilogue_.stored].shape).address;
   y.alignment = to.alignment_of(y.address);

@@ -174,10 +174,23 @@ TEST(BlasPolicy, RefusesWhatIsSmallOrThin) {
   EXPECT_EQ(judged(100000, 32, 32), Outcome::small);
   EXPECT_EQ(judged(10, 100000, 784), Outcome::small);
   EXPECT_EQ(judged(4096, 1, 4096), Outcome::small);
-  EXPECT_EQ(judged(64, 64, 64, 4096), Outcome::small_batch);
-  EXPECT_EQ(judged(512, 512, 512, 8), Outcome::small_batch);
-  EXPECT_EQ(judged(2048, 2048, 2048, 8), std::nullopt);
-  EXPECT_EQ(judged(2048, 2048, 2048, 65), Outcome::small_batch);
+  EXPECT_EQ(judged(64, 64, 64, 4096), std::nullopt);
+  EXPECT_EQ(judged(64, 64, 64, 512), Outcome::small_batch);
+  EXPECT_EQ(judged(32, 256, 256, 4096), Outcome::small_batch);
+  EXPECT_EQ(judged(INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX), std::nullopt);
+}
+
+TEST(BlasPolicy, RunsFewLargeProductsOfABatchOneByOne) {
+  const auto may = [](int64_t size, int64_t batches) {
+    Product p;
+    p.m = p.n = p.k = size;
+    p.batches = batches;
+    return may_run_one_by_one(p);
+  };
+  EXPECT_TRUE(may(1024, 8));
+  EXPECT_TRUE(may(2048, 64));
+  EXPECT_FALSE(may(2048, 65));
+  EXPECT_FALSE(may(1000, 8));
 }
 
 class Program {
@@ -205,38 +218,99 @@ ingot_tensor tensor(const void* data, std::array<int64_t, 4> sizes,
   return t;
 }
 
+// What a graph of a product computes from its leaves, in order; the last is the result.
+void run(const std::string& graph, int64_t batch, const std::vector<ingot_tensor>& tensors) {
+  const Program program(graph, nullptr);
+  ASSERT_EQ(program.status(), INGOT_OK) << ingot_last_error() << graph;
+  size_t bytes = 0;
+  ASSERT_EQ(ingot_program_workspace_size(*program, batch, &bytes), INGOT_OK);
+  void* const workspace = std::aligned_alloc(256, (bytes + 511) / 256 * 256);
+  ASSERT_EQ(ingot_program_run(*program, batch, tensors.data(), static_cast<int>(tensors.size()),
+                              workspace, bytes, nullptr),
+            INGOT_OK)
+      << ingot_last_error() << graph;
+  std::free(workspace);
+}
+
 // The graph computes what its scalars and epilogue say, in place where beta is not zero.
 TEST(BlasGraph, ComputesScaledProductsWithTheirEpilogue) {
   const Problem p = problem(1, 0, 24, 10, 16, 0);
   const blas::Matrices m = matrices_of(p.product);
   const std::vector<float> bias = random_values(24, 4);
-  for (const auto& [alpha, beta] : {std::pair{1.0f, 0.0f}, {0.5f, 1.0f}, {-2.25f, 1e-3f}}) {
-    for (const bool biased : {false, true}) {
-      const std::string graph = graph_of({24, 16, true, {alpha, beta}, biased, biased});
-      const Program program(graph, nullptr);
-      ASSERT_EQ(program.status(), INGOT_OK) << ingot_last_error() << graph;
-      std::vector<float> y = p.c;
-      std::vector<ingot_tensor> tensors = {
-          tensor(m.x.data, {10, 1, 1, 16}, {m.x.row_stride, 0, 0, 1}),
-          tensor(m.w.data, {1, 24, 1, 16}, {0, m.w.row_stride, 0, 1})};
-      const ingot_tensor result = tensor(y.data(), {10, 1, 1, 24}, {24, 0, 0, 1});
-      if (beta != 0) tensors.push_back(result);
-      if (biased) tensors.push_back(tensor(bias.data(), {1, 1, 1, 24}, {0, 0, 0, 1}));
-      if (beta == 0) tensors.push_back(result);
-      size_t bytes = 0;
-      ASSERT_EQ(ingot_program_workspace_size(*program, 10, &bytes), INGOT_OK);
-      void* const workspace = std::aligned_alloc(256, (bytes + 511) / 256 * 256);
-      ASSERT_EQ(ingot_program_run(*program, 10, tensors.data(), static_cast<int>(tensors.size()),
-                                  workspace, bytes, nullptr),
-                INGOT_OK)
-          << ingot_last_error();
-      std::free(workspace);
-      for (int64_t j = 0; j < 10; ++j) {
-        for (int64_t i = 0; i < 24; ++i) {
-          const auto at = static_cast<size_t>(i + j * 24);
-          double expected = alpha * element(p, i, j) + beta * static_cast<double>(p.c[at]);
-          if (biased) expected = std::max(0.0, expected + bias[static_cast<size_t>(i)]);
-          ASSERT_NEAR(y[at], expected, 1e-5) << graph;
+  for (const bool in_memory : {false, true}) {
+    for (const auto& [alpha, beta] : {std::pair{1.0f, 0.0f}, {0.5f, 1.0f}, {-2.25f, 1e-3f}}) {
+      for (const bool biased : {false, true}) {
+        const std::string graph =
+            graph_of({24, 16, 0, true, beta != 0, in_memory, {alpha, beta}, biased, biased});
+        std::vector<float> y = p.c;
+        std::vector<ingot_tensor> tensors = {
+            tensor(m.x.data, {10, 1, 1, 16}, {m.x.row_stride, 0, 0, 1}),
+            tensor(m.w.data, {1, 24, 1, 16}, {0, m.w.row_stride, 0, 1})};
+        const ingot_tensor result = tensor(y.data(), {10, 1, 1, 24}, {24, 0, 0, 1});
+        if (beta != 0) tensors.push_back(result);
+        if (in_memory) tensors.push_back(tensor(&alpha, {1, 1, 1, 1}, {0, 0, 0, 0}));
+        if (in_memory && beta != 0) tensors.push_back(tensor(&beta, {1, 1, 1, 1}, {0, 0, 0, 0}));
+        if (biased) tensors.push_back(tensor(bias.data(), {1, 1, 1, 24}, {0, 0, 0, 1}));
+        if (beta == 0) tensors.push_back(result);
+        run(graph, 10, tensors);
+        for (int64_t j = 0; j < 10; ++j) {
+          for (int64_t i = 0; i < 24; ++i) {
+            const auto at = static_cast<size_t>(i + j * 24);
+            double expected = alpha * element(p, i, j) + beta * static_cast<double>(p.c[at]);
+            if (biased) expected = std::max(0.0, expected + bias[static_cast<size_t>(i)]);
+            ASSERT_NEAR(y[at], expected, 1e-5) << graph;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Where alpha is zero the operands do not count, where beta is, C does not: also NaN.
+TEST(BlasGraph, ZerosInMemoryCountAsBlasHasIt) {
+  const float nan = std::nanf(""), zero = 0, half = 0.5f;
+  const std::string graph = graph_of({8, 8, 0, true, true, true, {}, false, false});
+  const std::vector<float> finite(64, 2), unknown(64, nan);
+  const auto result = [&](const std::vector<float>& x, float c, const float* alpha,
+                          const float* beta) {
+    std::vector<float> y(64, c);
+    run(graph, 8,
+        {tensor(x.data(), {8, 1, 1, 8}, {8, 0, 0, 1}),
+         tensor(finite.data(), {1, 8, 1, 8}, {0, 8, 0, 1}),
+         tensor(y.data(), {8, 1, 1, 8}, {8, 0, 0, 1}), tensor(alpha, {1, 1, 1, 1}, {0, 0, 0, 0}),
+         tensor(beta, {1, 1, 1, 1}, {0, 0, 0, 0})});
+    return y[9];
+  };
+  EXPECT_EQ(result(finite, nan, &half, &zero), 16);
+  EXPECT_EQ(result(unknown, 6, &zero, &half), 3);
+  EXPECT_TRUE(std::isnan(result(finite, nan, &half, &half)));
+  EXPECT_TRUE(std::isnan(result(unknown, 6, &half, &half)));
+}
+
+// A batch in one run; with an operand that all its products share, and rows further apart.
+TEST(BlasGraph, MultipliesABatch) {
+  const int64_t m = 12, n = 10, k = 16, batches = 3, ldy = 15;
+  for (const bool along_k : {false, true}) {
+    for (const int64_t stride : {int64_t{0}, m * k + 4}) {
+      const std::vector<float> a = random_values(batches * (m * k + 4), 1);
+      const std::vector<float> b = random_values(batches * n * k, 2);
+      std::vector<float> y(static_cast<size_t>(batches * n * ldy), -7);
+      const ingot_tensor w = along_k ? tensor(a.data(), {batches, m, 1, k}, {stride, k, 0, 1})
+                                     : tensor(a.data(), {batches, k, 1, m}, {stride, m, 0, 1});
+      run(graph_of({m, k, n, along_k, false, false, {}, false, false}), batches,
+          {tensor(b.data(), {batches, n, 1, k}, {n * k, k, 0, 1}), w,
+           tensor(y.data(), {batches, n, 1, m}, {n * ldy, ldy, 0, 1})});
+      for (int64_t e = 0; e < batches; ++e) {
+        for (int64_t j = 0; j < n; ++j) {
+          for (int64_t i = 0; i < ldy; ++i) {
+            double sum = i < m ? 0 : -7;
+            for (int64_t l = 0; i < m && l < k; ++l) {
+              const int64_t at = along_k ? i * k + l : l * m + i;
+              sum += static_cast<double>(a[static_cast<size_t>(e * stride + at)]) *
+                     b[static_cast<size_t>((e * n + j) * k + l)];
+            }
+            ASSERT_NEAR(y[static_cast<size_t>((e * n + j) * ldy + i)], sum, 1e-5);
+          }
         }
       }
     }
@@ -248,7 +322,7 @@ TEST(BlasGraph, ComputesScaledProductsWithTheirEpilogue) {
 TEST(BlasGraph, SaysWhoMultipliesOnAGpu) {
   if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
   const auto uses_library = [](int64_t m, int64_t n, int64_t k, float beta, bool aligned = true) {
-    const Program program(graph_of({m, k, true, {1, beta}, false, false}),
+    const Program program(graph_of({m, k, 0, true, beta != 0, false, {1, beta}, false, false}),
                           R"({"device": "cuda", "sm": 90})");
     EXPECT_EQ(program.status(), INGOT_OK) << ingot_last_error();
     auto* const weight = reinterpret_cast<float*>(4096);
@@ -269,8 +343,39 @@ TEST(BlasGraph, SaysWhoMultipliesOnAGpu) {
   EXPECT_EQ(uses_library(128, 16, 16384, 0), 1);  // few results of long sums
 }
 
+// One launch for the whole batch, also with rows of the result further apart and scalars in memory.
+TEST(BlasGraph, SaysWhoMultipliesBatchesOnAGpu) {
+  if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
+  const auto uses_library = [](int64_t m, int64_t n, int64_t k, int64_t batches, int64_t gap = 0,
+                               bool shared_b = false, bool in_memory = false) {
+    const Program program(graph_of({m, k, n, true, in_memory, in_memory, {}, false, false}),
+                          R"({"device": "cuda", "sm": 90})");
+    EXPECT_EQ(program.status(), INGOT_OK) << ingot_last_error();
+    auto* const data = reinterpret_cast<float*>(4096);
+    const ingot_tensor scalar = tensor(data, {1, 1, 1, 1}, {0, 0, 0, 0});
+    std::vector<ingot_tensor> tensors = {
+        tensor(data, {batches, n, 1, k}, {shared_b ? 0 : n * k, k, 0, 1}),
+        tensor(data, {batches, m, 1, k}, {m * k, k, 0, 1}),
+        tensor(data, {batches, n, 1, m}, {n * (m + gap), m + gap, 0, 1})};
+    if (in_memory) tensors.insert(tensors.end(), {scalar, scalar});
+    for (ingot_tensor& t : tensors) t.device = 0;
+    int uses = -1;
+    EXPECT_EQ(ingot_program_uses_library(*program, batches, tensors.data(),
+                                         static_cast<int>(tensors.size()), &uses),
+              INGOT_OK)
+        << ingot_last_error();
+    return uses;
+  };
+  EXPECT_EQ(uses_library(1024, 1024, 1024, 8), 0);
+  EXPECT_EQ(uses_library(1024, 1024, 1024, 8, 32), 0);
+  EXPECT_EQ(uses_library(1024, 1024, 1024, 8, 0, true), 0);
+  EXPECT_EQ(uses_library(1024, 1024, 1024, 8, 32, true, true), 0);
+  EXPECT_EQ(uses_library(512, 512, 512, 96), 0);
+}
+
 TEST(BlasGraph, NumbersHaveAPointInEveryLocale) {
-  EXPECT_THAT(graph_of({8, 8, false, {0.5f, 0}, false, false}), HasSubstr("\"value\": 0.5}"));
+  EXPECT_THAT(graph_of({8, 8, 0, false, false, false, {0.5f, 0}, false, false}),
+              HasSubstr("\"value\": 0.5}"));
 }
 
 }  // namespace

@@ -108,34 +108,66 @@ def batches() -> dict:
     """Strided batches: of large products, and of one weight with many inputs."""
     blas, random, errors = Cublas(), np.random.default_rng(2), []
     one, half = c_float(1.0), c_float(0.5)
+    # m, n, k, products, which operand they share, how much further apart C's columns lie
     cases = (
-        ("cublasSgemmStridedBatched", 1024, 1024, 1024, 2, False, ()),
-        ("cublasSgemmStridedBatched_64", 512, 160, 704, 4, True, ()),
-        ("cublasGemmStridedBatchedEx", 1024, 1024, 1025, 2, False, (COMPUTE_32F, -1)),
-        ("cublasGemmStridedBatchedEx_64", 512, 160, 704, 4, True, (COMPUTE_32F, -1)),
+        ("cublasSgemmStridedBatched", 512, 384, 512, 3, "", 0, ()),
+        ("cublasSgemmStridedBatched_64", 512, 160, 704, 4, "a", 0, ()),
+        ("cublasGemmStridedBatchedEx", 260, 130, 1025, 8, "", 4, (COMPUTE_32F, -1)),
+        ("cublasGemmStridedBatchedEx_64", 512, 160, 704, 4, "b", 0, (COMPUTE_32F, -1)),
     )
-    for name, m, n, k, count, shared, ex in cases:
-        a = random.standard_normal((1 if shared else count, k, m), dtype=np.float32)
-        b = random.standard_normal((count, n, k), dtype=np.float32)
-        c = random.standard_normal((count, n, m), dtype=np.float32)
+    launches = []
+    for name, m, n, k, count, shared, gap, ex in cases:
+        a = random.standard_normal((1 if shared == "a" else count, k, m), dtype=np.float32)
+        b = random.standard_normal((1 if shared == "b" else count, n, k), dtype=np.float32)
+        wide = random.standard_normal((count, n, m + gap), dtype=np.float32)
+        c, kept = wide[:, :, :m], wide.copy()
         truth = b.astype(np.float64) @ a.astype(np.float64) + 0.5 * c.astype(np.float64)
-        strides = (0 if shared else m * k, k * n, m * n)
+        strides = (0 if shared == "a" else m * k, 0 if shared == "b" else k * n, (m + gap) * n)
         given = strided_arguments(
-            name, m, n, k, a, strides[0], b, strides[1], c, strides[2], count, one, half, ex
+            name, m, n, k, a, strides[0], b, strides[1], wide, strides[2], count, one, half, ex
         )
+        given[-3 - len(ex)].value = m + gap  # the leading dimension of C
         assert blas.call(name, *given) == 0
         errors.append(float(np.linalg.norm(c - truth) / np.linalg.norm(truth)))
-    return {"worst": max(errors), "library": [blas.calls(case[0]) for case in cases]}
+        assert np.array_equal(wide[:, :, m:], kept[:, :, m:])
+        launches.append(ingot_runs())
+    return {
+        "worst": max(errors),
+        "library": [blas.calls(case[0]) for case in cases],
+        "launches": launches,
+    }
+
+
+def ingot_runs() -> int:
+    return fake_ingot().fake_runs()
+
+
+def fake_ingot() -> ctypes.CDLL:
+    """That of this process, which libingot_blas.so opened."""
+    library = ctypes.CDLL(os.environ["INGOT_LIBRARY"])
+    library.fake_runs.restype = ctypes.c_long
+    library.fake_workspace.restype = c_void_p
+    return library
+
+
+def fake_driver() -> ctypes.CDLL:
+    library = ctypes.CDLL(os.environ["INGOT_LIBCUDA"])
+    library.fake_begin_capture.restype = c_void_p
+    library.fake_freed.restype = ctypes.c_long
+    return library
 
 
 def second_fails() -> dict:
-    """The second product of a batch cannot be launched: the library does it, and none twice."""
+    """The second product of a batch cannot be launched: the library does it, and none twice. The
+    results lie apart, so that each has a launch."""
     blas, random, name = Cublas(), np.random.default_rng(3), "cublasSgemmStridedBatched"
     m = n = k = 1024
-    a, b, c = (random.standard_normal((3, m, m), dtype=np.float32) for _ in range(3))
+    a, b = (random.standard_normal((3, m, m), dtype=np.float32) for _ in range(2))
+    apart = random.standard_normal((3, m + 1, m), dtype=np.float32)
+    c = apart[:, :m]
     truth = b.astype(np.float64) @ a.astype(np.float64) + 0.5 * c.astype(np.float64)
     one, half = c_float(1.0), c_float(0.5)
-    given = strided_arguments(name, m, n, k, a, m * k, b, k * n, c, m * n, 3, one, half)
+    given = strided_arguments(name, m, n, k, a, m * k, b, k * n, c, m * (n + 1), 3, one, half)
     assert blas.call(name, *given) == 0
     error = float(np.linalg.norm(c - truth) / np.linalg.norm(truth))
     return {"worst": error, "batches": blas.arguments(name, 18)[17], "calls": blas.calls(name)}
@@ -177,9 +209,6 @@ def handed_on() -> dict:
             check(f"math mode {mode}", plain, gemm(plain))
             check(f"math mode {mode}", general, gemm(general))
         library.cublasSetMathMode(handle, 0)
-        library.cublasSetPointerMode_v2(handle, 1)
-        check("device scalars", plain, gemm(plain))
-        library.cublasSetPointerMode_v2(handle, 0)
         library.cublasSetStream_v2(handle, c_void_p(0xBAD))
         check("a stream of another context", plain, gemm(plain))
         library.cublasSetStream_v2(handle, None)
@@ -256,6 +285,98 @@ def repeated() -> dict:
     }
 
 
+def device_scalars() -> dict:
+    """alpha and beta where the device has them, zeros among them; and more of them than kernels are
+    made for, on the host."""
+    blas, random, worst = Cublas(), np.random.default_rng(7), 0.0
+    m, n, k = 512, 384, 1216
+    a, b = Matrix(random, m, k), Matrix(random, k, n)
+    product = applied(0, a) @ applied(0, b)
+    several = [(1.0, 0.0), (0.5, -2.0), (0.0, 0.75), (0.0, 0.0), (float("inf"), 1.0)]
+    cases = [(1, pair) for pair in several]
+    cases += [(0, (1 + i / 64, beta)) for i in range(20) for beta in (0.0, 0.5)]
+    for mode, (alpha, beta) in cases:
+        c = Matrix(random, m, n)
+        if beta == 0:
+            c.storage[:] = np.nan
+        truth = alpha * product if alpha else 0 * product
+        truth = truth + beta * c.value.astype(np.float64) if beta else truth
+        blas.library.cublasSetPointerMode_v2(blas.handle, mode)
+        given = gemm_arguments(
+            "cublasSgemm_v2", 0, 0, m, n, k, c_float(alpha), a, b, c_float(beta), c
+        )
+        assert blas.call("cublasSgemm_v2", *given) == 0
+        if np.isinf(alpha):
+            assert np.array_equal(c.value, truth)
+        else:
+            worst = max(worst, float(np.linalg.norm(c.value - truth)))
+    return {"worst": worst / float(np.linalg.norm(product)), "count": len(cases),
+            "library": blas.calls("cublasSgemm_v2")}  # fmt: skip
+
+
+def captures() -> dict:
+    """Where products work whose streams are captured: `place` numbers the workspaces."""
+    blas, driver, found = Cublas(), fake_driver(), {}
+    places: list = []
+    first, second = c_void_p(256), c_void_p(512)
+
+    def place(stream, size: int = 512) -> int:
+        blas.library.cublasSetStream_v2(blas.handle, stream)
+        before = ingot_runs()
+        assert one_product(blas, n=size)["worst"] < 1e-6
+        if ingot_runs() == before:
+            return -1
+        where = fake_ingot().fake_workspace()
+        if where not in places:
+            places.append(where)
+        return places.index(where)
+
+    def captured(*products) -> tuple:
+        graph = c_void_p(driver.fake_begin_capture(first, second))
+        answer = [place(*product) for product in products]
+        driver.fake_end_capture()
+        return graph, answer
+
+    new, found["new"] = captured((first,))
+    found["eager"] = [place(first), place(first, 2048), place(second)]
+    one, found["one"] = captured((first,), (first,), (second,), (first,))
+    two, found["two"] = captured((first,), (first, 2048), (first,))
+    found["eager again"] = [place(first), place(second)]
+    driver.fake_destroy_graph(one)
+    three, found["three"] = captured((first,), (second,))
+    driver.fake_destroy_graph(two)
+    driver.fake_destroy_graph(three)
+    driver.fake_destroy_graph(new)
+    found["four"] = captured((first, 2048))[1]
+    found["library"] = blas.calls("cublasSgemm_v2")
+    return found
+
+
+def fills_up() -> dict:
+    """The program comes to need the card that had room before."""
+    blas, driver, name = Cublas(), fake_driver(), "cublasSgemm_v2"
+    random, taken = np.random.default_rng(8), []
+    a, b, c = (Matrix(random, 1024, 1024) for _ in range(3))
+    given = gemm_arguments(name, 0, 0, 1024, 1024, 1024, c_float(1.0), a, b, c_float(0.0), c)
+
+    def some(count: int) -> None:
+        before = blas.calls(name)
+        for _ in range(count):
+            assert blas.call(name, *given) == 0
+        taken.append(count - (blas.calls(name) - before))
+
+    some(300)
+    driver.fake_fill(95)
+    before = driver.fake_freed()
+    some(100)  # what is held may stay: 5 % are left
+    driver.fake_fill(98)
+    some(250)
+    freed = driver.fake_freed() - before
+    driver.fake_fill(0)
+    some(1100)
+    return {"taken": taken, "freed": freed}
+
+
 def tf32() -> dict:
     blas = Cublas()
     blas.library.cublasSetMathMode(blas.handle, 3)
@@ -307,13 +428,13 @@ def matmul(**change) -> dict:
 
 def lt() -> dict:
     taken = ({}, {"beta": 0.5}, {"epilogue": 4}, {"epilogue": 2}, {"epilogue": 6, "beta": 1.0})
+    taken += ({"pointer_mode": 1}, {"pointer_mode": 1, "beta": -1.5})
     errors = [matmul(**change) for change in taken]
     left = (
         {"epilogue": 36},
         {"compute": PEDANTIC},
         {"type": HALF},
         {"order": 1},
-        {"pointer_mode": 1},
         {"beta": 1.0, "in_place": False},
     )
     library = [matmul(**change)["library"] for change in left]

@@ -1,5 +1,5 @@
 /* A libingot.so whose programs, planned for a GPU, run on the CPU: the real library at
- * FAKE_REAL_INGOT does both. FAKE_FAIL names a function that fails ("run", "prepare"). */
+ * FAKE_REAL_INGOT does both (FAKE_IDLE: what runs computes nothing). FAKE_FAIL names a function that fails ("run", "prepare"). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -28,6 +28,12 @@ int fake_finds(void* library, void* expected) {
   return dlsym(library, "cublasLtMatmul") == expected;
 }
 
+/* Where the last run worked, and how many there were. */
+static void* worked_in;
+static long runs_so_far;
+void* fake_workspace(void) { return worked_in; }
+long fake_runs(void) { return runs_so_far; }
+
 int ingot_abi_version(void) { return REAL(ingot_abi_version)(); }
 const char* ingot_last_error(void) {
   return getenv("FAKE_FAIL") ? "as the test wished" : REAL(ingot_last_error)();
@@ -46,7 +52,8 @@ ingot_status ingot_program_uses_library(ingot_program* program, int64_t batch,
 }
 ingot_status ingot_program_workspace_size(ingot_program* program, int64_t batch, size_t* bytes) {
   const ingot_status status = REAL(ingot_program_workspace_size)(program->run, batch, bytes);
-  return *bytes += (size_t)4 << 20, status; /* a GPU's program needs some */
+  *bytes += ((size_t)4 << 20) + (size_t)batch * 8192; /* a GPU's program needs some */
+  return status;
 }
 ingot_status ingot_program_prepare(ingot_program* program, int64_t batch, int device) {
   (void)device;
@@ -57,6 +64,9 @@ ingot_status ingot_program_run(ingot_program* program, int64_t batch, const ingo
                                int count, void* workspace, size_t bytes, void* stream) {
   static __thread int runs;
   if (fails("run") || (fails("second run") && ++runs == 2)) return INGOT_FAILED;
+  worked_in = workspace;
+  __atomic_add_fetch(&runs_so_far, 1, __ATOMIC_SEQ_CST);
+  if (getenv("FAKE_IDLE")) return INGOT_OK;
   ingot_tensor host[8];
   for (int i = 0; i < count; ++i) {
     host[i] = tensors[i];
