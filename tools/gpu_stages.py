@@ -61,6 +61,7 @@ class Settings:
     rounds: int = 20
     compiled: bool = True
     half: bool = False
+    programs: bool = True
     seconds: float = 600.0
 
     def file(self, folder: str = "") -> Path:
@@ -294,10 +295,17 @@ def blas_missing(settings: Settings) -> str:
     return "" if beside.is_file() else f"{beside} is not built"
 
 
-def blas(_: Any, settings: Settings) -> Outcome:
-    command = [sys.executable, CHECKS / "check_blas.py", settings.library]
-    command += ["--device", settings.device, "--out", settings.file("blas")]
-    command += ["--seconds", max(20.0, settings.seconds - 30)]
+def blas_steps(settings: Settings) -> list[Step]:
+    programs = [Step("programs", "blas_programs.py", alone=True)] if settings.programs else []
+    return [Step("60 shapes", "check_blas.py", alone=True), *programs]
+
+
+def blas(script: str, settings: Settings) -> Outcome:
+    command = [sys.executable, CHECKS / script, settings.library]
+    results = settings.file("blas" if script == "check_blas.py" else "blas-programs")
+    command += ["--device", settings.device, "--out", results]
+    most = settings.seconds - 30 if script == "check_blas.py" else min(settings.seconds - 5, 120)
+    command += ["--seconds", max(20.0, most)]
     return outcome(*run_script(command, settings))
 
 
@@ -557,9 +565,10 @@ STAGES = {
         seconds=120.0,
     ),
     "blas": Stage(
-        lambda settings: [Step("60 shapes", alone=True)],
+        blas_steps,
         blas,
-        "PyTorch's products with libingot_blas.so in front of cuBLAS, against fp64 and cuBLAS",
+        "products with libingot_blas.so in front of cuBLAS, of PyTorch and in programs of several "
+        "frameworks, against fp64 and cuBLAS",
         seconds=300.0,
         missing=blas_missing,
     ),

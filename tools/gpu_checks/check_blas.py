@@ -5,13 +5,13 @@ python check_blas.py LIBRARY [--device cuda|cpu] [--rounds 20] [--seconds 300] [
 LIBRARY is libingot.so; libingot_blas.so lies beside it. Two processes, one with it in LD_PRELOAD
 and one without, take turns at 60 shapes: in each round both time the same product, cold (the L2
 cache overwritten before it), by events on the stream. Before that each compares torch.mm, addmm,
-bmm and einsum over transpositions, strides and scalars, and then every shape, with fp64. Exit
-status 1 where an error is above both 1e-6 and the library's, where nothing was taken, or where a
-shape is slower than the library: where the 95 % interval of the median ratio lies below 0.98 whole,
-or, of a shape that was handed on (its error is cuBLAS's to the last bit), below 0.94. There the
-same kernel runs on either side, on other addresses, which was seen to make 4 % of a difference. A
-CPU has no cuBLAS to stand before: there both sides are the same, the shapes small and the times
-without a bound; it shows that this program runs.
+bmm and einsum over transpositions, strides and scalars, CUDA graphs of products, and then every
+shape, with fp64. Exit status 1 where an error is above both 1e-6 and the library's, where nothing
+was taken, or where a shape is slower than the library: where the 95 % interval of the median ratio
+lies below 0.98 whole, or, of a shape that was handed on (its error is cuBLAS's to the last bit),
+below 0.94. There the same kernel runs on either side, on other addresses, which was seen to make
+4 % of a difference. A CPU has no cuBLAS to stand before: there both sides are the same, the shapes
+small and the times without a bound; it shows that this program runs.
 """
 
 from __future__ import annotations
@@ -171,6 +171,71 @@ def operators(device: str) -> dict:
     return errors
 
 
+def graphs() -> dict:
+    """Two CUDA graphs that live at once, replayed in turn, at the same time and beside products,
+    and a third one after the first is gone: largest relative errors."""
+    import torch
+
+    names = ("two graphs, in turn", "two graphs at once", "graphs beside products", "a later graph")
+    size, errors, aside = 1024, dict.fromkeys(names, 0.0), torch.cuda.Stream()
+    torch.manual_seed(3)
+    inputs = [torch.randn(size, size, device="cuda") for _ in range(6)]
+
+    def chain(x, w, v):
+        return (x @ w / 32) @ v / 32
+
+    def captured(x, w, v):
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                chain(x, w, v)
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            out = chain(x, w, v)
+        return graph, out
+
+    def check(name: str, out, x, w, v) -> None:
+        torch.cuda.synchronize()
+        found = distance(out, chain(x.double(), w.double(), v.double()))
+        errors[name] = max(errors[name], found)
+
+    a, b, c, d, e, f = inputs
+    first, one = captured(a, b, c)
+    second, two = captured(d, e, f)
+    for number in range(6):
+        for each in (a, d):
+            each.normal_()
+        first.replay()
+        second.replay()
+        first.replay()
+        check("two graphs, in turn", one, a, b, c)
+        check("two graphs, in turn", two, d, e, f)
+        first.replay()
+        with torch.cuda.stream(aside):
+            second.replay()
+        check("two graphs at once", one, a, b, c)
+        check("two graphs at once", two, d, e, f)
+        found = []
+        for graph in (first, second):
+            graph.replay()
+            with torch.cuda.stream(aside):
+                found.append(chain(b, c, d))
+        for out in found:
+            check("graphs beside products", out, b, c, d)
+        check("graphs beside products", one, a, b, c)
+        check("graphs beside products", two, d, e, f)
+        if number == 3:
+            del first
+            first, one = captured(b, c, a)
+            a, b, c = b, c, a
+            second.replay()
+            first.replay()
+            check("a later graph", one, a, b, c)
+            check("a later graph", two, d, e, f)
+    return errors
+
+
 class Timer:
     def __init__(self, device: str) -> None:
         import torch
@@ -216,6 +281,8 @@ def work(device: str) -> None:
         what, subject = json.loads(line)
         if what == "operators":
             answer = operators(device)
+            if device == "cuda":
+                answer.update(graphs())
         elif what == "check":
             answer = check_shape(tuple(subject), device)
         else:
@@ -330,6 +397,11 @@ def run(options: argparse.Namespace) -> int:
     every = sum(row["count"] for row in rows)
     if cuda and taken == 0:
         failures.append("nothing was taken")
+    outcomes: dict = {}
+    for row in rows:
+        outcomes[row["outcome"]] = outcomes.get(row["outcome"], 0) + row["count"]
+    for outcome, count in outcomes.items():
+        print(f"{count:7} {outcome}")
     if options.out:
         from ingot.bench.records import write_whole
 
