@@ -171,6 +171,21 @@ def idle() -> list:
         return [line for line in maps if "libcu" in line or "libingot.so" in line]
 
 
+def pytorch() -> list:
+    """How many of PyTorch's entries lead to Ingot: enabled before it comes, and again after it."""
+    ingot.enable()
+    import torch
+    from ingot import any_program
+
+    library = any_program._loaded()
+    found = [torch.version.cuda is not None, library.ingot_blas_enable()]
+    ingot.disable()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ingot.enable()
+    return found
+
+
 def ingots_own() -> int:
     """Where libingot.so's own calls go."""
     library = ctypes.CDLL("libcublasLt.so.13")

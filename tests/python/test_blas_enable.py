@@ -93,6 +93,14 @@ def test_ingots_own_calls_go_below(fakes):
     assert call(fakes, "ingots_own") == 1
 
 
+def test_pytorch_is_reached(fakes):
+    """PyTorch built for CUDA imports products of cuBLAS, whether there is a GPU or not."""
+    built_for_cuda, reached = call(fakes, "pytorch", LD_LIBRARY_PATH="")
+    if not built_for_cuda:
+        pytest.skip("this PyTorch is built without CUDA")
+    assert reached >= 4
+
+
 @pytest.mark.parametrize("switch", ["INGOT", "INGOT_BLAS"])
 def test_the_environment_has_the_last_word(fakes, switch):
     assert call(fakes, "asked_before", **{switch: "off"}) == [LIBRARY] * 4

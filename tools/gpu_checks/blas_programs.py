@@ -362,7 +362,7 @@ def measure(number: int, options, binary: str, ingot: bool, limit: float) -> Fou
             last = (answer.stderr.strip() or "no output").splitlines()[-1]
             return Found(problem=f"exit status {answer.returncode}: {last}")
         found = Found(**json.loads(lines[-1]))
-        for text in (report.read_text().splitlines() if report.exists() else []):
+        for text in report.read_text().splitlines() if report.exists() else []:
             rows = json.loads(text)["products"]
             found.taken += sum(row["count"] for row in rows if row["taken"])
             found.every += sum(row["count"] for row in rows)
