@@ -44,11 +44,12 @@ def _glu(writer: Writer, x: torch.fx.Node, dim: int) -> torch.fx.Node | None:
     return writer.call(_aten.mul.Tensor, sizes, writer.part(x, dim, 0, half), gate)
 
 
-def _adaptive_avg_pool2d(writer: Writer, x: torch.fx.Node, size) -> torch.fx.Node | None:
-    """To one number a plane, which PyTorch computes as the mean that it is."""
+def _adaptive_avg_pool(writer: Writer, x: torch.fx.Node, size) -> torch.fx.Node | None:
+    """To one number a plane (or what has three dimensions), the mean of it."""
     if any(s != 1 for s in size):
         return None
-    return writer.call(_aten.mean.dim, example(writer.node).shape, x, [-1, -2], True)
+    dims = [-1 - at for at in range(len(size))]
+    return writer.call(_aten.mean.dim, example(writer.node).shape, x, dims, True)
 
 
 def _max_pool1d(writer: Writer, x, kernel, stride, padding, dilation, ceil_mode):
@@ -129,7 +130,8 @@ def _nothing(writer: Writer, x, *_: Any) -> torch.fx.Node:
 
 _RULES: dict[Any, Callable] = {
     _aten.slice.Tensor: _slice,
-    _aten.adaptive_avg_pool2d.default: _adaptive_avg_pool2d,
+    _aten.adaptive_avg_pool2d.default: _adaptive_avg_pool,
+    _aten.adaptive_avg_pool3d.default: _adaptive_avg_pool,
     _aten.adaptive_max_pool1d.default: _adaptive_max_pool1d,
     _aten.glu.default: _glu,
     _aten.addmm.default: _with_no_sum,

@@ -8,6 +8,7 @@ from ingot.capture.cutting import Cut
 from ingot.capture.decompose import decompose
 from ingot.capture.feed import Feed
 from ingot.capture.leading_axes import merge_leading_axes
+from ingot.capture.merged_axes import merge_axes
 from ingot.capture.plain_products import take_products_apart
 
 
@@ -31,6 +32,7 @@ def import_graph(
     if not feed.rewritten:
         decompose(feed.graph)
         merge_leading_axes(feed.graph)
+        merge_axes(feed.graph)
         feed.rewritten = True
     refused = dict(refused or {})
     while True:
