@@ -290,6 +290,14 @@ def devices(_: Any, settings: Settings) -> Outcome:
     return outcome(*run_script([sys.executable, CHECKS / "check_devices.py"], settings))
 
 
+def conv_chains(_: Any, settings: Settings) -> Outcome:
+    command = [sys.executable, CHECKS / "time_conv_chains.py", "--device", settings.device]
+    command += ["--out", settings.file("conv-chains")]
+    command += ["--seconds", max(20.0, settings.seconds - 20)]
+    command += ["--small"] * (settings.device == "cpu")
+    return outcome(*run_script(command, settings), about=2)
+
+
 def blas_missing(settings: Settings) -> str:
     beside = Path(settings.library).resolve().with_name("libingot_blas.so")
     return "" if beside.is_file() else f"{beside} is not built"
@@ -557,6 +565,12 @@ STAGES = {
         chains,
         "twenty other chains at real sizes, against eager and the limit",
         seconds=110.0,
+    ),
+    "conv_chains": Stage(
+        lambda settings: [Step("behind convolutions", alone=True)],
+        conv_chains,
+        "forty chains behind convolutions, against eager",
+        seconds=190.0,
     ),
     "networks": Stage(
         network_steps,

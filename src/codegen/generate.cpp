@@ -48,7 +48,7 @@ std::vector<KernelSource> generate_sweep(const Plan& plan, int index) {
       return {write_columns(plan, index)};
     case SweepKind::rows:
       if (!has_reductions(plan.graph, sweep)) return {write_map(plan, index)};
-      if (reduces_whole_rows(plan, index)) return {write_rows(plan, index)};
+      if (reduces_rows(plan, index)) return {write_rows(plan, index)};
       return {write_groups(plan, index)};
     case SweepKind::product:
       break;

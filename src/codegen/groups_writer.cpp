@@ -10,6 +10,8 @@ namespace {
 
 constexpr int kGroupThreads = 256;
 constexpr int64_t kResultBytes = 40000;  // of the 48 KB of static shared memory
+// Of a sample, which one block reads for every reduction: PyTorch's operators share the GPU.
+constexpr int64_t kMostElements = int64_t{1} << 17;
 
 constexpr Axis kStaticAxes[] = {kRows, kGroups, kFeatures};
 
@@ -38,6 +40,11 @@ class GroupsWriter {
   }
 
   KernelSource write() {
+    if (context_.space().static_elements() > kMostElements) {
+      fail(INGOT_UNSUPPORTED,
+           "sweep {} reduces unlike parts of samples of {} elements; one block has time for {}",
+           context_.sweep().name, context_.space().static_elements(), kMostElements);
+    }
     std::string results, traits, values, resolves, stores;
     int64_t bytes = 0;
     for (size_t r = 0; r < states_.size(); ++r) write_reduction(r, &traits, &values, &resolves);

@@ -10,10 +10,13 @@ namespace {
 
 constexpr int kLoopedThreads = 512;
 constexpr int64_t kWarp = 32;
-constexpr int64_t kLine = 128;       // bytes
-constexpr int kBlockThreads = 256;   // of a block of several teams
-constexpr int64_t kHeldTarget = 16;  // values held by a thread, as teams grow up to 512 threads
-constexpr int64_t kHeldLimit = 32;   // with 1024 threads, of 64 registers each
+constexpr int64_t kLine = 128;          // bytes
+constexpr int64_t kBlockThreads = 256;  // of a block of several teams
+constexpr int64_t kHeldTarget = 16;     // values held by a thread, as teams grow up to 512 threads
+constexpr int64_t kHeldLimit = 32;      // with 1024 threads, of 64 registers each
+constexpr int64_t kAcrossTeam = 16;     // at most, in blocks of 512 threads
+constexpr int64_t kLeastInner = 8;      // rows side by side that fill a sector of memory
+constexpr int64_t kIndices = int64_t{1} << 31;
 
 // The fewest lanes whose vectors, side by side, fill whole lines of memory: a warp that reads
 // pieces of many lines takes as many turns. Not where a row would leave over a quarter of them
@@ -36,9 +39,31 @@ std::vector<ValueId> reductions_of(const Graph& graph, const Sweep& sweep) {
   return result;
 }
 
-// Writes the functor of kernels/sweeps/rows.cuh. The functions are written repeatedly: which values
-// must be held across reductions, and which are one a row, is learnt from what later phases ask
-// for, until nothing new is asked.
+// The axes that all reductions of the sweep run over, if these are the same.
+std::optional<AxisMask> common_axes(const Plan& plan, const Sweep& s) {
+  std::optional<AxisMask> common;
+  for (const ValueId reduction : reductions_of(plan.graph, s)) {
+    const auto inside =
+        static_cast<AxisMask>(s.space.static_axes() & reduced_axes(plan.graph, s, reduction));
+    if (common && *common != inside) return std::nullopt;
+    common = inside;
+  }
+  return common == AxisMask{0} ? std::nullopt : common;
+}
+
+// Elements of a sample behind one another along the axes that lie within those of a row.
+int64_t inner_extent(const Shape& space, AxisMask row) {
+  int64_t inner = 1;
+  for (const Axis axis : {kFeatures, kGroups, kRows}) {
+    if (row & axis_bit(axis)) break;
+    inner *= space.extent(axis, 1);
+  }
+  return inner;
+}
+
+// Writes the functor of kernels/sweeps/rows.cuh or rows_across.cuh. The functions are written
+// repeatedly: which values must be held across reductions, and which are one a row, is learnt from
+// what later phases ask for, until nothing new is asked.
 class RowsWriter {
  public:
   RowsWriter(const Plan& plan, int sweep) : context_(plan, sweep) {
@@ -52,6 +77,7 @@ class RowsWriter {
       const int64_t extent = s.space.extent(axis, 1);
       (inside_ & axis_bit(axis) ? row_elements_ : rows_per_sample_) *= extent;
     }
+    inner_ = inner_extent(s.space, inside_);
     for (const SharedState& state : states_) {
       needs_index_ = needs_index_ || state.monoid == MonoidKind::argmax;
       phase_of_state_.push_back(phase(state.arg));
@@ -74,16 +100,19 @@ class RowsWriter {
 
     UnitParts parts;
     parts.comment = sweep_comment(context_, source_.name);
-    parts.includes = {"common/pointwise.cuh", "sweeps/rows.cuh"};
+    parts.includes = {"common/pointwise.cuh",
+                      across() ? "sweeps/rows_across.cuh" : "sweeps/rows.cuh"};
     parts.functor = functor_;
     parts.members = constants() + context_.operands_struct() + structs() + functions;
-    write_kernels(parts);
+    across() ? write_across(parts) : write_kernels(parts);
     source_.operands = context_.operands();
     source_.text = translation_unit(parts);
     return std::move(source_);
   }
 
  private:
+  bool across() const { return inner_ > 1; }
+
   // The reductions that must have been merged before a value is known.
   int phase(ValueId value) {
     value = context_.resolve(value);
@@ -171,21 +200,23 @@ class RowsWriter {
     for (const ValueId value : context_.sweep().stores) {
       (is_one_a_row(value) ? finish_row : finish).store(value);
     }
+    const char* index = across() ? "u32" : "i64";
     return fmt::format(
-        "  INGOT_D static void row(const Operands& operands, i64 b, i64 e, Row& row) {{\n{}  }}\n"
+        "  INGOT_D static void row(const Operands& operands, i64 b, {0} e, Row& row) {{\n{1}  }}\n"
         "  template <int P, int V, int N>\n"
-        "  INGOT_D static void phase(const Operands& operands, const Row& row, i64 b, i64 e,\n"
-        "                            Element<V>& held, Value (&x)[N][V]) {{\n{}\n  }}\n"
+        "  INGOT_D static void phase(const Operands& operands, const Row& row, i64 b, {0} e,\n"
+        "                            Element<V>& held, Value (&x)[N][V]) {{\n{2}\n  }}\n"
         "  template <int P, class State>\n"
-        "  INGOT_D static void resolve(const Operands& operands, const State& state, i64 b, i64 "
+        "  INGOT_D static void resolve(const Operands& operands, const State& state, i64 b, {0} "
         "e,\n"
-        "                              Row& row) {{\n{}\n  }}\n"
+        "                              Row& row) {{\n{3}\n  }}\n"
         "  template <int V>\n"
-        "  INGOT_D static void finish(const Operands& operands, const Row& row, i64 b, i64 e,\n"
-        "                             Element<V>& held) {{\n{}  }}\n"
-        "  INGOT_D static void finish_row(const Operands& operands, const Row& row, i64 b, i64 e) "
-        "{{\n{}  }}\n",
-        resolve_text(-1), phase_branches, resolve_branches, finish.text(4), finish_row.text(4));
+        "  INGOT_D static void finish(const Operands& operands, const Row& row, i64 b, {0} e,\n"
+        "                             Element<V>& held) {{\n{4}  }}\n"
+        "  INGOT_D static void finish_row(const Operands& operands, const Row& row, i64 b, {0} e) "
+        "{{\n{5}  }}\n",
+        index, resolve_text(-1), phase_branches, resolve_branches, finish.text(4),
+        finish_row.text(4));
   }
 
   void write_values(FunctionWriter& writer, int p) {
@@ -227,6 +258,7 @@ class RowsWriter {
         "  static constexpr int kPhases = {};\n"
         "  static constexpr bool kNeedsIndex = {};\n  using Value = {};\n",
         row_elements_, rows_per_sample_, phases_, needs_index_, value_type_);
+    if (across()) text += fmt::format("  static constexpr i64 kInner = {};\n", inner_);
     for (int p = 0; p < phases_; ++p) {
       std::vector<std::string> monoids;
       for (size_t n = 0; n < states_.size(); ++n) {
@@ -293,6 +325,26 @@ class RowsWriter {
     }
   }
 
+  void write_across(UnitParts& parts) {
+    KernelEntry entry;
+    entry.name = source_.name;
+    entry.role = KernelRole::rows;
+    const auto held = [&](int64_t team) {
+      return (row_elements_ + team - 1) / team * held_per_element();
+    };
+    int64_t team = 1;
+    while (team < kAcrossTeam && held(team) > kHeldTarget) team *= 2;
+    const int64_t lanes = std::max(kBlockThreads / team, kWarp);
+    entry.threads = static_cast<int>(team * lanes);
+    entry.per_block = lanes;
+    const char* loops = held(team) <= kHeldLimit ? "" : "_looped";
+    const std::string call = fmt::format("rows_across{}<ingot::{}, {}, {}>(operands, rows)", loops,
+                                         functor_, team, lanes);
+    parts.kernels.push_back(
+        kernel_text(entry.name, functor_, entry.threads, "ingot::i64 rows", call));
+    source_.entries.push_back(entry);
+  }
+
   SweepContext context_;
   KernelSource source_;
   std::string functor_, value_type_;
@@ -300,7 +352,7 @@ class RowsWriter {
   std::vector<int> phase_of_state_;
   std::map<ValueId, int> phase_;
   AxisMask inside_ = 0;
-  int64_t row_elements_ = 1, rows_per_sample_ = 1;
+  int64_t row_elements_ = 1, rows_per_sample_ = 1, inner_ = 1;
   int phases_ = 0;
   bool needs_index_ = false;
   std::map<ValueId, int> evaluated_;  // element values, and the phase that computes them
@@ -309,19 +361,23 @@ class RowsWriter {
 
 }  // namespace
 
-bool reduces_whole_rows(const Plan& plan, int sweep) {
+bool reduces_rows(const Plan& plan, int sweep) {
   const Sweep& s = plan.sweeps[static_cast<size_t>(sweep)];
-  const AxisMask present = s.space.static_axes();
-  std::optional<AxisMask> common;
-  for (const ValueId reduction : reductions_of(plan.graph, s)) {
-    const auto inside = static_cast<AxisMask>(present & reduced_axes(plan.graph, s, reduction));
-    if (common && *common != inside) return false;
-    common = inside;
+  const std::optional<AxisMask> common = common_axes(plan, s);
+  if (!common) return false;
+  // No axis outside the row lies between two of it.
+  const AxisMask outside = static_cast<AxisMask>(s.space.static_axes() & ~*common);
+  bool begun = false, ended = false;
+  for (const Axis axis : {kRows, kGroups, kFeatures}) {
+    if (*common & axis_bit(axis)) {
+      if (ended) return false;
+      begun = true;
+    } else if (outside & axis_bit(axis)) {
+      ended = begun;
+    }
   }
-  if (!common || *common == 0) return false;
-  // Trailing: no axis outside the row lies within it.
-  const auto outside = static_cast<AxisMask>(present & ~*common);
-  return outside < (*common & (~*common + 1));
+  const int64_t inner = inner_extent(s.space, *common);
+  return inner == 1 || (inner >= kLeastInner && s.space.static_elements() < kIndices);
 }
 
 KernelSource write_rows(const Plan& plan, int sweep) {

@@ -16,8 +16,9 @@ KernelSource write_merge(const Plan& plan, int sweep);
 KernelSource write_rows(const Plan& plan, int sweep);
 KernelSource write_groups(const Plan& plan, int sweep);
 
-// Whether all reductions of a rows sweep run over one and the same trailing part of the sample.
-bool reduces_whole_rows(const Plan& plan, int sweep);
+// Whether all reductions of a rows sweep run over the same axes, neighbours of each other: rows of
+// one piece, or enough of them side by side.
+bool reduces_rows(const Plan& plan, int sweep);
 
 // Names of a sweep's kernel and functor: "fused_normalise", "FusedNormalise".
 std::string kernel_name(const Plan& plan, int sweep);

@@ -11,6 +11,9 @@ namespace {
 
 // Rows that are owned whole by one team must fit near it (shared memory, a core's cache).
 constexpr int64_t kLargestOwnedRow = int64_t{1} << 17;
+// Where reductions run over unlike parts of a sample, one thread block of a GPU owns it and reads
+// it again for each of them: larger ones are better cut into sweeps that all of the GPU shares.
+constexpr int64_t kLargestSharedSample = int64_t{1} << 15;
 
 AxisMask changed_axes(const Shape& from, const Shape& to) {
   AxisMask axes = 0;
@@ -285,10 +288,12 @@ class Scheduler {
     }
     // Seen in another factoring, the owned elements are at most all of a batch entry.
     if (shape != group.space && cut_views_) return false;
-    if (shape != group.space) return shape.static_elements() <= kLargestOwnedRow;
+    const bool cuda = target_.device == Target::Device::cuda;
+    const int64_t largest = cuda ? kLargestSharedSample : kLargestOwnedRow;
+    if (shape != group.space) return shape.static_elements() <= largest;
     if (axes == group.axes) return true;
-    return group.space.only(static_cast<AxisMask>(group.axes | axes)).static_elements() <=
-           kLargestOwnedRow;
+    return (cuda ? shape : group.space.only(static_cast<AxisMask>(group.axes | axes)))
+               .static_elements() <= largest;
   }
 
   int rows_group(int time, ValueId arg, AxisMask axes) {

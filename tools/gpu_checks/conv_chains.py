@@ -20,6 +20,8 @@ class Chain(nn.Module):
         self.convolution, self.behind = convolution, behind
         for name, part in parts.items():
             made = part if isinstance(part, nn.Module) else nn.Parameter(torch.randn(part))
+            for parameter in made.parameters() if isinstance(made, nn.Module) else ():
+                nn.init.normal_(parameter)
             setattr(self, name, made)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

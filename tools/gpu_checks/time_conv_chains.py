@@ -1,0 +1,370 @@
+"""Forty chains behind convolutions (conv_chains.py): eager, Ingot and, if wanted, torch.compile.
+
+python time_conv_chains.py [--device cuda|cpu] [--small] [--seconds 170] [--chains A,B]
+                           [--modes eval,training,gradients] [--rounds 9] [--compile]
+                           [--channels-last] [--kernels] [--out FILE] [--again]
+python time_conv_chains.py --table [--sm 90]
+
+Modes: eval and training are forwards without gradients (training where a chain has a batch norm,
+which alone tells the two apart), gradients is a training step, forward and backward. Interleaved
+rounds with cold L2; medians, and the 95 % interval of Ingot's time over eager's. Errors are
+relative Frobenius errors against fp64, the worst of output and gradients; Ingot's may be a small
+factor of eager's. --kernels prints what each kernel of a call takes instead.
+
+--table measures nothing: for each chain, how many of the operators behind the convolution Ingot
+takes, in how many regions and kernels, on a GPU of that compute capability.
+
+Rows go to --out as they come; those of the present sources are not measured again (but with
+--again), so that a run goes on where the last one ended. Exit status: 1 something was wrong, 3 time
+ran out, else 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import json
+import statistics
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+for folder in (ROOT / "python", Path(__file__).parent):
+    sys.path.insert(0, str(folder))
+
+import ingot  # noqa: E402
+import torch  # noqa: E402
+from conv_chains import CHAINS, ConvChain  # noqa: E402
+from ingot.bench.clocks import describe, read_clocks  # noqa: E402
+from ingot.bench.records import read, source_hash, write_whole  # noqa: E402
+from ingot.bench.rounds import RoundOptions, compare  # noqa: E402
+from ingot.capture.captured import Region  # noqa: E402
+from ingot.capture.table import SHAPE_OPERATORS  # noqa: E402
+from ingot.live.compiled import Compiled, RefusedError  # noqa: E402
+from ingot.model_capture import capture  # noqa: E402
+
+EAGER, COMPILE, INGOT = "eager", "torch.compile", "Ingot"
+MODES = ("eval", "training", "gradients")
+FACTOR, ROUNDING = 4.0, 2e-6  # an error may be this many times eager's, or this
+ENOUGH = 1.0 / 0.98  # a row slower than this is listed
+FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+
+
+# Operators ---------------------------------------------------------------------------------------
+
+
+def taken(chain: ConvChain, sm: int) -> dict:
+    """What is taken of a chain, by its real size; nothing runs."""
+    module = chain.build(False).eval().to("meta")
+    inputs = [x.to("meta") for x in chain.inputs(False)]
+    refused: dict[str, str] = {}
+    with torch.no_grad():
+        while True:
+            captured = capture(module, inputs, refused=refused)
+            try:
+                compiled = Compiled(captured, "cuda", "fp32", False, {"sm": sm})
+                break
+            except RefusedError as error:
+                refused.update(error.nodes)
+    left = [step.what for step in captured.steps if not isinstance(step, Region)]
+    left = [what for what in left if not _is_convolution(what) and not _is_view(what)]
+    kernels = 0
+    for program in compiled.programs:
+        explained = program.explain(inputs[0].shape[0])["executable"]
+        kernels += len(explained["program"]["steps"])
+    return {
+        "taken": sum(len(region.operators) for region in captured.regions),
+        "left": left,
+        "regions": len(captured.regions),
+        "kernels": kernels,
+    }
+
+
+def _is_convolution(what: str) -> bool:
+    return what.startswith("conv")
+
+
+def _is_view(what: str) -> bool:
+    return what == "getitem" or f"aten::{what}" in SHAPE_OPERATORS
+
+
+def print_table(chains: list[ConvChain], sm: int) -> None:
+    print("| chain | operators taken | left to PyTorch | regions | kernels |")
+    print("| --- | --- | --- | --- | --- |")
+    sums = [0, 0]
+    for chain in chains:
+        row = taken(chain, sm)
+        total = row["taken"] + len(row["left"])
+        sums = [sums[0] + row["taken"], sums[1] + total]
+        print(
+            f"| {chain.name} | {row['taken']} of {total} | {' '.join(row['left'])} "
+            f"| {row['regions']} | {row['kernels']} |",
+            flush=True,
+        )
+    print(f"| all | {sums[0]} of {sums[1]} | | | |")
+
+
+# Times -------------------------------------------------------------------------------------------
+
+
+class Subject:
+    """One chain in one mode, with its module on the device."""
+
+    def __init__(self, chain: ConvChain, mode: str, arguments: argparse.Namespace):
+        torch.manual_seed(1)
+        self.mode, self.device = mode, torch.device(arguments.device)
+        self.module = chain.build(arguments.small).train(mode != "eval").to(self.device)
+        x = chain.inputs(arguments.small)[0].to(self.device)
+        if arguments.channels_last and x.dim() in FORMATS:
+            self.module = self.module.to(memory_format=FORMATS[x.dim()])
+            x = x.contiguous(memory_format=FORMATS[x.dim()])
+        self.inputs = [x, x.flip(0).contiguous(memory_format=torch.preserve_format)]
+
+    def run(self, module, x: torch.Tensor) -> list[torch.Tensor]:
+        if self.mode != "gradients":
+            with torch.no_grad():
+                return [module(x)]
+        module.zero_grad(set_to_none=True)
+        y = module(x)
+        y.backward(torch.ones_like(y))
+        return [y.detach()]
+
+    def everything(self, module, x: torch.Tensor) -> list[torch.Tensor]:
+        found = self.run(module, x)
+        if self.mode == "gradients":
+            found += [p.grad for p in module.parameters()]
+        return found
+
+    def calls(self, module):
+        return lambda i: self.run(module, self.inputs[i % 2])
+
+
+def error(found: list, truth: list) -> float:
+    """The largest; of what is rounding alone (the gradient of a bias before a norm), none."""
+    largest = max(t.norm() / t.numel() ** 0.5 for t in truth)
+    worst = 0.0
+    for one, true in zip(found, truth, strict=True):
+        if true.norm() / true.numel() ** 0.5 > 1e-9 * largest:
+            worst = max(worst, ((one.double() - true).norm() / true.norm()).item())
+    return worst
+
+
+def measure(chain: ConvChain, mode: str, arguments: argparse.Namespace) -> dict:
+    subject = Subject(chain, mode, arguments)
+    module, x = subject.module, subject.inputs[0]
+    eager, exact = copy.deepcopy(module), copy.deepcopy(module).double()
+    truth = subject.everything(exact, x.double())
+    del exact
+    optimised = ingot.optimize(copy.deepcopy(module))
+    errors = {
+        name: error(subject.everything(made, x), truth)
+        for name, made in ((INGOT, optimised), (EAGER, eager))
+    }
+    strides = [subject.run(made, x)[0].stride() for made in (optimised, eager)]
+    del truth
+    row = {
+        "chain": chain.name,
+        "mode": mode,
+        "shape": "×".join(map(str, x.shape)),
+        "channels_last": arguments.channels_last,
+        "small": arguments.small,
+        "error": errors[INGOT],
+        "eager_error": errors[EAGER],
+        "left_to_pytorch": [item["what"] for item in optimised.ingot_report()["unsupported"]],
+        "wrong": "",
+    }
+    if not errors[INGOT] <= max(FACTOR * errors[EAGER], ROUNDING):
+        row["wrong"] = f"its error is {errors[INGOT]:.1e}, eager's {errors[EAGER]:.1e}"
+    elif strides[0] != strides[1]:
+        row["wrong"] = f"its strides are {strides[0]}, eager's {strides[1]}"
+    if arguments.rounds:
+        row |= timed(subject, {EAGER: eager, INGOT: optimised}, arguments)
+    return row
+
+
+def timed(subject: Subject, modules: dict, arguments: argparse.Namespace) -> dict:
+    if arguments.compile:
+        torch._dynamo.reset()
+        modules[COMPILE] = torch.compile(copy.deepcopy(subject.module), dynamic=False)
+    options = RoundOptions(
+        rounds=arguments.rounds,
+        fewest=min(5, arguments.rounds),
+        budget_s=arguments.row_seconds,
+        warmups=1,
+        calls=5,
+        rest_s=0.01,
+        extra_rounds=0,
+        sustained=False,
+        warm=False,
+    )
+    named = {name: subject.calls(module) for name, module in modules.items()}
+    comparison = compare(named, subject.device, options)
+    ratio = comparison.ratio(INGOT, EAGER)
+    ms = {name: round(1e3 * comparison.summary(name).median, 5) for name in named}
+    return {
+        "eager_ms": ms[EAGER],
+        "compile_ms": ms.get(COMPILE),
+        "ingot_ms": ms[INGOT],
+        "ratio": round(ratio.median, 4),
+        "ratio_lower": round(ratio.lower, 4),
+        "ratio_upper": round(ratio.upper, 4),
+        "never_slower": comparison.never_slower(INGOT, EAGER),
+        "rounds": comparison.rounds,
+    }
+
+
+def print_kernels(chain: ConvChain, mode: str, arguments: argparse.Namespace) -> None:
+    """The kernels of a call, eager's and Ingot's: medians of seven calls."""
+    subject = Subject(chain, mode, arguments)
+    for name, module in (
+        (EAGER, copy.deepcopy(subject.module)),
+        (INGOT, ingot.optimize(copy.deepcopy(subject.module))),
+    ):
+        call = subject.calls(module)
+        for i in range(3):
+            call(i)
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for i in range(7):
+                call(i)
+            torch.cuda.synchronize()
+        events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+        events.sort(key=lambda event: event.time_range.start)
+        count = len(events) // 7
+        print(f"{chain.name} {mode} {name}")
+        for at in range(count):
+            took = [events[i].time_range.elapsed_us() for i in range(at, len(events), count)]
+            print(f"    {statistics.median(took):9.1f} us  {events[at].name[:100]}")
+
+
+class Table:
+    """The rows in --out, those of this call among them."""
+
+    def __init__(self, path: Path | None):
+        self.path, self.hash = path, source_hash(ROOT)
+        self.rows = {self.key(row): row for row in (read(path) if path else [])}
+
+    @staticmethod
+    def key(row: dict) -> tuple:
+        return row["chain"], row["mode"], row["channels_last"], row["small"]
+
+    def done(self, key: tuple, timed: bool) -> bool:
+        row = self.rows.get(key)
+        right = row is not None and row["source_hash"] == self.hash and not row["wrong"]
+        return right and ("ratio" in row or not timed)
+
+    def add(self, row: dict) -> None:
+        row["source_hash"] = self.hash
+        self.rows[self.key(row)] = row
+        if self.path:
+            rows = [self.rows[key] for key in sorted(self.rows)]
+            write_whole(self.path, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+
+
+def line(row: dict) -> str:
+    text = f"{row['chain']:58} {row['mode']:9}"
+    if "ratio" in row:
+        compiled = f" compile {row['compile_ms']:8.3f}" if row["compile_ms"] else ""
+        text += (
+            f" eager {row['eager_ms']:8.3f}{compiled} Ingot {row['ingot_ms']:8.3f} ms ratio "
+            f"{row['ratio']:.3f} [{row['ratio_lower']:.3f}, {row['ratio_upper']:.3f}]"
+        )
+    if "error" in row:
+        text += f" error {row['error']:.1e} eager's {row['eager_error']:.1e}"
+    return text + (f" WRONG {row['wrong']}" if row["wrong"] else "")
+
+
+def asked(arguments: argparse.Namespace) -> list[tuple[ConvChain, str]]:
+    wanted = arguments.chains.split(",") if arguments.chains else []
+    found = []
+    for mode in arguments.modes.split(","):
+        for chain in CHAINS:
+            told_apart = mode != "training" or "batchnorm" in chain.name
+            if told_apart and (not wanted or chain.name in wanted):
+                found.append((chain, mode))
+    return found
+
+
+def row_of(chain: ConvChain, mode: str, arguments: argparse.Namespace) -> dict:
+    torch._dynamo.reset()
+    try:
+        return measure(chain, mode, arguments)
+    except Exception as failure:  # the next one may do better
+        print(traceback.format_exc(limit=-6))
+        return {
+            "chain": chain.name,
+            "mode": mode,
+            "channels_last": arguments.channels_last,
+            "small": arguments.small,
+            "wrong": f"{type(failure).__name__}: {failure}"[:600],
+        }
+
+
+def run(arguments: argparse.Namespace) -> int:
+    started, table, longest = time.monotonic(), Table(arguments.out), 3.0
+    rows, missed = [], 0
+    for chain, mode in asked(arguments):
+        key = (chain.name, mode, arguments.channels_last, arguments.small)
+        if not arguments.again and table.done(key, bool(arguments.rounds)):
+            rows.append(table.rows[key])
+            continue
+        begin = time.monotonic()
+        if begin - started + longest > arguments.seconds:
+            missed += 1
+            continue
+        rows.append(row_of(chain, mode, arguments))
+        table.add(rows[-1])
+        print(line(rows[-1]), flush=True)
+        gc.collect()
+        if arguments.device == "cuda":
+            torch.cuda.empty_cache()
+        longest = max(2.0, time.monotonic() - begin)
+    ratios = [1 / row["ratio"] for row in rows if "ratio" in row]
+    slower = [f"{r['chain']} {r['mode']} {r['ratio']:.3f}" for r in rows if _is_slower(r)]
+    mean = f"{statistics.geometric_mean(ratios):.3f} × eager" if ratios else "not timed"
+    print(f"{len(rows)} rows in {time.monotonic() - started:.0f} s, {missed} not reached, {mean}")
+    print("slower than eager: " + (", ".join(slower) or "none"))
+    return 1 if any(row["wrong"] for row in rows) else 3 if missed else 0
+
+
+def _is_slower(row: dict) -> bool:
+    return row.get("ratio", 0) > ENOUGH and row["ratio_lower"] > 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--small", action="store_true", help="at small sizes")
+    parser.add_argument("--seconds", type=float, default=170.0)
+    parser.add_argument("--row-seconds", type=float, default=2.0, help="for one row's rounds")
+    parser.add_argument("--chains", default="", help="these alone, separated by commas")
+    parser.add_argument("--modes", default=",".join(MODES))
+    parser.add_argument("--rounds", type=int, default=9, help="0: no times")
+    parser.add_argument("--compile", action="store_true", help="time torch.compile as well")
+    parser.add_argument("--channels-last", action="store_true", help="inputs and weights so")
+    parser.add_argument("--kernels", action="store_true", help="print what each kernel takes")
+    parser.add_argument("--again", action="store_true", help="measure what --out has as well")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", action="store_true", help="operators taken; measures nothing")
+    parser.add_argument("--sm", type=int, default=90, help="compute capability, for --table")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if arguments.table:
+        print_table(list(dict.fromkeys(chain for chain, _ in asked(arguments))), arguments.sm)
+        return 0
+    print(describe(read_clocks(0)) if arguments.device == "cuda" else "cpu")
+    if arguments.kernels:
+        for chain, mode in asked(arguments):
+            print_kernels(chain, mode, arguments)
+        return 0
+    return run(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
