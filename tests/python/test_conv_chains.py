@@ -12,6 +12,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools" / "gpu_chec
 
 from conv_chains import CHAINS, named
 
+# Behind the convolution comes what no region takes.
+READ_BY_PYTORCH = {
+    "conv2d_avgpool_sigmoid_sum",
+    "convtranspose2d_maxpool_hardtanh_mean_tanh",
+    "convtranspose3d_maxpool_softmax_subtract_swish_max",
+    "convtranspose3d_sum_residual_multiply_residual",
+}
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -55,3 +62,23 @@ def compared(chain, training: bool, gradients: bool, batches=(3, 5), channels_la
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain.name)
 def test_chains_are_pytorchs(chain, training):
     compared(chain, training, gradients=False)
+
+
+@pytest.fixture
+def biases_apart(monkeypatch):
+    """As on a GPU."""
+    monkeypatch.setattr("ingot.capture.importer.adds_biases_apart", lambda device_type: True)
+
+
+def steps_of(optimised) -> list:
+    graphs = [graph.compiled for graph in optimised._ingot.graphs if graph.compiled]
+    return [step for graph in graphs for step in graph.captured.steps]
+
+
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain.name)
+def test_chains_add_their_convolutions_bias(chain, biases_apart):
+    steps = steps_of(compared(chain, False, gradients=False))
+    (convolution,) = [s for s in steps if getattr(s, "what", "").startswith("conv")]
+    kept = convolution.args[2] is not None
+    assert kept == (chain.name in READ_BY_PYTORCH)
+    assert not any(getattr(step, "target", None) is torch.ops.aten.add_.Tensor for step in steps)

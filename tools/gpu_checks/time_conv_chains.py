@@ -356,7 +356,7 @@ def main() -> int:
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     if arguments.table:
-        print_table(list(dict.fromkeys(chain for chain, _ in asked(arguments))), arguments.sm)
+        print_table([chain for chain, mode in asked(arguments) if mode == "eval"], arguments.sm)
         return 0
     print(describe(read_clocks(0)) if arguments.device == "cuda" else "cpu")
     if arguments.kernels:

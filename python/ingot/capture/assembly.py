@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ingot.capture.captured import Captured, CaptureError, Region, Slot, TorchStep
+from ingot.capture.convolution_bias import in_place
 from ingot.capture.custom_ops import run_batch_norm, without_autocast
 from ingot.capture.cutting import Cut
 from ingot.capture.layout import Leaf, UnfitError, Value
@@ -309,7 +310,7 @@ class _Assembly:
 
         args = torch.fx.node.map_aggregate(node.args, reference)
         kwargs = torch.fx.node.map_aggregate(node.kwargs, reference)
-        target = node.target
+        target = in_place(node, node.target)
         if target is torch.ops.ingot.batch_norm.default:
             target = run_batch_norm
         if target is torch.ops.ingot.recurrent.default:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ingot.capture.assembly import NotStoredError, assembled
 from ingot.capture.captured import Captured
+from ingot.capture.convolution_bias import separate_biases
 from ingot.capture.cutting import Cut
 from ingot.capture.decompose import decompose
 from ingot.capture.feed import Feed
@@ -32,6 +33,8 @@ def import_graph(
     if not feed.rewritten:
         decompose(feed.graph)
         merge_leading_axes(feed.graph)
+        if adds_biases_apart(feed.device_type) and not autocast and not gradients:
+            separate_biases(feed.graph)
         merge_axes(feed.graph)
         feed.rewritten = True
     refused = dict(refused or {})
@@ -49,3 +52,8 @@ def import_graph(
             except NotStoredError as error:
                 alone = {error.node.name}
         refused.update(dict.fromkeys(alone, ""))
+
+
+def adds_biases_apart(device_type: str) -> bool:
+    """Whether PyTorch's convolutions add their bias in a pass of its own."""
+    return device_type != "cpu"

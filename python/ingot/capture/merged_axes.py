@@ -20,7 +20,7 @@ import torch
 from ingot.capture import pointwise
 from ingot.capture.nodes import LEFT_ALONE, only, schema_name
 from ingot.capture.surgery import Writer, example
-from ingot.capture.table import TABLE
+from ingot.capture.table import SHAPE_OPERATORS, TABLE
 
 _aten = torch.ops.aten
 
@@ -50,6 +50,11 @@ def merge_axes(graph: torch.fx.Graph) -> None:
     chains = [node for node in graph.nodes if _kind(node) and LEFT_ALONE not in node.meta]
     if any(len(_sizes(node)) >= _LEAST_RANK for node in _tensors_of(chains)):
         _Merging(graph, _Gaps(graph, set(chains))).run(chains)
+
+
+def may_be_taken(node: torch.fx.Node) -> bool:
+    """Whether a node is an operator of a chain."""
+    return bool(_kind(node)) and LEFT_ALONE not in node.meta and schema_name(node.target) not in _SAME
 
 
 def _kind(node: torch.fx.Node) -> str:
@@ -118,7 +123,7 @@ class _Gaps:
             elif node.op == "call_function" and schema_name(node.target) in TABLE:
                 # Ingot's as it is, axis by axis.
                 for each in (node, *node.all_input_nodes):
-                    self._need_all(each)
+                    self._need_all(each, schema_name(node.target) in SHAPE_OPERATORS)
 
     def closed(self, node: torch.fx.Node, at: int) -> bool:
         return self._find((node, at)) not in self._open
@@ -139,9 +144,13 @@ class _Gaps:
         if 0 <= at < len(_sizes(node)) - 1:
             self._open.add(self._find((node, at)))
 
-    def _need_all(self, node: torch.fx.Node) -> None:
-        for at in range(len(_sizes(node)) - 1):
-            self._need(node, at)
+    def _need_all(self, node: torch.fx.Node, relabelled: bool) -> None:
+        """relabelled: by a view, which is PyTorch's where there are more dimensions than axes, and
+        to which those of extent 1 are nothing."""
+        sizes = _sizes(node)
+        for at in range(len(sizes) - 1):
+            if not relabelled or (len(sizes) <= _LEAST_RANK and 1 not in sizes[at : at + 2]):
+                self._need(node, at)
 
     def _read_strides(self, node: torch.fx.Node) -> None:
         """Dimensions of a tensor from outside that no view can merge."""
