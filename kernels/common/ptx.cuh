@@ -1,9 +1,9 @@
 // One wrapper for each PTX concept the kernels use; no CUDA header is needed, so NVRTC can compile
 // them anywhere. Shared memory is addressed by its 32-bit window address throughout.
 //
-// Hopper's own instructions (TMA, mbarrier, wgmma control, setmaxnreg, clusters) need sm_90a; only
-// kernels under product/hopper use them. Programmatic dependent launch needs sm_90 and vanishes
-// below; the rest runs from sm_80 on.
+// Hopper's own instructions (TMA, mbarrier, wgmma control, setmaxnreg) need sm_90a; only kernels
+// under product/hopper use them. Clusters and programmatic dependent launch need sm_90; the latter
+// vanishes below. The rest runs from sm_80 on.
 #pragma once
 
 #include "common/types.cuh"
@@ -369,6 +369,14 @@ INGOT_D void store_shared_remote(u32 address, u32 barrier, u32 rank, float v) {
           remote),
       "f"(v), "r"(remote_barrier)
       : "memory");
+}
+
+// A word of block `rank`, at the address of this block's shared memory.
+INGOT_D u32 load_shared_remote(u32 address, u32 rank) {
+  u32 remote, word;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(word) : "r"(remote) : "memory");
+  return word;
 }
 
 INGOT_D void cluster_sync() {

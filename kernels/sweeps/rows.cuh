@@ -7,7 +7,8 @@
 //
 //   rows_in_registers   a team (a sub-warp, or a block) holds the row's live values in registers
 //   rows_looped         rows too long for that: each phase reads its operands again (softmax needs
-//                       one pass for (max, Σexp) at once, and one to finish)
+//                       one pass for (max, Σexp) at once, and one to finish); several blocks share
+//                       a long one, which is then still in L2 when it is read again
 //
 // The body (generated):
 //   static constexpr i64 kRow, kRowsPerSample;  static constexpr int kPhases;
@@ -25,6 +26,7 @@
 #pragma once
 
 #include "common/dependent_launch.cuh"
+#include "sweeps/cluster.cuh"
 #include "sweeps/fold.cuh"
 
 namespace ingot {
@@ -135,67 +137,117 @@ INGOT_D void rows_in_registers(const typename Body::Operands& operands, i64 rows
   RowsInRegisters<Body, V, Team, Teams>::run(operands, rows);
 }
 
-// Grid: one block of Threads threads a row.
-template <class Body, int V, int Threads>
+// Grid: Blocks blocks of Threads threads a row.
+template <class Body, int V, int Threads, int Blocks>
 struct RowsLooped {
   using Operands = typename Body::Operands;
   using Row = typename Body::Row;
+  using Value = typename Body::Value;
+  using Element = typename Body::template Element<V>;
   template <int P>
   using Monoid = PhaseMonoid<Body, P>;
+  static constexpr int kBlocks = kHasClusters ? Blocks : 1;
+  static constexpr i64 kStep = static_cast<i64>(kBlocks) * Threads * V;
+  // Vectors in flight; ArgMax wants consecutive positions.
+  static constexpr int kAhead = Body::kNeedsIndex ? 1 : 4;
 
   // Evaluates phases 0 ... P for one vector; the last one's values are returned in x.
   template <int P>
   INGOT_D static void replay(const Operands& operands, const Row& row, i64 b, i64 e,
-                             typename Body::template Element<V>& element,
-                             typename Body::Value (&x)[Monoid<P>::kCount][V]) {
+                             Element& element, Value (&x)[Monoid<P>::kCount][V]) {
     if constexpr (P > 0) {
-      typename Body::Value ignored[Monoid<P - 1>::kCount][V];
+      Value ignored[Monoid<P - 1>::kCount][V];
       replay<P - 1>(operands, row, b, e, element, ignored);
     }
     Body::template phase<P, V>(operands, row, b, e, element, x);
   }
 
-  template <int P>
-  INGOT_D static void resolve_phases(const Operands& operands, Row& row, i64 b, i64 e) {
-    if constexpr (P < Body::kPhases) {
-      __shared__ TeamStorage<Monoid<P>, Threads> storage;
-      auto state = Monoid<P>::identity();
-      for (i64 i = static_cast<i64>(threadIdx.x) * V; i < Body::kRow; i += Threads * V) {
-        typename Body::template Element<V> element;
-        typename Body::Value x[Monoid<P>::kCount][V];
-        replay<P>(operands, row, b, e + i, element, x);
-        state = Monoid<P>::merge(state, Monoid<P>::lift(x, i, 1));
+  // The state of N vectors, of which the first is at i.
+  template <int P, int N>
+  INGOT_D static typename Monoid<P>::State lift(const Operands& operands, const Row& row, i64 b,
+                                                i64 e, i64 i) {
+    Value x[Monoid<P>::kCount][N * V];
+    INGOT_UNROLL
+    for (int k = 0; k < N; ++k) {
+      Element element;
+      Value one[Monoid<P>::kCount][V];
+      replay<P>(operands, row, b, e + i + k * kStep, element, one);
+      INGOT_UNROLL
+      for (int n = 0; n < Monoid<P>::kCount; ++n) {
+        INGOT_UNROLL
+        for (int j = 0; j < V; ++j) x[n][k * V + j] = one[n][j];
       }
-      state = merge_team<Monoid<P>, Threads>(state, storage);
+    }
+    return Monoid<P>::lift(x, i, 1);
+  }
+
+  template <int P>
+  INGOT_D static void resolve_phases(const Operands& operands, Row& row, i64 b, i64 e, i64 first) {
+    if constexpr (P < Body::kPhases) {
+      using M = Monoid<P>;
+      __shared__ TeamStorage<M, Threads> storage;
+      auto state = M::identity();
+      i64 i = first;
+      for (; i + (kAhead - 1) * kStep < Body::kRow; i += kAhead * kStep) {
+        state = M::merge(state, lift<P, kAhead>(operands, row, b, e, i));
+      }
+      for (; i < Body::kRow; i += kStep) {
+        state = M::merge(state, lift<P, 1>(operands, row, b, e, i));
+      }
+      state = merge_team<M, Threads>(state, storage);
+      if constexpr (kBlocks > 1) {
+        __shared__ typename M::State mine;
+        state = merge_cluster<M, kBlocks>(state, mine);
+      }
       Body::template resolve<P>(operands, state, b, e, row);
-      resolve_phases<P + 1>(operands, row, b, e);
+      resolve_phases<P + 1>(operands, row, b, e, first);
+    }
+  }
+
+  // N vectors of results: all of their operands are read before the first is written.
+  template <int N>
+  INGOT_D static void finish(const Operands& operands, const Row& row, i64 b, i64 e) {
+    Element element[N];
+    if constexpr (Body::kPhases > 0) {
+      INGOT_UNROLL
+      for (int k = 0; k < N; ++k) {
+        Value ignored[Monoid<Body::kPhases - 1>::kCount][V];
+        replay<Body::kPhases - 1>(operands, row, b, e + k * kStep, element[k], ignored);
+      }
+    }
+    INGOT_UNROLL
+    for (int k = 0; k < N; ++k) {
+      Body::template finish<V>(operands, row, b, e + k * kStep, element[k]);
     }
   }
 
   INGOT_D static void run(const Operands& operands) {
-    const i64 b = blockIdx.x / Body::kRowsPerSample;
-    const i64 e = blockIdx.x % Body::kRowsPerSample * Body::kRow;
+    const i64 index = blockIdx.x / Blocks;
+    const int part = static_cast<int>(blockIdx.x % Blocks);
+    if (part >= kBlocks) return;
+    const i64 b = index / Body::kRowsPerSample;
+    const i64 e = index % Body::kRowsPerSample * Body::kRow;
+    const i64 first = (static_cast<i64>(part) * Threads + threadIdx.x) * V;
 
     let_next_kernel_start();
     wait_for_previous_kernel();
 
     Row row;
     Body::row(operands, b, e, row);
-    resolve_phases<0>(operands, row, b, e);
-    for (i64 i = static_cast<i64>(threadIdx.x) * V; i < Body::kRow; i += Threads * V) {
-      typename Body::template Element<V> element;
-      if constexpr (Body::kPhases > 0) {
-        typename Body::Value ignored[Monoid<Body::kPhases - 1>::kCount][V];
-        replay<Body::kPhases - 1>(operands, row, b, e + i, element, ignored);
-      }
-      Body::template finish<V>(operands, row, b, e + i, element);
+    resolve_phases<0>(operands, row, b, e, first);
+    if constexpr (kBlocks > 1) ptx::cluster_sync();  // all have read this block's states
+    constexpr int kTogether = 2;
+    i64 i = first;
+    for (; i + (kTogether - 1) * kStep < Body::kRow; i += kTogether * kStep) {
+      finish<kTogether>(operands, row, b, e + i);
     }
-    if (threadIdx.x == 0) Body::finish_row(operands, row, b, e);
+    for (; i < Body::kRow; i += kStep) finish<1>(operands, row, b, e + i);
+    if (threadIdx.x == 0 && part == 0) Body::finish_row(operands, row, b, e);
   }
 };
-template <class Body, int V, int Threads>
+template <class Body, int V, int Threads, int Blocks>
 INGOT_D void rows_looped(const typename Body::Operands& operands, i64) {
-  RowsLooped<Body, V, Threads>::run(operands);
+  RowsLooped<Body, V, Threads, Blocks>::run(operands);
 }
 
 }  // namespace ingot

@@ -32,7 +32,7 @@ int64_t blocks_of(const KernelSource& source, const KernelEntry& entry, int64_t 
     case KernelRole::merge:
       return entry.tiles;
     case KernelRole::rows:
-      return up(samples * source.rows_per_sample, entry.per_block);
+      return entry.tiles * up(samples * source.rows_per_sample, entry.per_block);
     case KernelRole::groups:
       return samples;
   }

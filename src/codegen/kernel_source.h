@@ -36,7 +36,7 @@ struct KernelEntry {
   KernelRole role = KernelRole::map;
   int width = 1;  // vector width V
   int threads = 0;
-  int64_t tiles = 1;      // blocks along a sample's elements or columns
+  int64_t tiles = 1;      // blocks along a sample's elements, columns or a row's elements
   int64_t per_block = 1;  // samples (map), samples of one step (columns) or rows (rows)
 };
 

@@ -16,6 +16,8 @@ constexpr int64_t kHeldTarget = 16;     // values held by a thread, as teams gro
 constexpr int64_t kHeldLimit = 32;      // with 1024 threads, of 64 registers each
 constexpr int64_t kAcrossTeam = 16;     // at most, in blocks of 512 threads
 constexpr int64_t kLeastInner = 8;      // rows side by side that fill a sector of memory
+// Of a row that loops, for each block beyond the first of those that share it, up to eight.
+constexpr int64_t kBlockElements = int64_t{1} << 14;
 constexpr int64_t kIndices = int64_t{1} << 31;
 
 // The fewest lanes whose vectors, side by side, fill whole lines of memory: a warp that reads
@@ -316,11 +318,14 @@ class RowsWriter {
                            team, teams);
       } else {
         entry.threads = kLoopedThreads;
-        call = fmt::format("rows_looped<ingot::{}, {}, {}>(operands, rows)", functor_, w,
-                           kLoopedThreads);
+        while (entry.tiles < 8 && 2 * entry.tiles * kBlockElements <= row_elements_) {
+          entry.tiles *= 2;
+        }
+        call = fmt::format("rows_looped<ingot::{}, {}, {}, {}>(operands, rows)", functor_, w,
+                           kLoopedThreads, entry.tiles);
       }
       parts.kernels.push_back(
-          kernel_text(entry.name, functor_, entry.threads, "ingot::i64 rows", call));
+          kernel_text(entry.name, functor_, entry.threads, "ingot::i64 rows", call, entry.tiles));
       source_.entries.push_back(entry);
     }
   }

@@ -119,6 +119,7 @@ class ProgramWriter {
         case KernelRole::rows:
           arguments = fmt::format("{} * {}", samples, source.rows_per_sample);
           blocks = fmt::format("divide_up({}, {})", arguments, entry->per_block);
+          if (entry->tiles > 1) blocks = fmt::format("{} * {}", entry->tiles, blocks);
           break;
         case KernelRole::columns:
         case KernelRole::columns_inner: {

@@ -190,23 +190,102 @@ TEST(Codegen, HeadersOfASourceAreFoundThroughIncludes) {
   EXPECT_THAT(paths, Not(::testing::Contains("sweeps/map.cuh")));
 }
 
+// [N, C, space], normalised over all of `groups` and behind that a softmax over `axes`.
+Graph behind_convolution(int64_t channels, int64_t space, int64_t groups, AxisMask axes) {
+  GraphBuilder builder;
+  ValueId y = builder.leaf(LeafRole::input, "y", DType::f32, {true, channels, 1, space});
+  if (groups > 0) {
+    OperatorCall norm;
+    norm.args = {y};
+    norm.attributes = {{"groups", groups}, {"channels", "rows"}, {"eps", 1e-5}};
+    y = find_operator("group_norm")->define(builder, norm);
+  }
+  if (axes != 0) {
+    const ValueId top = builder.reduce(Finish::max, y, axes);
+    const ValueId shifted = builder.pointwise(PointwiseOp::sub_, {y, top});
+    y = builder.pointwise(PointwiseOp::exp_, {shifted});
+  }
+  builder.result(y, "y");
+  return builder.take();
+}
+
+KernelSource last_source(Graph graph) {
+  return generate(make_plan(std::move(graph), cuda(false), Precision::ieee)).back();
+}
+
+TEST(Codegen, RowsWhoseElementsLieApartGoToNeighbouringThreads) {
+  const KernelSource held = last_source(behind_convolution(24, 1000, 0, axis_bit(kRows)));
+  EXPECT_THAT(held.text, HasSubstr("kRow = 24, kRowsPerSample = 1000"));
+  EXPECT_THAT(held.text, HasSubstr("kInner = 1000"));
+  EXPECT_THAT(held.text, HasSubstr("rows_across<ingot::"));
+  // A thread holds 12 of them; 128 rows side by side.
+  EXPECT_THAT(held.text, HasSubstr(", 2, 128>"));
+  EXPECT_EQ(blocks_of(held, held.entries[0], 3), (3 * 1000 + 127) / 128);
+  const KernelSource looped = last_source(behind_convolution(2000, 100, 0, axis_bit(kRows)));
+  EXPECT_THAT(looped.text, HasSubstr("rows_across_looped<ingot::"));
+  // Too few side by side to fill a sector: one block a sample.
+  const KernelSource few = last_source(behind_convolution(24, 4, 0, axis_bit(kRows)));
+  EXPECT_THAT(few.text, HasSubstr("groups_sweep<"));
+}
+
+TEST(Codegen, SeveralBlocksShareALongRow) {
+  const KernelSource one = last_source(behind_convolution(8, 3000, 1, 0));
+  EXPECT_THAT(one.text, Not(HasSubstr("INGOT_CLUSTER(")));
+  const KernelSource four = last_source(behind_convolution(8, 20000, 2, 0));
+  EXPECT_THAT(four.text, HasSubstr("INGOT_CLUSTER(4)"));
+  EXPECT_EQ(four.entries[0].tiles, 4);
+  EXPECT_EQ(blocks_of(four, four.entries[0], 3), 3 * 2 * 4);
+  const KernelSource eight = last_source(behind_convolution(8, 500000, 2, 0));
+  EXPECT_THAT(eight.text, HasSubstr("INGOT_CLUSTER(8)"));
+}
+
+TEST(Codegen, OneBlockDoesNotOwnALargeSample) {
+  // Reductions over groups and over channels of a large sample are two sweeps.
+  const Plan large =
+      make_plan(behind_convolution(32, 5000, 4, axis_bit(kRows)), cuda(false), Precision::ieee);
+  ASSERT_EQ(large.sweeps.size(), 2u);
+  for (const KernelSource& source : generate(large)) {
+    EXPECT_THAT(source.text, Not(HasSubstr("groups_sweep<")));
+  }
+  const Plan small =
+      make_plan(behind_convolution(32, 50, 4, axis_bit(kRows)), cuda(false), Precision::ieee);
+  EXPECT_EQ(small.sweeps.size(), 1u);
+  // Rows of four, of which one block would read all.
+  const Graph graph = behind_convolution(100000, 4, 0, axis_bit(kRows));
+  EXPECT_THROW(generate(make_plan(graph, cuda(false), Precision::ieee)), Error);
+}
+
 // Compiles without warnings, and nothing lies in local memory.
+void expect_compiled_without_spills(const KernelSource& source) {
+  for (const int sm : {80, 90}) {
+    std::vector<std::string> options = cuda::compile_options(cuda::nvrtc_architecture(sm));
+    options.emplace_back("--ptxas-options=-v");
+    const cuda::Compilation result =
+        cuda::nvrtc_compile(source.name, source.text, cuda::headers_of(source.text), options);
+    EXPECT_THAT(result.log, Not(HasSubstr("warning"))) << result.log;
+    EXPECT_THAT(result.log, HasSubstr(" 0 bytes spill stores"));
+    EXPECT_THAT(result.log, Not(::testing::ContainsRegex("[1-9][0-9]* bytes stack frame")))
+        << source.name;
+  }
+}
+
 TEST(Codegen, NvrtcCompilesEverySweepWithoutSpills) {
   if (!cuda::nvrtc_info().available) GTEST_SKIP() << cuda::nvrtc_info().why;
   for (const int64_t features : {int64_t{256}, int64_t{333}}) {
     const Plan plan = make_plan(seed(features, true), cuda(false), Precision::ieee);
-    for (const KernelSource& source : generate(plan)) {
-      for (const int sm : {80, 90}) {
-        std::vector<std::string> options = cuda::compile_options(cuda::nvrtc_architecture(sm));
-        options.emplace_back("--ptxas-options=-v");
-        const cuda::Compilation result =
-            cuda::nvrtc_compile(source.name, source.text, cuda::headers_of(source.text), options);
-        EXPECT_THAT(result.log, Not(HasSubstr("warning"))) << result.log;
-        EXPECT_THAT(result.log, HasSubstr(" 0 bytes spill stores"));
-        EXPECT_THAT(result.log, Not(::testing::ContainsRegex("[1-9][0-9]* bytes stack frame")))
-            << source.name;
-      }
-    }
+    for (const KernelSource& source : generate(plan)) expect_compiled_without_spills(source);
+  }
+}
+
+TEST(Codegen, NvrtcCompilesSweepsBehindConvolutionsWithoutSpills) {
+  if (!cuda::nvrtc_info().available) GTEST_SKIP() << cuda::nvrtc_info().why;
+  const AxisMask channels = axis_bit(kRows);
+  for (const Graph& graph :
+       {behind_convolution(24, 1000, 0, channels), behind_convolution(31, 1001, 0, channels),
+        behind_convolution(2000, 100, 0, channels), behind_convolution(8, 20000, 2, 0),
+        behind_convolution(8, 20001, 2, 0)}) {
+    const Plan plan = make_plan(graph, cuda(false), Precision::ieee);
+    for (const KernelSource& source : generate(plan)) expect_compiled_without_spills(source);
   }
 }
 
