@@ -17,6 +17,9 @@ namespace {
 // What a small sweep costs where a target names no launch time: starting and joining threads.
 constexpr double kSmallSweepSeconds = 2e-6;
 
+// Of a row that a thread block of a GPU holds in registers.
+constexpr int64_t kLongestHeldRow = int64_t{1} << 15;
+
 constexpr int kForever = std::numeric_limits<int>::max();
 
 bool contains(const std::vector<ValueId>& list, ValueId id) {
@@ -164,6 +167,14 @@ class SweepBuilder {
     return false;
   }
 
+  // Whether a sweep that stores a value of each element reads its operands once more for that: rows
+  // that are too long for a thread block's registers.
+  bool rereads(const Label& label) const {
+    if (target_.device != Target::Device::cuda || label.via != Via::rows) return false;
+    const Group& group = schedule_.groups[static_cast<size_t>(label.group)];
+    return group.space.only(group.axes).static_elements() > kLongestHeldRow;
+  }
+
   // What loading costs a sweep of this time; `wide`: it evaluates per element of a batch.
   double load_cost(ValueId id, int time, bool wide) {
     const double once = bytes_of(graph_, id, kPlanningBatch) / target_.bandwidth;
@@ -176,7 +187,8 @@ class SweepBuilder {
       const bool stored_anyway =
           wanted.wanted || (node.kind == NodeKind::matmul && !target_.fuses_epilogue(node.dtype));
       if (!stored_anyway && own.via == Via::product && follows_from_kept(id)) return kImpossible;
-      return from > time ? kImpossible : stored_anyway ? once : 2 * once;
+      if (from > time) return kImpossible;
+      return stored_anyway ? once : rereads(own) ? 3 * once : 2 * once;
     }
     if (wanted.placed) return kImpossible;  // by a sweep of this time or later
     if (wanted.wanted) return wanted.home < time ? once : kImpossible;

@@ -122,7 +122,7 @@ class Subject:
         self.module = chain.build(arguments.small).train(mode != "eval").to(self.device)
         x = chain.inputs(arguments.small)[0].to(self.device)
         if arguments.channels_last and x.dim() in FORMATS:
-            self.module = self.module.to(memory_format=FORMATS[x.dim()])
+            self.module.convolution.to(memory_format=FORMATS[x.dim()])
             x = x.contiguous(memory_format=FORMATS[x.dim()])
         self.inputs = [x, x.flip(0).contiguous(memory_format=torch.preserve_format)]
 
@@ -155,6 +155,10 @@ def error(found: list, truth: list) -> float:
     return worst
 
 
+def strides_of(tensor: torch.Tensor) -> list[int]:
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape) if size > 1]
+
+
 def measure(chain: ConvChain, mode: str, arguments: argparse.Namespace) -> dict:
     subject = Subject(chain, mode, arguments)
     module, x = subject.module, subject.inputs[0]
@@ -166,7 +170,7 @@ def measure(chain: ConvChain, mode: str, arguments: argparse.Namespace) -> dict:
         name: error(subject.everything(made, x), truth)
         for name, made in ((INGOT, optimised), (EAGER, eager))
     }
-    strides = [subject.run(made, x)[0].stride() for made in (optimised, eager)]
+    strides = [strides_of(subject.run(made, x)[0]) for made in (optimised, eager)]
     del truth
     row = {
         "chain": chain.name,

@@ -33,9 +33,10 @@ def import_graph(
     if not feed.rewritten:
         decompose(feed.graph)
         merge_leading_axes(feed.graph)
-        if adds_biases_apart(feed.device_type) and not autocast and not gradients:
-            separate_biases(feed.graph)
-        merge_axes(feed.graph)
+        if not gradients:  # with them, chains without a product are PyTorch's
+            if adds_biases_apart(feed.device_type) and not autocast:
+                separate_biases(feed.graph)
+            merge_axes(feed.graph)
         feed.rewritten = True
     refused = dict(refused or {})
     while True:

@@ -63,10 +63,13 @@ def product(sizes: Sequence[int]) -> int:
     return result
 
 
-def natural_axes(sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def natural_axes(
+    sizes: Sequence[int], order: Sequence[int] | None = None
+) -> tuple[tuple[int, ...], ...]:
     """Axes for a tensor that nothing else decides: the last dimension on the features; what
-    merges the batch with another dimension, on the batch and the rows."""
-    real = [index for index, size in enumerate(sizes) if size != 1]
+    merges the batch with another dimension, on the batch and the rows. order: of the dimensions in
+    memory, outermost first, where that is another one."""
+    real = [index for index in order or range(len(sizes)) if sizes[index] != 1]
     axes: dict[int, tuple[int, ...]] = {}
     places: tuple[int, ...] | None
     # A batch or extent-1 dimension in front leaves [rows, groups, features] for the others.
@@ -87,6 +90,31 @@ def natural_axes(sizes: Sequence[int]) -> tuple[tuple[int, ...], ...]:
             raise UnfitError("the batch is not its first dimension")
         axes[index] = (place,)
     return tuple(axes.get(index, ()) for index in range(len(sizes)))
+
+
+# In the meta of a node whose tensor has its channels innermost, as some convolutions lay them out.
+CHANNELS_LAST = "ingot_channels_last"
+
+
+def has_channels_last(node: Any) -> bool:
+    if CHANNELS_LAST in node.meta:
+        return True
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dim() < 4:
+        return False
+    inner = (value.shape[1], *value.shape[2:])
+    if any(not isinstance(size, int) for size in inner) or inner[0] == 1:
+        return False
+    return max(inner[1:]) > 1 and value.stride(1) == 1
+
+
+def memory_order(leaf: Leaf) -> list[int] | None:
+    """Of a leaf's dimensions, as natural_axes has it."""
+    if not has_channels_last(leaf.node):
+        return None
+    # [N, C, ...]: C comes last.
+    inward = [index for index, own in enumerate(leaf.order) if own == 1]
+    return [index for index in range(len(leaf.sizes)) if index not in inward] + inward
 
 
 def extents_for(sizes: Sequence[int], dims: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

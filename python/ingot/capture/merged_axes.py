@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ingot.capture import pointwise
+from ingot.capture.layout import CHANNELS_LAST, has_channels_last
 from ingot.capture.nodes import LEFT_ALONE, only, schema_name
 from ingot.capture.surgery import Writer, example
 from ingot.capture.table import SHAPE_OPERATORS, TABLE
@@ -37,6 +38,7 @@ _OF_CHANNELS = {
     "aten::instance_norm",
     "aten::prelu",
 }
+_OVER_PLANES = {"aten::group_norm", "aten::instance_norm"}
 _SAME = {
     f"aten::{name}"
     for name in ("clone", "detach", "alias", "contiguous", "dropout", "to", "_to_copy")
@@ -47,23 +49,31 @@ Gap = tuple[torch.fx.Node, int]
 
 
 def merge_axes(graph: torch.fx.Graph) -> None:
-    chains = [node for node in graph.nodes if _kind(node) and LEFT_ALONE not in node.meta]
+    chains = [node for node in graph.nodes if _kind(node) and _in_company(node)]
     if any(len(_sizes(node)) >= _LEAST_RANK for node in _tensors_of(chains)):
         _Merging(graph, _Gaps(graph, set(chains))).run(chains)
 
 
 def may_be_taken(node: torch.fx.Node) -> bool:
     """Whether a node is an operator of a chain."""
-    return bool(_kind(node)) and LEFT_ALONE not in node.meta and schema_name(node.target) not in _SAME
+    return bool(_kind(node)) and schema_name(node.target) not in _SAME
+
+
+def _in_company(node: torch.fx.Node) -> bool:
+    """Operators that would be a region by themselves are PyTorch's, with the dimensions that tell
+    it how a tensor lies."""
+    around = {*node.all_input_nodes, *node.users}
+    for other in list(around):
+        if other.target is operator.getitem:
+            around.update((*other.all_input_nodes, *other.users))
+    return any(may_be_taken(other) for other in around - {node})
 
 
 def _kind(node: torch.fx.Node) -> str:
     """How an operator treats its dimensions; "" where it is none of a chain's."""
-    if node.op != "call_function" or node.target is operator.getitem:
+    if node.op != "call_function" or LEFT_ALONE in node.meta or _is_pytorchs(node):
         return ""
     name = schema_name(node.target)
-    if name not in TABLE:
-        return ""
     if name in _OF_CHANNELS:
         return "channels"
     if name in _ALONG:
@@ -73,6 +83,14 @@ def _kind(node: torch.fx.Node) -> str:
     if name in _SAME:
         return "pointwise"
     return "pointwise" if TABLE[name].__module__ == pointwise.__name__ else ""
+
+
+def _is_pytorchs(node: torch.fx.Node) -> bool:
+    """Whatever Ingot has of its name: a norm over planes whose channels lie innermost."""
+    name = schema_name(node.target)
+    if node.target is operator.getitem or name not in TABLE:
+        return True
+    return name in _OVER_PLANES and has_channels_last(node.args[0])
 
 
 def _has_dimensions(node: torch.fx.Node) -> bool:
@@ -120,7 +138,7 @@ class _Gaps:
                 for source in node.all_input_nodes:
                     if source not in chains and source.target is not operator.getitem:
                         self._read_strides(source)
-            elif node.op == "call_function" and schema_name(node.target) in TABLE:
+            elif node.op == "call_function" and not _is_pytorchs(node):
                 # Ingot's as it is, axis by axis.
                 for each in (node, *node.all_input_nodes):
                     self._need_all(each, schema_name(node.target) in SHAPE_OPERATORS)
@@ -334,6 +352,9 @@ class _Merging:
                 made = writer.call(_aten.flatten.using_ints, sizes, made, first, last)
                 made.meta["val"] = value
                 self.made.append(made)
+        made.meta.pop(CHANNELS_LAST, None)
+        if made is not argument and has_channels_last(argument):
+            made.meta[CHANNELS_LAST] = True
         self.merged[argument] = made
         return made
 

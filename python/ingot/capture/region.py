@@ -15,6 +15,7 @@ from ingot.capture.layout import (
     Value,
     extents_for,
     leaf_layout,
+    memory_order,
     natural_axes,
     product,
 )
@@ -103,7 +104,7 @@ class RegionBuilder:
         """A leaf on its natural axes."""
         if isinstance(operand, Value):
             return operand
-        dims = natural_axes(operand.sizes)
+        dims = natural_axes(operand.sizes, memory_order(operand))
         extents = extents_for(operand.sizes, dims)
         identity = self.leaf(operand, dims, extents)
         return Value(identity, extents, dims, operand.sizes, operand.dtype)
@@ -217,6 +218,13 @@ def _broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+def _memory_order(operands: Sequence[Operand], sizes: tuple[int, ...]) -> list[int] | None:
+    """Of the dimensions of the first operand from outside that fills them."""
+    whole = (o for o in operands if isinstance(o, Leaf) and o.sizes == sizes)
+    first = next(whole, None)
+    return memory_order(first) if first is not None else None
+
+
 def _common_dims(operands: Sequence[Operand], sizes: tuple[int, ...]):
     rank = len(sizes)
     dims: list = [None] * rank
@@ -231,7 +239,7 @@ def _common_dims(operands: Sequence[Operand], sizes: tuple[int, ...]):
                 used.update(axes)
     open_dims = [i for i in range(rank) if dims[i] is None and sizes[i] != 1]
     if open_dims:
-        natural = natural_axes(sizes)
+        natural = natural_axes(sizes, _memory_order(operands, sizes))
         for index in open_dims:
             axes = natural[index]
             if used.intersection(axes):
