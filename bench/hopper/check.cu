@@ -52,6 +52,15 @@ void check_layouts() {
     check_portable(c, true);
     check(c, kPackedWide, c.shape.n % 4 != 0);
   }
+  // Weights contiguous in n that the product splits.
+  for (const Case& c : {Case{"x @ W in eights", transposed(200, 152, 304, false), u, w, 1e-6, 6},
+                        Case{"xT @ y in eights", transposed(200, 152, 304, true), u, w, 1e-6, 6}}) {
+    for (const TileChoice& choice : {kFused, kFusedRare, kFusedThin, kFusedHalves}) {
+      TileChoice along_n = choice;
+      along_n.w_along_k = false;
+      check(c, along_n, true);
+    }
+  }
   const Case strided = strided_case();
   for (const TileChoice& choice : {kFused, kFusedRare, kFusedThin, kPacked, kPackedWide})
     check(strided, choice, false);

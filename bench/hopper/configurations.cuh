@@ -52,6 +52,19 @@ void add_configurations(const std::string& epilogue) {
   ADD(FusedSplitConfig, 128, 3, 4, false, 1, 2)
   ADD(FusedSplitConfig, 128, 3, 4, false, 1, 4)
   ADD(FusedSplitConfig, 128, 3, 4, false, 1, 8)
+  // Weights that are contiguous in n.
+  ADD(FusedSplitConfig, 64, 3, 6, true, 1, 1, false, false)
+  ADD(FusedSplitConfig, 64, 3, 6, false, 1, 1, false, false)
+  ADD(FusedSplitConfig, 128, 3, 4, true, 1, 1, false, false)
+  ADD(FusedSplitConfig, 128, 3, 4, false, 1, 1, false, false)
+  ADD(FusedSplitConfig, 128, 3, 4, true, 2, 1, false, false)
+  ADD(FusedSplitConfig, 128, 3, 4, false, 2, 1, false, false)
+  ADD(FusedSplitConfig, 64, 3, 6, false, 1, 2, false, false)
+  ADD(FusedSplitConfig, 64, 3, 6, false, 1, 4, false, false)
+  ADD(FusedSplitConfig, 64, 3, 6, false, 1, 8, false, false)
+  ADD(FusedSplitConfig, 128, 3, 4, false, 1, 2, false, false)
+  ADD(FusedSplitConfig, 128, 3, 4, false, 1, 4, false, false)
+  ADD(FusedSplitConfig, 128, 3, 4, false, 1, 8, false, false)
 #undef ADD
   kernels()["portable::PackedConfig<2, 2, 2>/" + epilogue] =
       (const void*)portable_kernel<portable::PackedConfig<2, 2, 2>, Epilogue>;
@@ -62,24 +75,29 @@ void add_configurations(const std::string& epilogue) {
 // Ends the program where a candidate for one of many shapes has no kernel here, or the kernel takes
 // other shared memory than the host reckons.
 inline void require_candidates(const std::string& epilogue) {
+  const auto require = [&](const ProductShape& shape) {
+    for (const TileChoice& choice : candidate_choices(shape, {})) {
+      if (choice.variant == Variant::direct) continue;  // direct.cu's
+      const ProductPlan plan = plan_with(shape, choice, {});
+      if (kernels().count(plan.config + "/" + epilogue) == 0) {
+        std::printf("configurations.cuh lacks %s\n", plan.config.c_str());
+        std::exit(1);
+      }
+      if (shared_by_config()[plan.config] != plan.shared_bytes) {
+        std::printf("launch.h and the kernel disagree on shared memory: %s\n", plan.config.c_str());
+        std::exit(1);
+      }
+    }
+  };
   for (const int64_t m : {1, 64, 1024, 16384}) {
     for (const int64_t n : {64, 1024, 8192}) {
       for (const int64_t k : {64, 1024, 8192, 32768}) {
         for (const bool stores_by_tma : {true, false}) {
           ProductShape shape = row_major(m, n, k);
           if (!stores_by_tma) shape.y_aligned = false;
-          for (const TileChoice& choice : candidate_choices(shape, {})) {
-            const ProductPlan plan = plan_with(shape, choice, {});
-            if (kernels().count(plan.config + "/" + epilogue) == 0) {
-              std::printf("configurations.cuh lacks %s\n", plan.config.c_str());
-              std::exit(1);
-            }
-            if (shared_by_config()[plan.config] != plan.shared_bytes) {
-              std::printf("launch.h and the kernel disagree on shared memory: %s\n",
-                          plan.config.c_str());
-              std::exit(1);
-            }
-          }
+          require(shape);
+          shape.w = {1, n, true};
+          require(shape);
         }
       }
     }

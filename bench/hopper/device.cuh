@@ -44,12 +44,12 @@ inline CUtensorMap encode_map(const TensorMapSpec& spec, void* base) {
     return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry);
   }();
   CUtensorMap map;
-  const cuuint64_t extents[2] = {spec.columns, spec.rows}, strides[1] = {spec.row_bytes};
-  const cuuint32_t box[2] = {spec.box_columns, spec.box_rows}, steps[2] = {1, 1};
+  const TensorMapExtents of = extents_of(spec);
   const CUresult status =
-      encode(&map, CUtensorMapDataType(tensor_map_type(spec.element)), 2, base, extents, strides,
-             box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+      encode(&map, CUtensorMapDataType(tensor_map_type(spec.element)), cuuint32_t(of.rank), base,
+             of.extents, of.strides, of.box, of.steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     std::printf("cuTensorMapEncodeTiled: error %d (columns %llu rows %llu row bytes %llu)\n",
                 int(status), (unsigned long long)spec.columns, (unsigned long long)spec.rows,

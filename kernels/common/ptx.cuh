@@ -253,6 +253,15 @@ INGOT_D void tma_load(u32 destination, const TensorMap* map, u32 barrier, int x,
       : "memory");
 }
 
+INGOT_D void tma_load(u32 destination, const TensorMap* map, u32 barrier, int x, int y, int z,
+                      int w) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination),
+      "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+      : "memory");
+}
+
 // The same box lands at the same offset in every thread block of `mask`, and completes there.
 INGOT_D void tma_load_multicast(u32 destination, const TensorMap* map, u32 barrier, int x, int y,
                                 u16 mask) {

@@ -141,10 +141,9 @@ inline TensorMap encode_map(const hopper::TensorMapSpec& spec, void* base) {
   }();
   if (!encode) throw std::runtime_error("the driver knows no tensor maps: it is older than 12.0");
   TensorMap map = {};
-  const uint64_t extents[2] = {spec.columns, spec.rows}, strides[1] = {spec.row_bytes};
-  const uint32_t box[2] = {spec.box_columns, spec.box_rows}, steps[2] = {1, 1};
-  const int status = encode(&map, hopper::tensor_map_type(spec.element), 2, base, extents, strides,
-                            box, steps, 0, 3, 3, 0);
+  const hopper::TensorMapExtents of = hopper::extents_of(spec);
+  const int status = encode(&map, hopper::tensor_map_type(spec.element), unsigned(of.rank), base,
+                            of.extents, of.strides, of.box, of.steps, 0, 3, 3, 0);
   if (status != 0) {
     throw std::runtime_error("describing a matrix to the copy engine failed with CUDA error " +
                              std::to_string(status));

@@ -10,18 +10,18 @@ constexpr int kMapSwizzle128 = 3, kMapPromote256 = 3;
 
 CUtensorMap encode_map(const hopper::TensorMapSpec& spec, void* base) {
   CUtensorMap map{};
-  const uint64_t extents[2] = {spec.columns, spec.rows}, strides[1] = {spec.row_bytes};
-  const uint32_t box[2] = {spec.box_columns, spec.box_rows}, steps[2] = {1, 1};
-  check(
-      driver().cuTensorMapEncodeTiled(&map, hopper::tensor_map_type(spec.element), 2, base, extents,
-                                      strides, box, steps, 0, kMapSwizzle128, kMapPromote256, 0),
-      "describing a matrix to the copy engine");
+  const hopper::TensorMapExtents of = extents_of(spec);
+  check(driver().cuTensorMapEncodeTiled(
+            &map, hopper::tensor_map_type(spec.element), static_cast<unsigned>(of.rank), base,
+            of.extents, of.strides, of.box, of.steps, 0, kMapSwizzle128, kMapPromote256, 0),
+        "describing a matrix to the copy engine");
   return map;
 }
 
 bool same_matrix(const hopper::TensorMapSpec& a, const hopper::TensorMapSpec& b) {
   return a.element == b.element && a.columns == b.columns && a.rows == b.rows &&
-         a.row_bytes == b.row_bytes && a.box_columns == b.box_columns && a.box_rows == b.box_rows;
+         a.row_bytes == b.row_bytes && a.box_columns == b.box_columns && a.box_rows == b.box_rows &&
+         a.eights == b.eights;
 }
 
 // A map follows from its arguments alone, and calls in a row mostly describe the same matrices:

@@ -30,6 +30,7 @@ std::string text_of(const Arguments& arguments) {
     text += fmt::format(" map {}={} {} {} {} {} {} {}", map.at, text_of(map.matrix),
                         static_cast<int>(map.spec.element), map.spec.columns, map.spec.rows,
                         map.spec.row_bytes, map.spec.box_columns, map.spec.box_rows);
+    if (map.spec.eights) text += " in eights";
   }
   return text;
 }

@@ -286,6 +286,65 @@ TEST(OwnProduct, KeepWeightsThatAreParameters) {
   EXPECT_EQ(size(weight_is_input, R"({"device": "cuda", "sm": 90})"), 0u);
 }
 
+// y = x · W of `k` and `n`, W row-major.
+hopper::ProductShape times_rows(int64_t m, int64_t n, int64_t k) {
+  hopper::ProductShape shape;
+  shape.m = m, shape.n = n, shape.k = k;
+  shape.x = {k, 1, true};
+  shape.w = {1, n, true};
+  shape.y_stride = n;
+  return shape;
+}
+
+TEST(OwnProduct, SplitsAWeightThatIsContiguousInNInsideTheKernel) {
+  const hopper::ProductPlan plan = hopper::plan_product(times_rows(1024, 8192, 8192), {});
+  ASSERT_EQ(plan.variant, hopper::Variant::fused_split) << plan.reason;
+  EXPECT_EQ(plan.config, "FusedSplitConfig<128, 3, 4, true, 2, 1, false, false>");
+  ASSERT_EQ(plan.splits.size(), 1u) << "the weight is read as it lies";
+  EXPECT_EQ(plan.splits[0].operand, hopper::SplitStep::Operand::x);
+  EXPECT_EQ(plan.workspace_bytes, 1024u * 8192 * 4 + 1024 * 4);
+  const hopper::ProductPlan sliced = hopper::plan_product(times_rows(16, 1024, 8192), {});
+  EXPECT_GT(sliced.cluster, 1u);
+  EXPECT_EQ(sliced.splits.size(), 1u);
+}
+
+TEST(OwnProduct, PacksAWeightThatTheCopyEngineCannotReadInEights) {
+  const auto packs_both = [](const hopper::ProductShape& shape) {
+    return hopper::plan_product(shape, {}).splits.size() == 2;
+  };
+  hopper::ProductShape shape = times_rows(1024, 8192, 8192);
+  EXPECT_FALSE(packs_both(shape));
+  shape.w.aligned = false;
+  EXPECT_TRUE(packs_both(shape));
+  EXPECT_TRUE(packs_both(times_rows(1024, 8192, 8188))) << "k is not a multiple of eight";
+  EXPECT_TRUE(packs_both(times_rows(1024, 8190, 8192))) << "rows are not whole pieces";
+  shape = times_rows(256, 512, 512);
+  shape.batches = 4;
+  shape.x.batch_stride = 256 * 512, shape.w.batch_stride = 512 * 512;
+  EXPECT_TRUE(packs_both(shape)) << "a weight for every entry";
+}
+
+// The line of a box in shared memory, which the copy engine fills dimension by dimension.
+TEST(OwnProduct, SpreadsEightsOverTheBanks) {
+  const hopper::ProductPlan plan = hopper::plan_product(times_rows(1024, 8192, 8192), {});
+  const hopper::TensorMapExtents of = hopper::extents_of(plan.w_map);
+  ASSERT_EQ(of.rank, 4);
+  EXPECT_EQ(of.extents[0], 8192u);
+  EXPECT_EQ(of.extents[1] * of.extents[2] * of.extents[3], 8192u);
+  EXPECT_EQ(of.box[0] * 4, 128u) << "a line of the swizzle";
+  EXPECT_EQ(of.box[1] * of.box[2] * of.box[3], 32u);
+  constexpr uint64_t kRow = 8192 * 4;
+  for (uint32_t line = 0; line < 32; ++line) {
+    const uint32_t j = line % of.box[1], c = line / of.box[1] % of.box[2],
+                   i = line / of.box[1] / of.box[2];
+    EXPECT_EQ(j * of.strides[0] + c * of.strides[1] + i * of.strides[2],
+              (8 * c + 4 * j + i) * kRow);
+  }
+  const hopper::TensorMapExtents x = hopper::extents_of(plan.x_map);
+  EXPECT_EQ(x.rank, 2);
+  EXPECT_EQ(x.strides[0], plan.x_map.row_bytes);
+}
+
 // Of a packing of transposed rows: what its kernel's name and its launch say.
 struct Columns {
   int warps = 0, registers = 0, shared = 0;

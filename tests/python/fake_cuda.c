@@ -145,7 +145,7 @@ int cuTensorMapEncodeTiled(uint64_t* map, int type, uint32_t rank, void* base,
                            const uint64_t* extents, const uint64_t* strides, const uint32_t* box,
                            const uint32_t* steps, int interleave, int swizzle, int promotion,
                            int fill) {
-  (void)rank, (void)steps, (void)interleave, (void)fill;
+  (void)steps, (void)interleave, (void)fill;
   COUNT(cuTensorMapEncodeTiled);
   memset(map, 0, 128);
   map[0] = (uint64_t)(uintptr_t)base;
@@ -154,6 +154,11 @@ int cuTensorMapEncodeTiled(uint64_t* map, int type, uint32_t rank, void* base,
   map[3] = strides[0];
   map[4] = (uint64_t)box[0] << 32 | box[1];
   map[5] = (uint64_t)type << 32 | (uint64_t)swizzle << 16 | (uint64_t)promotion;
+  for (uint32_t i = 2; i < rank; ++i) {
+    map[3 * i] = extents[i];
+    map[3 * i + 1] = strides[i - 1];
+    map[3 * i + 2] = box[i];
+  }
   return 0;
 }
 int cuOccupancyMaxActiveClusters(int* clusters, void* function, const void* config) {

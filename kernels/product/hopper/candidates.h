@@ -47,10 +47,12 @@ inline std::vector<TileChoice> neighbours(const ProductShape& shape, const Devic
        .cluster = 2,
        .raster_group = 16}};
   list.insert(list.end(), packed.begin(), packed.end());
-  if (shape.w.vector_rows(shape.k) && !shape.weight_packed && shape.weights_follow()) {
-    list.push_back(scheme_split::fused_tile(64));
-    list.push_back(scheme_split::fused_tile(128));
-    TileChoice grouped = scheme_split::fused_tile(128, scheme_split::promotion_of(shape));
+  if (scheme_split::splits_weight(shape)) {
+    const bool along_k = shape.w.k_stride == 1;
+    list.push_back(scheme_split::fused_tile(64, 1, 1, along_k));
+    list.push_back(scheme_split::fused_tile(128, 1, 1, along_k));
+    TileChoice grouped =
+        scheme_split::fused_tile(128, scheme_split::promotion_of(shape), 1, along_k);
     grouped.raster_group = 16;
     list.push_back(grouped);
     // Beyond two waves of blocks there is nothing left to share.

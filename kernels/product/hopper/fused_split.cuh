@@ -4,6 +4,9 @@
 //
 // Operands   w: fp32 row-major [n][k], k a multiple of 4, rows 16-byte aligned: TMA boxes of
 //            128 rows × 32 floats (128 bytes, 128B swizzle). Nothing else reads or writes a weight.
+//            Or contiguous in n, [k][n], k a multiple of 8 (kAlongK = false): the weight of a
+//            gradient, which so needs no packing either. Boxes of 32 k × 32 n, of which four make
+//            the 128 rows; their order of k is said below.
 //            x: packed by product/split.cuh: [m][k/32][32 hi | 32 lo] fp16, k order permuted as the
 //            fragments below want it, one exponent a row: boxes of kSamples rows × 128 bytes.
 // Tile       128 features × kSamples samples of yᵀ; K in chunks of 64.
@@ -27,7 +30,11 @@
 //
 // Fragment order: lane c of a quad reads the 16-byte pieces 2c and 2c+1 of each 128-byte fp32 row
 // (XOR row & 7: no bank conflicts), and calls what it has read its k16 columns; x is packed in the
-// same order, so the sum over k is merely permuted.
+// same order, so the sum over k is merely permuted. Of a weight that is contiguous in n a lane
+// wants the same elements, one word each. A box holds k = 8c + 4j + i of its 32 at row 8i + 2c + j,
+// which a tensor map of four dimensions does: under the swizzle (XOR 2c + j) the four lanes of a
+// quad then read different banks, where rows in the order of k would put all four into the same
+// ones.
 #pragma once
 
 #include "product/hopper/ring.cuh"
@@ -37,7 +44,7 @@
 namespace ingot::hopper {
 
 template <int kSamples_, int kWeightStages_, int kSampleStages_, bool kTmaStore_ = true,
-          int kPromotion_ = 1, int kSlices_ = 1, bool kBatched_ = false>
+          int kPromotion_ = 1, int kSlices_ = 1, bool kBatched_ = false, bool kAlongK_ = true>
 struct FusedSplitConfig {
   static constexpr int kSamples = kSamples_;
   static constexpr int kWeightStages = kWeightStages_;
@@ -46,6 +53,7 @@ struct FusedSplitConfig {
   static constexpr int kPromotion = kPromotion_;  // chunks summed by wgmma alone: 1 or 2
   static constexpr int kSlices = kSlices_;        // of K, and blocks in a cluster: 1, 2, 4 or 8
   static constexpr bool kBatched = kBatched_;     // a weight for every entry of a batch (args.cuh)
+  static constexpr bool kAlongK = kAlongK_;       // the weight is contiguous in k, or else in n
   static constexpr int kFeatures = 128;
   static constexpr int kChunk = 64;
   static constexpr int kThreads = 384;
@@ -61,6 +69,7 @@ struct FusedSplitConfig {
   static_assert(kSlices == 1 || !kTmaStore, "what is left of a tile is too narrow for a TMA box");
   static_assert(kExchangeBytes<kSlices, kSamples> <= kWeightStages * kWeightBytes,
                 "sums are exchanged in the ring of weights");
+  static_assert(kAlongK || !kBatched, "no map has a dimension left for a batch");
 };
 
 // A row's scale puts its first chunk's maximum at 2^10 … 2^11. Elements up to 2^12 certainly keep
@@ -83,6 +92,7 @@ struct RowScales {
 // Where a thread finds its two rows in a slot: byte offsets of its pieces 2c and 2c+1 of row g; the
 // other row is 1024 bytes on, the next 32 columns kFeatures · 128.
 struct FragmentSource {
+  static constexpr int kStepsAtOnce = 4;  // in choose_scales()
   u32 even, odd;
 };
 
@@ -92,12 +102,44 @@ INGOT_D float4 load_piece(const FragmentSource& source, u32 slot, int step, int 
                                  (step >> 1) * kSlabBytes + row * 1024);
 }
 
-INGOT_D void choose_scales(const FragmentSource& source, u32 slot, RowScales& rows,
-                           bool grow_only) {
+// The same of a weight that is contiguous in n: its word k = 8c of row g. Row g + 8 is two pieces
+// of 16 bytes on, the second four of eight k are a row of the box and one piece on.
+struct TransposedSource {
+  static constexpr int kStepsAtOnce = 1;  // sixteen words in flight would cost accumulators
+  u32 first;
+};
+
+INGOT_D float4 load_piece(const TransposedSource& source, u32 slot, int step, int row) {
+  constexpr u32 kSlabBytes = 128 * 128, kStep = 8 * 128;
+  const u32 half = step & 1;
+  const u32 at =
+      ((slot + source.first) ^ (row * 32 + half * 16)) + (step >> 1) * kSlabBytes + half * 128;
+  return {ptx::load_shared(at), ptx::load_shared(at + kStep), ptx::load_shared(at + 2 * kStep),
+          ptx::load_shared(at + 3 * kStep)};
+}
+
+// Of a lane of consumer warpgroup `group`.
+template <bool kAlongK>
+INGOT_D auto fragment_source(u32 group, u32 warp, u32 lane) {
+  const u32 row = lane >> 2, quad = lane & 3;
+  if constexpr (kAlongK) {
+    const u32 tile_row = group * 64 + warp * 16 + row;
+    return FragmentSource{tile_row * 128 + (((2 * quad) ^ row) << 4),
+                          tile_row * 128 + (((2 * quad + 1) ^ row) << 4)};
+  } else {
+    constexpr u32 kBoxBytes = 32 * 128;
+    const u32 box = 2 * group + warp / 2, piece = 4 * (warp & 1) + row / 4;
+    return TransposedSource{box * kBoxBytes + 2 * quad * 128 + ((piece ^ (2 * quad)) << 4) +
+                            (row & 3) * 4};
+  }
+}
+
+template <class Source>
+INGOT_D void choose_scales(const Source& source, u32 slot, RowScales& rows, bool grow_only) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
     float amax = 0.f;
-#pragma unroll
+#pragma unroll(Source::kStepsAtOnce)
     for (int step = 0; step < 4; ++step) {
       amax = max_magnitude(amax, load_piece(source, slot, step, row));
     }
@@ -112,8 +154,8 @@ INGOT_D void choose_scales(const FragmentSource& source, u32 slot, RowScales& ro
 // Splits the chunk; true if some |lo| ≥ 2 (so wherever hi overflowed: lo is then infinite or NaN).
 // Asking lo rather than hi also keeps ptxas from sinking its computation below the vote on the
 // answer, where the unsplit values would cost more registers than there are.
-INGOT_D bool split_chunk(const FragmentSource& source, u32 slot, const RowScales& rows,
-                         Fragments& out) {
+template <class Source>
+INGOT_D bool split_chunk(const Source& source, u32 slot, const RowScales& rows, Fragments& out) {
   constexpr u32 kTopExponentBits = 0x40004000;
   u32 seen = 0;
 #pragma unroll
@@ -141,7 +183,7 @@ struct FusedSplitConsumer {
   const Ring& w;
   const Ring& x;
   i32 group, warp, lane;  // consumer warpgroup 0 or 1
-  FragmentSource source;
+  decltype(fragment_source<Config::kAlongK>(0, 0, 0)) source;
   RingCursor<Config::kWeightStages> w_cursor;
   RingCursor<Config::kSampleStages> x_cursor;
   RowScales rows;
@@ -318,7 +360,8 @@ struct BlockShare {
   }
 };
 
-// Fills one ring, tile after tile: kSlabs boxes of `rows` rows × 128 bytes a chunk.
+// Fills one ring, tile after tile: kSlabs boxes of `rows` rows × 128 bytes a chunk; of a weight
+// that is contiguous in n, four boxes in the place of one.
 template <class Config, int kStages>
 INGOT_D void fused_split_produce(const Ring& ring, const TensorMap& map, const ProductArgs& args,
                                  const BlockShare<Config>& share, bool weights) {
@@ -340,8 +383,17 @@ INGOT_D void fused_split_produce(const Ring& ring, const TensorMap& map, const P
       ptx::mbarrier_expect_bytes(full, ring.slot_bytes);
 #pragma unroll
       for (int slab = 0; slab < kSlabs; ++slab) {
-        ptx::tma_load(slot + slab * rows * 128, &map, full, (chunk * kSlabs + slab) * slab_step,
-                      row);
+        const u32 destination = slot + slab * rows * 128;
+        const i32 index = chunk * kSlabs + slab;
+        if (!Config::kAlongK && weights) {
+#pragma unroll
+          for (int box = 0; box < 4; ++box) {
+            ptx::tma_load(destination + box * 32 * 128, &map, full, row + box * 32, 0, index * 4,
+                          0);
+          }
+        } else {
+          ptx::tma_load(destination, &map, full, index * slab_step, row);
+        }
       }
       cursor.advance();
     }
@@ -392,10 +444,8 @@ INGOT_D void product_fused_split(const TensorMap& w_map, const TensorMap& x_map,
   } else {
     ptx::register_increase<232>();
     using Consumer = FusedSplitConsumer<Config, Epilogue>;
-    const i32 group = role.warpgroup - 1, row = lane >> 2, quad = lane & 3;
-    const u32 tile_row = group * 64 + warp * 16 + row;
-    const FragmentSource source = {tile_row * 128 + (((2 * quad) ^ row) << 4),
-                                   tile_row * 128 + (((2 * quad + 1) ^ row) << 4)};
+    const i32 group = role.warpgroup - 1;
+    const auto source = fragment_source<Config::kAlongK>(group, warp, lane);
     Consumer consumer = {w, x, group, warp, lane, source, {}, {}, {}, 0};
     const u32 table = tables + group * Config::kTableBytes;
     if (group == 1) ptx::barrier_arrive(Consumer::kTurnBarrier, 256);

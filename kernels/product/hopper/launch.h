@@ -16,14 +16,35 @@
 
 namespace ingot::hopper {
 
-// A two-dimensional tensor map with the 128-byte swizzle, 32-bit element strides of one.
+// A tensor map of a matrix, with the 128-byte swizzle and element strides of one.
 struct TensorMapSpec {
   enum class Source { w, x, y, x_packed, w_packed } source = Source::w;
   Element element = Element::f32;
   uint64_t columns = 0, rows = 0;
   uint64_t row_bytes = 0;  // multiple of 16
   uint32_t box_columns = 0, box_rows = 0;
+  // Rows, a multiple of eight, as three dimensions: which half of eight they lie in, which eight,
+  // which of the half's four. Row 8c + 4j + i of a box of 32 is then its line 8i + 2c + j.
+  bool eights = false;
 };
+
+// What the driver is told of one.
+struct TensorMapExtents {
+  int rank = 2;
+  uint64_t extents[4] = {}, strides[3] = {};  // bytes, from the second dimension on
+  uint32_t box[4] = {}, steps[4] = {1, 1, 1, 1};
+};
+
+inline TensorMapExtents extents_of(const TensorMapSpec& spec) {
+  const uint64_t row = spec.row_bytes;
+  if (!spec.eights) {
+    return {2, {spec.columns, spec.rows}, {row}, {spec.box_columns, spec.box_rows}};
+  }
+  return {4,
+          {spec.columns, 2, spec.rows / 8, 4},
+          {4 * row, 8 * row, row},
+          {spec.box_columns, 2, spec.box_rows / 8, 4}};
+}
 
 struct SplitStep {
   enum class Operand { x, w } operand = Operand::x;
@@ -180,7 +201,10 @@ inline void add_split_maps(ProductPlan& plan, const ProductShape& shape, const T
   const int64_t weights = shape.w_rows();
   plan.x_map =
       tensor_map(Source::x_packed, Element::f16, packed, shape.x_rows(), packed, 64, x_rows);
-  if (is_fused(choice.variant)) {
+  if (is_fused(choice.variant) && !choice.w_along_k) {
+    plan.w_map = tensor_map(Source::w, Element::f32, weights, shape.k, shape.w.k_stride, 32, 32);
+    plan.w_map.eights = true;
+  } else if (is_fused(choice.variant)) {
     plan.w_map =
         tensor_map(Source::w, Element::f32, shape.k, weights, shape.w.row_stride, 32, w_rows);
   } else {

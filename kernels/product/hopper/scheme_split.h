@@ -6,13 +6,21 @@
 
 namespace ingot::hopper::scheme_split {
 
-inline TileChoice fused_tile(int samples, int promotion = 1, int slices = 1) {
+inline TileChoice fused_tile(int samples, int promotion = 1, int slices = 1,
+                             bool w_along_k = true) {
   return {.variant = Variant::fused_split,
           .samples = samples,
           .stages = samples == 64 ? 6 : 4,
           .weight_stages = 3,
           .slices = slices,
-          .promotion = promotion};
+          .promotion = promotion,
+          .w_along_k = w_along_k};
+}
+
+// Whether the product can split the weight as it lies in memory.
+inline bool splits_weight(const ProductShape& shape) {
+  if (shape.weight_packed || !shape.weights_follow()) return false;
+  return shape.w.vector_rows(shape.k) || (shape.batches == 1 && shape.w.vector_columns(shape.k));
 }
 
 // Summing 128 of K instead of 64 is 1.5% faster; the coarser rounding (4e-7 instead of 2e-7) still
@@ -27,7 +35,7 @@ inline void add_sliced_tiles(std::vector<TileChoice>& menu, const ProductShape& 
   for (const int slices : {2, 4, 8}) {
     if (divide_up(shape.k, 128) < slices) break;
     for (const int samples : {64, 128}) {
-      const TileChoice tile = fused_tile(samples, 1, slices);
+      const TileChoice tile = fused_tile(samples, 1, slices, shape.w.k_stride == 1);
       if (tiles_of(shape, tile) <= waves * cluster_slots(tile, device)) menu.push_back(tile);
     }
   }
@@ -97,10 +105,11 @@ inline std::vector<TileChoice> tiles(const ProductShape& shape, const DeviceLimi
       {.variant = Variant::packed, .samples = 128, .stages = 6, .staging = 2},
       {.variant = Variant::packed, .samples = 160, .stages = 5, .staging = 2},
       {.variant = Variant::packed, .samples = 192, .stages = 5, .staging = 1, .cluster = 2}};
-  if (shape.w.vector_rows(shape.k) && !shape.weight_packed && shape.weights_follow()) {
-    const TileChoice thin = fused_tile(64);
+  if (splits_weight(shape)) {
+    const bool along_k = shape.w.k_stride == 1;
+    const TileChoice thin = fused_tile(64, 1, 1, along_k);
     if (shape.m <= 64 || tiles_of(shape, thin) <= device.multiprocessors) menu.push_back(thin);
-    menu.push_back(fused_tile(128, promotion_of(shape)));
+    menu.push_back(fused_tile(128, promotion_of(shape), 1, along_k));
     add_sliced_tiles(menu, shape, device, 1);
   } else {
     const TileChoice thin = {.variant = Variant::packed, .samples = 64, .stages = 8, .staging = 1};

@@ -51,6 +51,10 @@ struct OperandShape {
   bool vector_rows(int64_t k) const {
     return aligned && k_stride == 1 && row_stride % 4 == 0 && k % 4 == 0 && batch_stride % 4 == 0;
   }
+  // Contiguous in the row index, and k in whole groups of eight: TMA reads rows of k. One matrix.
+  bool vector_columns(int64_t k) const {
+    return aligned && row_stride == 1 && k_stride % 4 == 0 && k % 8 == 0 && batch_stride == 0;
+  }
   // Rows that TMA reads without help from vector loads.
   bool tensor_map_rows(Element element) const {
     return aligned && k_stride == 1 && row_stride * size_of(element) % 16 == 0;
@@ -108,9 +112,10 @@ struct TileChoice {
   int raster_group = 8;   // feature tiles (clusters of them) a group
   int features = 0;       // direct: of a tile
   int depth_warps = 1;    // direct: warps that share K
-  bool w_along_k = true, x_along_k = true, vectors = true;  // direct: how operands lie in memory
-  Element element = Element::f32;                           // half: of the operands
-  bool batched = false;                                     // a weight for every entry of a batch
+  bool w_along_k = true;  // direct, fused_split: how operands lie in memory
+  bool x_along_k = true, vectors = true;  // direct: the same
+  Element element = Element::f32;         // half: of the operands
+  bool batched = false;                   // a weight for every entry of a batch
 };
 
 inline int64_t divide_up(int64_t a, int64_t b) {
@@ -169,9 +174,11 @@ inline std::string config_text(const TileChoice& c, bool tma_store) {
   const std::string blocks = number(c.samples) + ", " + number(c.cluster) + ", " + number(c.stages);
   const std::string batched = c.batched ? ", true" : "";
   switch (c.variant) {
-    case Variant::fused_split:
-      return "FusedSplitConfig<" + ring + number(c.promotion) +
-             (c.slices > 1 || c.batched ? ", " + number(c.slices) : "") + batched + ">";
+    case Variant::fused_split: {
+      const std::string base = "FusedSplitConfig<" + ring + number(c.promotion);
+      if (!c.w_along_k) return base + ", " + number(c.slices) + ", false, false>";
+      return base + (c.slices > 1 || c.batched ? ", " + number(c.slices) : "") + batched + ">";
+    }
     case Variant::fused_scaled:
       return "FusedScaledConfig<" + ring + number(c.cluster) + ", " + number(c.sample_blocks) +
              ", " + number(c.slices) + ">";
