@@ -66,6 +66,26 @@ void check_layouts() {
     check(strided, choice, false);
 }
 
+// Statistics of both kinds, in whole tiles, ragged ones and slices of K.
+void check_sums() {
+  add_kernel<SumEpilogue, FusedSplitConfig<128, 3, 4, true, 1>>(
+      "FusedSplitConfig<128, 3, 4, true, 1>", "sum");
+  add_kernel<SumEpilogue, FusedSplitConfig<128, 3, 4, false, 1, 8>>(
+      "FusedSplitConfig<128, 3, 4, false, 1, 8>", "sum");
+  add_kernel<SumEpilogue, PackedConfig<160, 1, 5, 2>>("PackedConfig<160, 1, 5, 2>", "sum");
+  kernels()["portable::PackedConfig<2, 2, 2>/sum"] =
+      (const void*)portable_kernel<portable::PackedConfig<2, 2, 2>, SumEpilogue>;
+  kernels()["portable::PackedConfig<4, 2, 2>/sum"] =
+      (const void*)portable_kernel<portable::PackedConfig<4, 2, 2>, SumEpilogue>;
+  const TileChoice packed = {.variant = Variant::packed, .samples = 160, .stages = 5, .staging = 2};
+  for (const Case& c : {Case{"1000x384x1024", row_major(1000, 384, 1024), u, w, 1e-6, 6},
+                        Case{"67x132x1024", row_major(67, 132, 1024), u, w, 1e-6, 6}}) {
+    for (const TileChoice& choice : {kFused, kFusedEighths, packed})
+      check_mixed_statistics(c, plan_with(c.shape, choice, {}));
+    check_mixed_statistics(c, portable::plan_product(c.shape, 166912));
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -78,6 +98,7 @@ int main(int argc, char** argv) {
 
   for (const Case& c : row_major_cases(small)) check_every_kernel(c);
   check_layouts();
+  check_sums();
   std::printf("%d failures\n", failures);
   return failures != 0;
 }

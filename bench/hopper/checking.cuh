@@ -90,6 +90,44 @@ inline void check_statistics(const Case& c, const Problem& problem, const Produc
   failures += !ok;
 }
 
+// Column sums from partial sums against fp64 over the stored result.
+inline void check_sums(const Case& c, const Problem& problem, const ProductPlan& plan) {
+  const size_t n = size_t(c.shape.n), tiles = size_t(plan.moment_tiles);
+  std::vector<float> sums(n * tiles), y(problem.y_count);
+  CHECK(cudaMemcpy(sums.data(), problem.buffers().partials[0], sums.size() * 4,
+                   cudaMemcpyDeviceToHost));
+  CHECK(cudaMemcpy(y.data(), problem.y, y.size() * 4, cudaMemcpyDeviceToHost));
+  double worst = 0;
+  for (size_t column = 0; column < n; ++column) {
+    double found = 0, truth = 0, total = 1e-300;
+    for (size_t t = 0; t < tiles; ++t) found += sums[t * n + column];
+    for (int64_t m = 0; m < c.shape.m; ++m) {
+      const double v = y[size_t(m * c.shape.y_stride) + column];
+      truth += v, total += std::fabs(v);
+    }
+    const double error = std::fabs(found - truth) / total;
+    worst = error <= worst ? worst : error;  // NaN too
+  }
+  const bool ok = worst < 1e-6;
+  std::printf("%-4s %-26s %-34s sums       %.2e\n", ok ? "ok" : "FAIL", c.name, plan.config.c_str(),
+              worst);
+  failures += !ok;
+}
+
+// A plain sum and moments, by an epilogue called "sum".
+inline void check_mixed_statistics(const Case& c, const ProductPlan& plan) {
+  Problem problem(c.shape, c.x, c.w, plan.workspace_bytes);
+  float* row;
+  CHECK(cudaMalloc(&row, size_t(c.shape.m) * 4));
+  fill<<<64, 256>>>(row, 1, c.shape.m, 0, 1, Data::normal, 11);
+  problem.poison();
+  bind(plan, c.shape, problem.buffers(), "sum", SumEpilogue::Params{row}).run();
+  CHECK(cudaDeviceSynchronize());
+  check_sums(c, problem, plan);
+  check_statistics(c, problem, plan, 1);
+  cudaFree(row);
+}
+
 inline void check(const Case& c, const ProductPlan& plan, bool epilogues) {
   Problem problem(c.shape, c.x, c.w, plan.workspace_bytes, c.misalign);
   const auto identity = [](double t, int64_t, int64_t) { return t; };

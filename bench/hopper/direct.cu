@@ -33,6 +33,7 @@ struct Plain {
   struct Feature {};
   struct Sample {};
   static constexpr int kMoments = 0;
+  static constexpr u32 kSums = 0;
   static constexpr bool kStore = true, kReadsElements = false;
   INGOT_D static void prefetch(const Params&, i64, i64) {}
   INGOT_D static Feature feature(const Params&, i64) { return {}; }

@@ -12,6 +12,7 @@ struct PlainEpilogue {
   struct Feature {};
   struct Sample {};
   static constexpr int kMoments = 0;
+  static constexpr u32 kSums = 0;
   static constexpr bool kStore = true;
   static constexpr bool kReadsElements = false;
   INGOT_D static Feature feature(const Params&, i64) { return {}; }
@@ -32,6 +33,7 @@ struct BiasScaleMomentsEpilogue {
   };
   struct Sample {};
   static constexpr int kMoments = 1;
+  static constexpr u32 kSums = 0;
   static constexpr bool kStore = true;
   static constexpr bool kReadsElements = false;
   INGOT_D static Feature feature(const Params& p, i64 n) { return {p.bias[n], p.scale[n]}; }
@@ -53,6 +55,7 @@ struct FullEpilogue {
     float factor;
   };
   static constexpr int kMoments = 2;
+  static constexpr u32 kSums = 0;
   static constexpr bool kStore = true;
   static constexpr bool kReadsElements = false;
   INGOT_D static Feature feature(const Params&, i64) { return {}; }
@@ -63,6 +66,29 @@ struct FullEpilogue {
     stat[0] = value;
     stat[1] = value * value;
     return value;
+  }
+};
+
+// A plain sum before moments: product · row[m] and its square.
+struct SumEpilogue {
+  struct Params {
+    const float* row;
+  };
+  struct Feature {};
+  struct Sample {
+    float factor;
+  };
+  static constexpr int kMoments = 2;
+  static constexpr u32 kSums = 1;
+  static constexpr bool kStore = true;
+  static constexpr bool kReadsElements = false;
+  INGOT_D static Feature feature(const Params&, i64) { return {}; }
+  INGOT_D static Sample sample(const Params& p, i64 m) { return {p.row[m]}; }
+  INGOT_D static float apply(const Params&, const Feature&, const Sample& s, i64, i64,
+                             float product, float (&stat)[2]) {
+    stat[0] = product * s.factor;
+    stat[1] = stat[0] * stat[0];
+    return stat[0];
   }
 };
 

@@ -28,7 +28,8 @@ struct SplitKernel {
 // One product of a program: its shape, for a batch, and the kernels that the file has for it.
 struct Product {
   hopper::ProductShape shape;
-  int moments;  // statistics that the epilogue emits
+  int moments;    // statistics that the epilogue emits
+  unsigned sums;  // bit i: the i-th is a plain sum
   const ProductKernel* kernels;
   int kernel_count;
   const SplitKernel* splits;
@@ -96,8 +97,13 @@ inline const void* split_named(const Product& product, const std::string& functi
 struct ProductLayout {
   hopper::ProductPlan plan;
   const void* kernel = nullptr;
-  size_t partials = 0, partial_bytes = 0, bytes = 0;
+  size_t partials = 0, bytes = 0;
 };
+
+inline size_t partial_bytes(const Product& product, const hopper::ProductPlan& plan,
+                            int statistic) {
+  return hopper::partial_bytes(plan, product.shape.n, (product.sums >> statistic & 1) != 0);
+}
 
 inline ProductLayout make_product_layout(const Device& device, const Product& product) {
   ProductLayout layout;
@@ -112,13 +118,13 @@ inline ProductLayout make_product_layout(const Device& device, const Product& pr
           "reserving shared memory");
   }
   layout.partials = hopper::align_up(layout.plan.workspace_bytes, 256);
-  layout.partial_bytes =
-      hopper::align_up(size_t(layout.plan.moment_tiles * product.shape.n) * 12, 16);
-  layout.bytes =
-      layout.partials + hopper::align_up(layout.partial_bytes * size_t(product.moments), 256);
+  layout.bytes = layout.partials;
+  for (int i = 0; i < product.moments; ++i) {
+    layout.bytes += partial_bytes(product, layout.plan, i);
+  }
+  layout.bytes = hopper::align_up(layout.bytes, 256);
   return layout;
 }
-static_assert(sizeof(Moments<float>::State) == 12, "partial statistics are three floats");
 
 // The same, remembered for the batch sizes that this thread used last.
 inline const ProductLayout& product_layout(const Device& device, const Product& product) {
@@ -185,9 +191,10 @@ i64 run_product(const Call& call, const Product& product, const ProductTensors& 
   args.w_exponent = reinterpret_cast<const i32*>(scratch + plan.w_exponent_offset);
   args.y = static_cast<float*>(tensors.y);
   args.y_stride = shape.y_stride;
+  unsigned char* partials = scratch + layout.partials;
   for (int i = 0; i < product.moments; ++i) {
-    args.partials[i] = reinterpret_cast<Moments<float>::State*>(scratch + layout.partials +
-                                                                size_t(i) * layout.partial_bytes);
+    args.partials[i] = reinterpret_cast<Moments<float>::State*>(partials);
+    partials += partial_bytes(product, plan, i);
   }
   args.m = i32(shape.m);
   args.n = i32(shape.n);

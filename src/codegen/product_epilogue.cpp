@@ -35,7 +35,9 @@ class EpilogueWriter {
     const bool batched = s.space.batched || rows_ > 1;
     const DType product = context_.node(s.matmul).dtype;
     for (const SharedState& state : states_) {
-      if (state.monoid != MonoidKind::moments) return "its statistics are not moments";
+      if (state.monoid != MonoidKind::moments && state.monoid != MonoidKind::sum) {
+        return "its statistics are neither moments nor sums";
+      }
       if (state.axes != sample_axes()) return "its statistics do not run over all samples";
     }
     if (states_.size() > kMaxMoments) return "it has more than two statistics";
@@ -59,6 +61,9 @@ class EpilogueWriter {
 
   ProductEpilogue write(const Plan& plan, int sweep) {
     result_.moments = static_cast<int>(states_.size());
+    for (size_t i = 0; i < states_.size(); ++i) {
+      if (states_[i].monoid == MonoidKind::sum) result_.sums |= 1u << i;
+    }
     const std::string apply = apply_text();
     std::string feature_fields, sample_fields;
     const std::string feature = level_text("feature", features_used_, &feature_fields);
@@ -66,7 +71,8 @@ class EpilogueWriter {
     result_.functor_text = fmt::format(
         "struct {} {{\n{}  using Params = Operands;\n"
         "  struct Feature {{\n{}  }};\n  struct Sample {{\n{}  }};\n"
-        "  static constexpr int kMoments = {};\n  static constexpr bool kStore = {};\n"
+        "  static constexpr int kMoments = {};\n  static constexpr u32 kSums = {};\n"
+        "  static constexpr bool kStore = {};\n"
         "  static constexpr bool kReadsElements = {};\n\n"
         "  INGOT_D static void prefetch(const Params& operands, i64 m, i64 n) {{\n{}  }}\n"
         "  INGOT_D static Feature feature(const Params& operands, i64 n) {{\n"
@@ -77,9 +83,9 @@ class EpilogueWriter {
         "                             const Sample& sample, i64 m, i64 n, float product,\n"
         "                             float (&statistic)[{}]) {{\n{}{}  }}\n}};\n",
         result_.functor, context_.operands_struct(), feature_fields, sample_fields, result_.moments,
-        result_.stored != kNoValue, !elements_used_.empty(), prefetch_text(), position("0", "n"),
-        feature, position("m", "0"), sample, std::max(result_.moments, 1), position("m", "n"),
-        apply);
+        result_.sums, result_.stored != kNoValue, !elements_used_.empty(), prefetch_text(),
+        position("0", "n"), feature, position("m", "0"), sample, std::max(result_.moments, 1),
+        position("m", "n"), apply);
     result_.operands = context_.operands();
     if (!states_.empty()) result_.merge = write_merge(plan, sweep);
     return std::move(result_);

@@ -15,10 +15,11 @@ struct ProductEpilogue {
   std::vector<KernelOperand> operands;  // its Params, in order
   ValueId stored = kNoValue;            // the m × n value that is written, or none
   int moments = 0;                      // partial statistics that it emits
+  unsigned sums = 0;                    // bit i: the i-th is a plain sum, not moments
   std::optional<KernelSource> merge;    // merges them and runs the sweep's tail
 };
 // nullopt where the sweep asks for more than the functor can do (reasons in `why`): other monoids
-// than moments, several m × n results, results of another type than the product.
+// than moments and sums, several m × n results, results of another type than the product.
 std::optional<ProductEpilogue> write_epilogue(const Plan& plan, int sweep, std::string* why);
 
 // A product kernel's template and what a launch of it looks like.

@@ -18,7 +18,6 @@ using hopper::SplitStep;
 
 // Of the epilogue: kernel parameters may take 4 KB, tensor maps and arguments included.
 constexpr size_t kMaxOperands = 64;
-constexpr size_t kPartialBytes = sizeof(Moments<float>::State);
 
 bool same_shape(const hopper::OperandShape& a, const hopper::OperandShape& b) {
   return a.row_stride == b.row_stride && a.k_stride == b.k_stride && a.aligned == b.aligned &&
@@ -43,10 +42,6 @@ std::optional<hopper::Element> element_of(DType dtype) {
   if (dtype == DType::f16) return hopper::Element::f16;
   if (dtype == DType::bf16) return hopper::Element::bf16;
   return std::nullopt;
-}
-
-size_t align_to_16(size_t bytes) {
-  return (bytes + 15) / 16 * 16;
 }
 
 Unit split_unit(const SplitStep& step) {
@@ -169,8 +164,6 @@ const OwnProduct::Prepared& OwnProduct::prepared(const ProductShape& shape) cons
     for (const SplitStep& step : p->plan.splits) {
       p->split_units.push_back(modules_.add(split_unit(step)));
     }
-    p->partial_bytes =
-        align_to_16(static_cast<size_t>(p->plan.moment_tiles * shape.n) * kPartialBytes);
   }
   const std::unique_lock lock(mutex_);
   prepared_.push_back(std::move(p));
@@ -178,8 +171,14 @@ const OwnProduct::Prepared& OwnProduct::prepared(const ProductShape& shape) cons
 }
 
 size_t OwnProduct::bytes_of(const Prepared& p) const {
+  size_t partials = 0;
+  for (int i = 0; i < epilogue_.moments; ++i) partials += partial_bytes(p, i);
   return align_up(p.plan.workspace_bytes, kWorkspaceAlignment) +
-         align_up(p.partial_bytes * static_cast<size_t>(epilogue_.moments), kWorkspaceAlignment);
+         align_up(partials, kWorkspaceAlignment);
+}
+
+size_t OwnProduct::partial_bytes(const Prepared& p, int statistic) const {
+  return hopper::partial_bytes(p.plan, p.shape.n, (epilogue_.sums >> statistic & 1) != 0);
 }
 
 // The plan counts on what this GPU's architecture has of shared memory.
@@ -397,13 +396,14 @@ void OwnProduct::lower_product(const Lowering& to, const Prepared& p, const Matr
   arguments.set(at + offsetof(ProductArgs, w_exponent),
                 frozen ? to.frozen + frozen_exponents() : to.scratch + plan.w_exponent_offset);
   if (!plan.tma_store) arguments.set(at + offsetof(ProductArgs, y), y.address);
+  Address partials = to.scratch + align_up(plan.workspace_bytes, kWorkspaceAlignment);
   for (int i = 0; i < epilogue_.moments; ++i) {
-    const Address partials = to.scratch + align_up(plan.workspace_bytes, kWorkspaceAlignment) +
-                             static_cast<size_t>(i) * p.partial_bytes;
+    const size_t bytes = partial_bytes(p, i);
     arguments.set(at + offsetof(ProductArgs, partials) + static_cast<size_t>(i) * sizeof(void*),
                   partials);
-    to.overwrite(partials, p.partial_bytes);
-    to.name("partial moments", partials, p.partial_bytes);
+    to.overwrite(partials, bytes);
+    to.name((epilogue_.sums >> i & 1) != 0 ? "partial sums" : "partial moments", partials, bytes);
+    partials = partials + bytes;
   }
 
   std::vector<BoundTensor> params;

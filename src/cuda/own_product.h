@@ -48,8 +48,7 @@ class OwnProduct {
     const char* chosen_by = "";
     int product_unit = -1;
     std::vector<int> split_units;
-    size_t partial_bytes = 0;  // of one statistic
-    bool pays = true;          // a frozen weight's: splitting it inside the product is not faster
+    bool pays = true;  // a frozen weight's: splitting it inside the product is not faster
   };
   OwnProduct(ProductFamily family, const Plan& plan, int sweep, Modules& modules,
              const ProductTuning& tuning, ProductEpilogue epilogue);
@@ -63,6 +62,7 @@ class OwnProduct {
                                 const MatrixOperand& y) const;
   const Prepared& prepared(const hopper::ProductShape& shape) const;
   size_t bytes_of(const Prepared& p) const;
+  size_t partial_bytes(const Prepared& p, int statistic) const;
   std::optional<MatrixOperand> result(const Lowering& to, const MatrixOperand& x,
                                       const MatrixOperand& w) const;
   void lower_product(const Lowering& to, const Prepared& p, const MatrixOperand& x,

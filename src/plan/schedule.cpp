@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "plan/shapes.h"
 #include "support/error.h"
@@ -354,12 +355,24 @@ class Scheduler {
     const AxisMask wanted = group.space.rows > 1
                                 ? static_cast<AxisMask>(axis_bit(kBatch) | axis_bit(kRows))
                                 : axis_bit(kBatch);
-    // The products' kernels on a GPU merge moments and nothing else.
-    const bool merges = target_.device == Target::Device::cuda
-                            ? monoid_of(node.finish) == MonoidKind::moments
-                            : node.finish != Finish::argmax;
     return target_.fuses_statistics(graph_[group.matmul].dtype) &&
-           graph_[node.args[0]].shape == group.space && axes == wanted && merges;
+           graph_[node.args[0]].shape == group.space && axes == wanted && merges(group, node);
+  }
+
+  // The products' kernels on a GPU merge two states, moments or sums of fp32, and nothing else.
+  bool merges(const Group& group, const Node& node) const {
+    if (target_.device != Target::Device::cuda) return node.finish != Finish::argmax;
+    constexpr size_t kMostStates = 2;
+    const MonoidKind monoid = monoid_of(node.finish);
+    std::set<std::pair<MonoidKind, ValueId>> states = {{monoid, node.args[0]}};
+    for (const ValueId id : group.statistics) {
+      if (graph_[id].kind != NodeKind::reduce) continue;
+      states.emplace(monoid_of(graph_[id].finish), graph_[id].args[0]);
+    }
+    if (states.size() > kMostStates) return false;
+    const DType dtype = graph_[node.args[0]].dtype;
+    const bool floats = dtype == DType::f32 || dtype == DType::f16 || dtype == DType::bf16;
+    return monoid == MonoidKind::moments || (monoid == MonoidKind::sum && floats);
   }
 
   const Graph& graph_;

@@ -180,14 +180,15 @@ class ProductWriter {
         "  product.shape.m = {2};\n  product.shape.n = {3};\n  product.shape.k = {4};\n"
         "  product.shape.x = {{{5}, {6}, true}};\n  product.shape.w = {{{7}, {8}, true}};\n"
         "  product.shape.y_stride = {3};\n  product.shape.stores_result = {9};\n"
-        "{11}  product.moments = {10};\n"
+        "{11}  product.moments = {10};\n  product.sums = {12};\n"
         "  product.kernels = kernels;\n  product.kernel_count = int(std::size(kernels));\n"
         "  product.splits = split_kernels;\n"
         "  product.split_count = int(std::size(split_kernels));\n"
         "  return product;\n}}\n",
         text_.epilogue.kernel, table, samples, one.n, one.k, one.x.row_stride, one.x.k_stride,
         one.w.row_stride, one.w.k_stride, one.stores_result, text_.epilogue.moments,
-        scaled() ? "  product.shape.scheme = ingot::hopper::Scheme::scaled;\n" : "");
+        scaled() ? "  product.shape.scheme = ingot::hopper::Scheme::scaled;\n" : "",
+        text_.epilogue.sums);
   }
 
   const Binding& binding_;

@@ -64,6 +64,51 @@ TEST(LaunchProgram, PacksAnOperandOnceForProductsThatShareIt) {
   EXPECT_THAT(packed(program_of(two_products("1"))), Contains("other"));
 }
 
+// What a backward pass has: a gradient by a product, behind an activation, and `sums` of columns.
+std::string with_sums(int sums) {
+  std::string text = R"({"ingot_graph": 1, "name": "sums", "values": [
+    {"op": "input", "name": "g", "dtype": "f32", "shape": ["B", 1, 1, 512]},
+    {"op": "parameter", "name": "w", "dtype": "f32", "shape": [1, 512, 1, 384]},
+    {"op": "input", "name": "h", "dtype": "f32", "shape": ["B", 1, 1, 384]},
+    {"op": "matmul", "args": [0, 1], "attributes": {"transpose_b": false}},
+    {"op": "mul", "args": [3, 2]}, {"op": "mul", "args": [4, 2]}, {"op": "mul", "args": [5, 2]})";
+  std::string results = R"({"value": 4, "name": "d"})";
+  for (int i = 0; i < sums; ++i) {
+    text += R"(, {"op": "sum", "args": [)" + std::to_string(4 + i) +
+            R"(], "attributes": {"axes": ["batch"]}})";
+    results +=
+        R"(, {"value": )" + std::to_string(7 + i) + R"(, "name": "s)" + std::to_string(i) + R"("})";
+  }
+  return text + R"(], "results": [)" + results + "]}";
+}
+
+TEST(LaunchProgram, SumsColumnsOfAProductInItsEpilogue) {
+  if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
+  for (const int sums : {1, 2, 3}) {
+    const json program = program_of(with_sums(sums));
+    std::vector<std::string> behind = kinds(program);
+    std::erase(behind, "pack");
+    if (sums < 3) {
+      EXPECT_THAT(behind, ElementsAre("product", "merge")) << sums;
+    } else {
+      EXPECT_THAT(behind, ElementsAre("product", "merge", "sweep", "merge"))
+          << "an epilogue has room for two";
+    }
+    std::vector<json> partials;
+    for (const json& buffer : program["buffers"]) {
+      if (buffer["name"] == "partial sums") partials.push_back(buffer);
+    }
+    ASSERT_EQ(partials.size(), static_cast<size_t>(std::min(sums, 2)));
+    const int64_t bytes = partials[0]["bytes"];
+    EXPECT_EQ(bytes % (384 * 4), 0) << "a float a feature and tile of samples";
+    EXPECT_GE(bytes / (384 * 4), 4096 / 192);
+    if (sums > 1) {
+      EXPECT_EQ(partials[1]["offset"], partials[0]["offset"].get<int64_t>() + bytes)
+          << "where the merging kernel looks";
+    }
+  }
+}
+
 TEST(LaunchProgram, NamesTheMemoryOfItsSteps) {
   if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
   const json program = program_of(two_products("0"));

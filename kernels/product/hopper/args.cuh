@@ -38,7 +38,8 @@ struct ProductArgs {
   const i32* w_exponent;  // [n], only for a packed weight
   float* y;               // [m][n], rows y_stride elements apart; unused if nothing is stored
   i64 y_stride;
-  Moments<float>::State* partials[kMaxMoments];  // each [sample_tiles · slices of K][n]
+  // Each [sample_tiles · slices of K][n]; of a plain sum Sum<float>::State.
+  Moments<float>::State* partials[kMaxMoments];
   i32 m, n, k;
   i32 chunks;  // chunks of K, zero-padded to an even number: of 64 (fused split) or of 32 (packed)
   TileRaster raster;

@@ -13,6 +13,7 @@
 //     struct Feature { … };                 // operands of one feature
 //     struct Sample { … };                  // operands of one sample
 //     static constexpr int kMoments;        // statistics emitted per feature: 0, 1 or 2
+//     static constexpr u32 kSums;           // bit i: the i-th is a plain sum, not moments
 //     static constexpr bool kStore;         // whether an m×n result is stored at all
 //     static constexpr bool kReadsElements; // whether apply() reads operands of one per element
 //     static void prefetch(const Params&, i64 m, i64 n);  // brings their lines at (m, n) into L2
@@ -156,10 +157,15 @@ class TileEpilogue {
       for (int i = 0; i < kStats; ++i) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-          const Moments<float>::State state = moments_[h][i].state_of_quad(count);
           const i32 n = tile_.n0 + 8 * h;
-          if ((tile_.lane & 3) == 0 && n < args_.n) {
-            args_.partials[i][static_cast<i64>(sample_tile) * args_.n + n] = state;
+          const bool writes = (tile_.lane & 3) == 0 && n < args_.n;
+          const i64 at = static_cast<i64>(sample_tile) * args_.n + n;
+          if (is_sum(i)) {
+            const float sum = quad_sum(moments_[h][i].sum);
+            if (writes) reinterpret_cast<Sum<float>::State*>(args_.partials[i])[at] = {sum};
+          } else {
+            const Moments<float>::State state = moments_[h][i].state_of_quad(count);
+            if (writes) args_.partials[i][at] = state;
           }
         }
       }
@@ -169,6 +175,10 @@ class TileEpilogue {
  private:
   static constexpr int kSamples = 2 * kValues;
   static constexpr int kStats = Epilogue::kMoments ? Epilogue::kMoments : 1;
+
+  INGOT_D static constexpr bool is_sum(int i) {
+    return (Epilogue::kSums >> i & 1) != 0;
+  }
 
   template <int kGroups, bool kWhole>
   INGOT_D void apply_groups(float (&values)[kValues], int first) {
@@ -188,6 +198,11 @@ class TileEpilogue {
         if constexpr (Epilogue::kMoments > 0) {
 #pragma unroll
           for (int i = 0; i < kStats; ++i) {
+            if (is_sum(i)) {
+              moments_[0][i].sum += valid ? stat_a[i] : 0.f;
+              moments_[1][i].sum += valid ? stat_b[i] : 0.f;
+              continue;
+            }
             if (j + e == 0) {
               moments_[0][i].begin(stat_a[i], valid, rows_);
               moments_[1][i].begin(stat_b[i], valid, rows_);

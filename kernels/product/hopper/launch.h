@@ -9,6 +9,7 @@
 // touches memory, and the product lets its dependents start when its last tiles begin.
 #pragma once
 
+#include "common/monoid.cuh"
 #include "product/hopper/scheme_half.h"
 #include "product/hopper/scheme_scaled.h"
 #include "product/hopper/scheme_split.h"
@@ -80,6 +81,12 @@ struct ProductPlan {
   size_t workspace_bytes = 0;  // base aligned to 256
   size_t x_packed_offset = 0, x_exponent_offset = 0, w_packed_offset = 0, w_exponent_offset = 0;
 };
+
+// Of the partial states of one statistic, as the merging kernel finds them one behind the other.
+inline size_t partial_bytes(const ProductPlan& plan, int64_t features, bool sum) {
+  const size_t state = sum ? sizeof(Sum<float>::State) : sizeof(Moments<float>::State);
+  return align_up(size_t(plan.moment_tiles * features) * state, 16);
+}
 
 inline const SchemeSpec& scheme_of(Scheme scheme) {
   return scheme == Scheme::scaled ? scheme_scaled::kSpec : scheme_split::kSpec;
