@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import criteria
+from . import blocks, criteria
 from .criteria import ErrorModel
+from .terms import Forms, TermSizes
 
+_KEPT_BYTES = 4 << 30  # of products' sizes
 _SUM_ROUNDINGS = 4.0  # of a blocked sum, relative to the mean
 _SMALLEST_NORMAL = 2.0**-126  # results below it may be flushed to zero
 
@@ -43,28 +45,40 @@ class Roundings:
 
 
 class Disturbance(TorchDispatchMode):
-    """Within it, floating results carry random errors of the given sizes.
+    """Within it, floating results carry random errors of the given sizes, but for a run that is
+    started as exact, whose results are the operators' own.
 
     Products of leaves (inputs and parameters, known by their storage) are computed once and kept,
-    since every run repeats them.
+    since every run repeats them; so are the sizes of every product's errors, which the disturbances
+    themselves hardly change. forms: of the parameters, which lie where `fixed` do.
     """
 
-    def __init__(self, roundings: Roundings, seed: int) -> None:
+    def __init__(self, roundings: Roundings, seed: int, forms: Forms, fixed: list) -> None:
         super().__init__()
         self._roundings = roundings
         self._seed = seed
-        self._generators: dict = {}
+        self._forms = forms
+        self._fixed = _storages(fixed)
+        self._blocks_drawn = 0
         self._products: dict = {}
+        self._sizes: dict = {}
+        self._sizes_bytes = 0
         self._leaves: frozenset = frozenset()
+        self._exact = False
+        self._number = 0
 
-    def start_run(self, leaves: list) -> None:
-        self._leaves = frozenset(t.untyped_storage().data_ptr() for t in leaves)
+    def start_run(self, leaves: list, exact: bool = False) -> None:
+        self._leaves = _storages(leaves)
+        self._exact = exact
+        self._number = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func in _PRODUCTS:
             return self._product(func, args, kwargs)
         result = func(*args, **kwargs)
+        if self._exact:
+            return result
         sources = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
         mutable = func._schema.is_mutable
         first = result[0] if isinstance(result, (tuple, list)) and result else result
@@ -76,16 +90,15 @@ class Disturbance(TorchDispatchMode):
             return result  # a factory: constants are exact
         if first.untyped_storage().data_ptr() in sources:
             if mutable and func not in _EXACT:
-                first.add_(self._noise(first) * self._pointwise_size(first))
+                self._disturb(first)
             return result
         if func in _EXACT:
             return result
-        first.add_(self._noise(first) * self._pointwise_size(first) * _roundings_of(func))
+        self._disturb(first, _roundings_of(func))
         if isinstance(result, tuple) and func.name().endswith("_backward"):
             for other in result[1:]:  # gradients of parameters: sums over the batch
                 if isinstance(other, torch.Tensor) and other.is_floating_point():
-                    size = self._pointwise_size(other) * _SUM_ROUNDINGS
-                    other.add_(self._noise(other) * size)
+                    self._disturb(other, _SUM_ROUNDINGS)
         if func in _BATCH_NORMS and isinstance(result, (tuple, list)) and result[1].numel():
             self._disturb_statistics(*result[:3], args[1])
             self._disturb_running(*args[3:5], *result[1:3], momentum=args[6])
@@ -151,16 +164,28 @@ class Disturbance(TorchDispatchMode):
         noise = self._noise(size) * (_SUM_ROUNDINGS * self._roundings.pointwise) * size.abs()
         return torch.where(torch.isfinite(noise), noise, 0.0)
 
+    def _disturb(self, value: torch.Tensor, roundings: float = 1.0) -> None:
+        def add(number: int, part: torch.Tensor) -> None:
+            part.add_(self._pointwise_size(part).mul_(roundings) * self._noise(part, number))
+
+        self._in_blocks(add, blocks.parts_of(value))
+
+    def _in_blocks(self, function: Callable[[int, Any], None], jobs: list) -> None:
+        """function(number, job), the number being one that the noise of a block is drawn by."""
+        drawn = self._blocks_drawn
+        self._blocks_drawn += len(jobs)
+        blocks.each(lambda i, job: function(drawn + i, job), jobs)
+
     def _pointwise_size(self, value: torch.Tensor) -> torch.Tensor:
         size = value.abs() * self._roundings.pointwise + _SMALLEST_NORMAL
         return torch.where(torch.isfinite(size), size, 0.0)
 
-    def _noise(self, like: torch.Tensor) -> torch.Tensor:
-        generator = self._generators.get(like.device)
-        if generator is None:
-            generator = torch.Generator(device=like.device)
-            generator.manual_seed(self._seed)
-            self._generators[like.device] = generator
+    def _noise(self, like: torch.Tensor, number: int | None = None) -> torch.Tensor:
+        """Between -1 and 1. number: of `_in_blocks`."""
+        if number is None:
+            number = self._blocks_drawn
+            self._blocks_drawn += 1
+        generator = torch.Generator(device=like.device).manual_seed(self._seed + number)
         return (
             torch.rand(like.shape, dtype=like.dtype, device=like.device, generator=generator)
             .mul_(2)
@@ -169,42 +194,52 @@ class Disturbance(TorchDispatchMode):
 
     def _product(self, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
         operands = _PRODUCTS[func](args)
+        number, self._number = self._number, self._number + 1
         kept = all(t.untyped_storage().data_ptr() in self._leaves for t in operands)
         key = (
             func,
             tuple((t.data_ptr(), tuple(t.shape), tuple(t.stride())) for t in _tensors(args)),
         )
-        if kept and key in self._products:
-            exact, size = self._products[key]
-        else:
+        exact = self._products.get(key) if kept else None
+        if exact is None:
             exact = func(*args, **kwargs)
-            size = self._product_size(exact, *operands)
             if kept:
-                self._products[key] = (exact, size)
-        return exact + self._product_noise(exact) * size
+                self._products[key] = exact
+        result = exact.clone() if kept else exact
+        if not self._exact:
+            self._disturb_product(result, self._sizes_of(number, func, *operands))
+        return result
 
-    def _product_noise(self, exact: torch.Tensor) -> torch.Tensor:
+    def _sizes_of(self, number: int, func: Any, a: torch.Tensor, b: torch.Tensor) -> TermSizes:
+        """number: of the product within its run."""
+        key = (number, func, a.shape, b.shape)
+        sizes = self._sizes.get(key)
+        if sizes is None:
+            fixed = b.untyped_storage().data_ptr() in self._fixed
+            sizes = TermSizes.of(a, b, self._roundings.model, self._forms if fixed else None)
+            self._sizes_bytes += sizes.core.numel() * sizes.core.element_size()
+            if self._sizes_bytes <= _KEPT_BYTES:
+                self._sizes[key] = sizes
+        return sizes
+
+    def _disturb_product(self, value: torch.Tensor, sizes: TermSizes) -> None:
         """Half of its power is shared by all rows of a column: tensor cores truncate towards zero,
         so a column's roundings have a bias, which the mean of a batch does not average out."""
-        shared = self._noise(exact.new_empty(exact.shape[-1]))
-        return (self._noise(exact) + shared) * 2**-0.5
-
-    def _product_size(self, exact: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """a: [..., M, K], b: [..., K, N]."""
+        shared = self._noise(value.new_empty(value.shape[-1]))
         rounding = self._roundings
-        if exact.is_complex():
-            a, b = a.abs(), b.abs()
-        if rounding.model is ErrorModel.INDEPENDENT:
-            size = rounding.product * _scaled_root_of_squares(a, b)
-        else:
-            a_size, b_size = a.abs(), b.abs()
-            size = rounding.product * (a_size @ b_size)
-            if rounding.range_floor:
-                reach = a_size.amax(-1, keepdim=True) * b_size.sum(-2, keepdim=True)
-                reach = reach + a_size.sum(-1, keepdim=True) * b_size.amax(-2, keepdim=True)
-                size = size + rounding.range_floor * reach
-        size = size + self._pointwise_size(exact)
-        return torch.where(torch.isfinite(size), size, 0.0)
+
+        def add(number: int, rows: slice) -> None:
+            part = value[..., rows, :]
+            size = sizes.block(rows, rounding.product, rounding.range_floor)
+            size += self._pointwise_size(part)
+            size = torch.where(torch.isfinite(size), size, 0.0).mul_(2**-0.5)
+            part.add_((self._noise(part, number) + shared).mul_(size))
+
+        self._in_blocks(add, blocks.rows_of_parts(value))
+
+
+def _storages(tensors: list) -> frozenset:
+    return frozenset(t.untyped_storage().data_ptr() for t in tensors)
 
 
 def _roundings_of(func: Any) -> float:
@@ -216,10 +251,6 @@ def _roundings_of(func: Any) -> float:
 def _by_channel(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """[C] as a value of each channel of [B, C, ...]."""
     return value.reshape([1, -1] + [1] * (like.dim() - 2))
-
-
-def _scaled_root_of_squares(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.sqrt((a * a) @ (b * b))
 
 
 def _tensors(tree: Any) -> list:
@@ -272,14 +303,11 @@ _EXACT = frozenset(
 )
 
 
-def disturbed_runs(
-    run: Callable[[], Any], leaves: list, roundings: Roundings, seed: int, count: int
-):
+def disturbed_runs(run: Callable[[], Any], leaves: list, disturbance: Disturbance, count: int):
     """Yields the results of `count` disturbed runs. run(): a fresh run of the fp64 module from
     the same state; leaves: the tensors whose storage stays the same from run to run."""
-    mode = Disturbance(roundings, seed)
     for _ in range(count):
-        mode.start_run(leaves)
-        with mode:
+        disturbance.start_run(leaves)
+        with disturbance:
             result = run()
         yield result

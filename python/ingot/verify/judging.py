@@ -60,13 +60,25 @@ class Judge:
     def prepare(self, trial: Trial, before: dict, seed: int) -> tuple:
         """(the truth of a call, the spreads of the disturbed runs): what the candidate has no part
         in, and can be found while it works."""
-        truth = self.reference.truth(before, trial.values, trial.training, seed, trial.cotangents)
+        call = (before, trial.values, trial.training, seed)
+        # Own inputs of one mode are alike, and costly at full size: their spread is kept.
+        key = (trial.training, trial.new_state is None, trial.cotangents is None)
+        spreads = self._spreads.get(key) if trial.own else None
+        if spreads is not None:
+            truth = self.reference.truth(*call, trial.cotangents)
+        else:
+            roundings = roundings_for(
+                self.result.precision, self.reference.parameter_dtype(trial.values), trial.model
+            )
+            truth, *spreads = self.reference.truth_and_spread(*call, roundings, trial.cotangents)
         if truth.error is not None:
             raise OriginalNotInFp64Error(
                 f"{self.result.original}: the original runs in its own type, but in fp64 raises "
                 f"{type(truth.error).__name__}: {truth.error}"
             )
-        return truth, self._spread(trial, before, truth, seed)
+        if trial.own:
+            self._spreads[key] = spreads
+        return truth, spreads
 
     def judge_call(
         self,
@@ -281,22 +293,6 @@ class Judge:
             )
         )
         return "" if judgement.passed else f"{name}: {judgement.reason}"
-
-    def _spread(self, trial: Trial, before: dict, truth: Results, seed: int) -> tuple:
-        """Own inputs of one mode are alike, and costly at full size: their spread is kept."""
-        key: Any = (trial.training, trial.new_state is None, trial.cotangents is None)
-        key = key if trial.own else None
-        if key is not None and key in self._spreads:
-            return self._spreads[key]
-        roundings = roundings_for(
-            self.result.precision, self.reference.parameter_dtype(trial.values), trial.model
-        )
-        spread = self.reference.spread(
-            truth, before, trial.values, trial.training, seed, roundings, trial.cotangents
-        )
-        if key is not None:
-            self._spreads[key] = spread
-        return spread
 
 
 def _gradient_name(key: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable
@@ -10,13 +11,15 @@ from typing import Any
 
 import torch
 
-from . import execution, passing
-from .bounds import Roundings, disturbed_runs
+from . import blocks, execution, passing
+from .bounds import Disturbance, Roundings, disturbed_runs
 from .criteria import ErrorModel, Spread
 from .measures import measure
+from .terms import Forms
 
 DISTURBED_RUNS = 3
 _BLOCK_OF_NOISE_SEED = 20211
+_NO_MODE: contextlib.AbstractContextManager = contextlib.nullcontext()
 
 
 @dataclass
@@ -95,6 +98,9 @@ class Reference:
         self.requires_grad = {n: p.requires_grad for n, p in fresh.named_parameters()}
         self._eager = fresh.to(device)
         self._exact = copy.deepcopy(fresh)._apply(in_fp64)
+        self._forms = Forms()
+        self._written: dict = {}  # the parameters that each module holds, by module and name
+        self._changes_parameters = False  # where its forward itself does
 
     def release(self) -> None:
         """Frees the modules; their memory is needed for something else."""
@@ -130,6 +136,40 @@ class Reference:
         doubled = _doubled(values)
         return self._run(self._exact, state, doubled, training, "contiguous", seed, cotangents)
 
+    def truth_and_spread(
+        self,
+        state: dict,
+        values: list,
+        training: bool,
+        seed: int,
+        roundings: Roundings,
+        cotangents: Cotangents | None = None,
+    ) -> tuple:
+        """(the truth, a Spread for each of its outputs, and by name for each floating buffer and
+        each gradient). Products that all of the runs have in common are computed once."""
+        doubled = _doubled(values)
+        inputs = execution.place_inputs(doubled, self.device, "contiguous", None)
+        parameters = list(self._exact.parameters())
+        disturbance = Disturbance(roundings, _BLOCK_OF_NOISE_SEED, self._forms, parameters)
+        disturbance.start_run([*passing.tensors_of(inputs), *parameters], exact=True)
+        truth = self._run(
+            self._exact,
+            state,
+            doubled,
+            training,
+            "contiguous",
+            seed,
+            cotangents,
+            inputs,
+            disturbance,
+        )
+        if truth.error is not None:
+            return truth, [], {}
+        if truth.changed_inputs:
+            inputs = execution.place_inputs(doubled, self.device, "contiguous", None)
+        spreads = self._spread(truth, state, inputs, training, seed, disturbance, cotangents)
+        return truth, *spreads
+
     def caller(self, state: dict, values: list, training: bool) -> Callable[[], None]:
         """One call of the original, to its end, and nothing else: for the clock."""
         self._prepare(self._eager, state, training)
@@ -157,34 +197,23 @@ class Reference:
                 place = value.device
                 if place not in generators:
                     generators[place] = torch.Generator(place).manual_seed(seed)
-                drawn = {"generator": generators[place], "device": place}
-                factor = 0.5 + torch.rand(value.shape, **drawn)
-                new = value.float() * factor
-                if key[:2] == "p:":
-                    size = float(value.float().abs().mean()) if value.numel() else 0.0
-                    new = new + 0.1 * (size or 1.0) * torch.randn(value.shape, **drawn)
-                by_storage[group] = new.to(value.dtype)
+                by_storage[group] = _changed(value, generators[place], added=key[:2] == "p:")
             changed[key] = by_storage[group]
         return changed
 
-    def spread(
+    def _spread(
         self,
         truth: Results,
         state: dict,
-        values: list,
+        inputs: list,
         training: bool,
         seed: int,
-        roundings: Roundings,
-        cotangents: Cotangents | None = None,
+        disturbance: Disturbance,
+        cotangents: Cotangents | None,
     ) -> tuple:
-        """(a Spread for each output, a Spread for each floating buffer by name, and one for each
-        gradient)."""
-        inputs = execution.place_inputs(_doubled(values), self.device, "contiguous", None)
-        leaves = passing.tensors_of(inputs)
-        leaves += list(execution.named_state(self._exact).values())
         self._prepare(self._exact, state, training)
         buffers = dict(self._exact.named_buffers(remove_duplicate=False))
-
+        leaves = [*passing.tensors_of(inputs), *self._exact.parameters()]
         if cotangents is not None and cotangents.of_inputs:
             execution.require_gradients(inputs)
 
@@ -197,19 +226,18 @@ class Reference:
 
         outputs_found: list = [[] for _ in truth.outputs]
         named_found: dict = {}
-        parameters_only = [t for t in leaves if not any(t is b for b in buffers.values())]
         exact_of = {f"b:{n}": t for n, t in truth.buffers.items() if _has_error(t)}
         exact_of |= truth.gradients or {}
         for outputs, _, _, gradients in disturbed_runs(
-            run, parameters_only, roundings, _BLOCK_OF_NOISE_SEED, DISTURBED_RUNS
+            run, leaves, disturbance, DISTURBED_RUNS
         ):
             for found, exact, disturbed in zip(outputs_found, truth.outputs, outputs, strict=False):
-                found.append(measure(exact, disturbed, rows_of(exact)))
+                found.append(measure(exact, disturbed, rows_of(exact), counted=False))
             disturbed_of = {f"b:{n}": b for n, b in buffers.items()} | (gradients or {})
             for name, exact in exact_of.items():
                 rows = 1 if name[0] == "b" else rows_of(exact)
                 found = named_found.setdefault(name, [])
-                found.append(measure(exact, disturbed_of[name], rows))
+                found.append(measure(exact, disturbed_of[name], rows, counted=False))
         named = {name: _spread(found) for name, found in named_found.items()}
         return [_spread(found) for found in outputs_found], named
 
@@ -223,7 +251,17 @@ class Reference:
         return [o.detach() for o in outputs], structure, known, gradients or None
 
     def _prepare(self, module: torch.nn.Module, state: dict, training: bool) -> None:
-        execution.set_state(module, state, through_data=False)
+        """Parameters that it holds already are not written again: that is most of what a small call
+        would take."""
+        held = self._written.setdefault(id(module), {})
+        missing = {k: v for k, v in state.items() if k[0] == "b" or held.get(k) is not v}
+        if self._changes_parameters:
+            missing = state
+        if module is self._exact and any(k[0] == "p" for k in missing):
+            self._forms.clear()
+        held.clear()  # for as long as it is between two states
+        execution.set_state(module, missing, through_data=False)
+        held.update({k: v for k, v in state.items() if k[0] == "p"})
         module.train(training)
 
     def _run(
@@ -235,19 +273,26 @@ class Reference:
         layout: str,
         seed: int,
         cotangents: Cotangents | None = None,
+        inputs: list | None = None,
+        mode: contextlib.AbstractContextManager = _NO_MODE,
     ) -> Results:
+        """inputs: the values as placed before. mode: in which it is called."""
         self._prepare(module, state, training)
-        inputs = execution.place_inputs(values, self.device, layout, None)
+        if inputs is None:
+            inputs = execution.place_inputs(values, self.device, layout, None)
         execution.seed_everything(seed)
         generators = execution.generator_states(self.device)
         if cotangents is not None and cotangents.of_inputs:
             execution.require_gradients(inputs)
         try:
-            outputs, structure, known, gradients = self._call(module, inputs, cotangents)
+            with mode:
+                outputs, structure, known, gradients = self._call(module, inputs, cotangents)
             execution.synchronize(self.device)
         except (Exception, SystemExit) as error:
             return Results([], "", {}, [], error)
         drew = generators != execution.generator_states(self.device)
+        if module is self._eager and not self._changes_parameters:
+            self._changes_parameters = not self._parameters_are(state)
         aliases = execution.aliases_of(outputs, inputs, module)
         buffers = {n: b.detach().clone() for n, b in module.named_buffers(remove_duplicate=False)}
         # Clones: the next call must not reach into what this one returned.
@@ -261,6 +306,12 @@ class Reference:
         return results
 
 
+    def _parameters_are(self, state: dict) -> bool:
+        """Whether the call of the module has left its parameters as they were."""
+        now = execution.named_state(self._eager)
+        return all(execution.same_bits(state[k], now.get(k)) for k in state if k[0] == "p")
+
+
 def id_of(tensor: torch.Tensor) -> tuple:
     return (execution.storage_of(tensor) or id(tensor), tensor.storage_offset(), tensor.shape)
 
@@ -270,6 +321,22 @@ def rows_of(output: torch.Tensor) -> int:
     come near zero by cancellation, where no relative error can be promised."""
     rows = int(output.shape[0]) if output.dim() else 1
     return 1 if output.numel() == rows else rows
+
+
+def _changed(value: torch.Tensor, generator: torch.Generator, added: bool) -> torch.Tensor:
+    """Times 0.5 to 1.5; where `added`, plus a tenth of the mean magnitude times normal numbers."""
+    new = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    drawn: dict = {"generator": generator, "device": value.device}
+    size = 0.0
+    if added and value.numel():
+        size = float(torch.linalg.vector_norm(value, 1, dtype=torch.float64)) / value.numel() or 1.0
+    old = value.contiguous()
+    for source, target in zip(blocks.parts_of(old), blocks.parts_of(new), strict=True):
+        part = torch.rand(source.shape, **drawn).add_(0.5).mul_(source)
+        if size:
+            part.add_(torch.randn(source.shape, **drawn), alpha=0.1 * size)
+        target.copy_(part)
+    return new
 
 
 def roundings_for(precision: str, dtype: torch.dtype, model: ErrorModel) -> Roundings:
