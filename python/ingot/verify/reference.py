@@ -289,6 +289,7 @@ class Reference:
                 outputs, structure, known, gradients = self._call(module, inputs, cotangents)
             execution.synchronize(self.device)
         except (Exception, SystemExit) as error:
+            self._written.pop(id(module), None)  # it stopped midway
             return Results([], "", {}, [], error)
         drew = generators != execution.generator_states(self.device)
         if module is self._eager and not self._changes_parameters:

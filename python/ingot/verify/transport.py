@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
 import fcntl
+import functools
 import json
 import mmap
 import os
@@ -24,6 +26,8 @@ import torch
 
 _LARGEST_HEADER = 1 << 24
 _ALIGNMENT = 64
+_STAGE_BYTES = 16 << 20
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _SEALS = (
     fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 )  # fmt: skip
@@ -169,9 +173,8 @@ def _sealed_memory(tensors: dict) -> tuple:
     try:
         if size:
             os.ftruncate(memory, size)
-            with mmap.mmap(memory, size) as mapped:
-                for place, tensor in zip(places, tensors.values(), strict=True):
-                    _write(mapped, place, tensor.detach())
+            for place, tensor in zip(places, tensors.values(), strict=True):
+                _write(memory, place, tensor.detach())
         fcntl.fcntl(memory, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(memory)
@@ -179,11 +182,48 @@ def _sealed_memory(tensors: dict) -> tuple:
     return memory, described
 
 
-def _write(mapped: mmap.mmap, place: int, tensor: torch.Tensor) -> None:
-    count = tensor.numel()
-    if count:
-        room = torch.frombuffer(mapped, dtype=tensor.dtype, count=count, offset=place)
-        room.view(tensor.shape).copy_(tensor)
+def _write(memory: int, place: int, tensor: torch.Tensor) -> None:
+    """By write(2): through a mapping each page would be cleared first, and cost a fault."""
+    if not tensor.numel():
+        return
+    if not _lies_plainly(tensor):
+        if tensor.is_cuda and type(tensor) in _PLAIN:
+            _write_from_gpu(memory, place, tensor)
+            return
+        tensor = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+    _write_bytes(memory, place, tensor)
+
+
+def _lies_plainly(tensor: torch.Tensor) -> bool:
+    """Whether its bytes are what they seem: a subclass may have none."""
+    if type(tensor) not in _PLAIN or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        return False
+    size = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    held = tensor.data_ptr() and tensor.untyped_storage().nbytes() >= size
+    return bool(held) and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _write_from_gpu(memory: int, place: int, tensor: torch.Tensor) -> None:
+    """By way of a little pinned memory, which is at hand already."""
+    flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    stage = _stage()
+    for part in flat.split(stage.numel()):
+        staged = stage[: part.numel()].copy_(part)
+        _write_bytes(memory, place, staged)
+        place += part.numel()
+
+
+@functools.cache
+def _stage() -> torch.Tensor:
+    return torch.empty(_STAGE_BYTES, dtype=torch.uint8, pin_memory=True)
+
+
+def _write_bytes(memory: int, place: int, tensor: torch.Tensor) -> None:
+    size = tensor.numel() * tensor.element_size()
+    data = memoryview((ctypes.c_char * size).from_address(tensor.data_ptr()))
+    written = 0
+    while written < size:
+        written += os.pwrite(memory, data[written:], place + written)
 
 
 def _read(memory: int, described: Any, largest: int | None) -> dict:
