@@ -72,6 +72,8 @@ def build(folder: Path) -> Fakes:
     compile_c(*shared, HERE / "cpu_ingot.c", "-o", folder / "libingot.so", "-ldl")
     linked = (HERE / "blas_program.c", "-L", folder, "-l:libcublas.so.13", "-ldl")
     compile_c(*linked, "-o", folder / "linked")
+    first = ("-L", blas_library().parent, f"-l:{blas_library().name}")
+    compile_c(linked[0], "-Wl,--no-as-needed", *first, *linked[1:], "-o", folder / "linked_first")
     compile_c("-DOPENS", HERE / "blas_program.c", "-ldl", "-o", folder / "opens")
     for name, options in USERS.items():
         user = ("-shared", "-fPIC", "-DLIBRARY", HERE / "blas_program.c", "-o", folder / name)

@@ -52,6 +52,12 @@ def test_a_program_that_links_or_opens_cublas_is_reached(fakes, program):
     assert fakes.run(command).stdout == "wrong 0, by the library 0\n"
 
 
+def test_a_program_that_links_it_before_cublas_is_reached(fakes):
+    folders = f"{fakes.folder}:{fakes.blas.parent}"
+    answer = fakes.run([fakes.folder / "linked_first"], preload=False, LD_LIBRARY_PATH=folders)
+    assert answer.stdout == "wrong 0, by the library 0\n", answer.stderr
+
+
 @pytest.mark.parametrize("program", ["linked", "opens"])
 @pytest.mark.parametrize("switch", ["INGOT", "INGOT_BLAS"])
 def test_off_leaves_everything_to_the_library(fakes, program, switch):
