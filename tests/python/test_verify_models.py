@@ -163,7 +163,7 @@ def test_timed_calls_of_a_random_model_are_not_held_against_fp64(tmp_path):
     timed = {"timing": True, "compile_baseline": False, "timing_budget_s": 1}
     result = verify(tmp_path, original, **timed)
     assert result.verified, why(result)
-    assert "random numbers" in result.notes[0]
+    assert any("random numbers" in note for note in result.notes)
 
 
 @pytest.mark.thorough

@@ -31,9 +31,7 @@ from .render import show_accuracy, show_checks, show_plan, show_replacements, sh
 @shared.set_option
 @click.option("--no-timing", is_flag=True, help="Verify, but do not time.")
 @click.option("--no-compile", is_flag=True, help="Time without torch.compile as a baseline.")
-@click.option(
-    "--budget", type=float, default=120.0, show_default=True, help="Seconds for the timed rounds."
-)
+@shared.budget_option
 @click.option(
     "--standalone",
     is_flag=True,
@@ -50,7 +48,7 @@ def command(
     settings: tuple,
     no_timing: bool,
     no_compile: bool,
-    budget: float,
+    budget: float | None,
     report_file: Path | None,
     standalone: bool,
     as_json: bool,

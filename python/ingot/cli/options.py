@@ -87,6 +87,12 @@ set_option = click.option(
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and nothing else."
 )
+budget_option = click.option(
+    "--budget",
+    type=float,
+    show_default="120; 15 on a CPU",
+    help="Seconds for the timed rounds.",
+)
 report_option = click.option(
     "--report",
     "report_file",

@@ -40,9 +40,7 @@ from .render import show_accuracy, show_checks, show_timing
     type=int,
     help="MiB that the candidate's process may take. [default: 80 % of what is free]",
 )
-@click.option(
-    "--budget", type=float, default=120.0, show_default=True, help="Seconds for the timed rounds."
-)
+@shared.budget_option
 @shared.report_option
 @shared.json_option
 @shared.log_options
@@ -58,7 +56,7 @@ def command(
     seed: int | None,
     time_limit: float,
     memory_limit: int | None,
-    budget: float,
+    budget: float | None,
     report_file: Path | None,
     as_json: bool,
 ) -> None:

@@ -166,7 +166,8 @@ class Disturbance(TorchDispatchMode):
 
     def _disturb(self, value: torch.Tensor, roundings: float = 1.0) -> None:
         def add(number: int, part: torch.Tensor) -> None:
-            part.add_(self._pointwise_size(part).mul_(roundings) * self._noise(part, number))
+            size = _finite_or_none(self._pointwise_size(part, roundings))
+            part.add_(self._noise(part, number).mul_(size))
 
         self._in_blocks(add, blocks.parts_of(value))
 
@@ -176,9 +177,9 @@ class Disturbance(TorchDispatchMode):
         self._blocks_drawn += len(jobs)
         blocks.each(lambda i, job: function(drawn + i, job), jobs)
 
-    def _pointwise_size(self, value: torch.Tensor) -> torch.Tensor:
-        size = value.abs() * self._roundings.pointwise + _SMALLEST_NORMAL
-        return torch.where(torch.isfinite(size), size, 0.0)
+    def _pointwise_size(self, value: torch.Tensor, roundings: float = 1.0) -> torch.Tensor:
+        """Of this many of the value's own roundings; not finite where it is not."""
+        return value.abs().mul_(self._roundings.pointwise * roundings).add_(_SMALLEST_NORMAL)
 
     def _noise(self, like: torch.Tensor, number: int | None = None) -> torch.Tensor:
         """Between -1 and 1. number: of `_in_blocks`."""
@@ -227,15 +228,22 @@ class Disturbance(TorchDispatchMode):
         so a column's roundings have a bias, which the mean of a batch does not average out."""
         shared = self._noise(value.new_empty(value.shape[-1]))
         rounding = self._roundings
+        half = 2**-0.5
 
         def add(number: int, rows: slice) -> None:
             part = value[..., rows, :]
-            size = sizes.block(rows, rounding.product, rounding.range_floor)
-            size += self._pointwise_size(part)
-            size = torch.where(torch.isfinite(size), size, 0.0).mul_(2**-0.5)
-            part.add_((self._noise(part, number) + shared).mul_(size))
+            size = self._pointwise_size(part, half)
+            size += sizes.block(rows, rounding.product * half, rounding.range_floor * half)
+            part.add_(self._noise(part, number).add_(shared).mul_(_finite_or_none(size)))
 
         self._in_blocks(add, blocks.rows_of_parts(value))
+
+
+def _finite_or_none(size: torch.Tensor) -> torch.Tensor:
+    """What is not finite is not disturbed."""
+    if size.device.type == "cpu" and torch.isfinite(size.sum()):
+        return size  # as nearly always
+    return torch.where(torch.isfinite(size), size, 0.0)
 
 
 def _storages(tensors: list) -> frozenset:

@@ -11,8 +11,11 @@ import torch
 from . import passing
 from .criteria import ErrorModel
 
-# Batch sizes of hostile families: large enough for statistics, small enough for a CPU.
+# Batch sizes of hostile families: large enough for statistics, small enough for a CPU, where a
+# model of many parameters is given fewer rows.
 HOSTILE_BATCH = 96
+_FEWER_ROWS = 32
+_MANY_PARAMETERS = 1 << 24
 ODD_BATCHES = ((3, False), (37, None))
 
 
@@ -106,12 +109,20 @@ def _all_specials(value: torch.Tensor, generator: torch.Generator) -> torch.Tens
 OWN = Family("own inputs", "what the model's file gives", _own)
 
 
-def hostile_families(values: list, precision: str, drawn_batches: tuple = ()) -> list:
+def hostile_batch(device: torch.device, parameters: int) -> int:
+    """The most rows that hostile inputs have. parameters: how many elements the model's have."""
+    slow = device.type == "cpu" and parameters >= _MANY_PARAMETERS
+    return _FEWER_ROWS if slow else HOSTILE_BATCH
+
+
+def hostile_families(
+    values: list, precision: str, drawn_batches: tuple = (), largest_batch: int = HOSTILE_BATCH
+) -> list:
     """The families beyond the model's own inputs, `values`, of which one has a batch extent.
     precision: the policy that products follow. drawn_batches: other sizes to try, drawn at
-    random."""
+    random. largest_batch: of the others."""
     own = own_batch(values)
-    batch = HOSTILE_BATCH if own is None else min(own, HOSTILE_BATCH)
+    batch = largest_batch if own is None else min(own, largest_batch)
     reach = _reach(precision, {t.dtype for t in passing.tensors_of(values)})
     bound = ErrorModel.STATED_BOUND
     families = [

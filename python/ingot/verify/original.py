@@ -34,21 +34,25 @@ class Original:
             raise PairError(str(error)) from error
         except (Exception, SystemExit) as error:
             raise PairError(f"{path}: {type(error).__name__}: {error}") from error
-        eager = self._first_call()
-        self.draws = eager.drew
-        self.output_bytes = [o.numel() * o.element_size() for o in eager.outputs]
-        self.form = form_of(eager.structure, eager.outputs, bool(eager.aliases))
-
-    def _first_call(self) -> Results:
-        reference = self.reference
         seed = self._random.next("calls")
-        eager = reference.eager(reference.initial_state, self.own_values, True, "contiguous", seed)
+        eager = self._first = self._call(seed)
         if eager.error is not None:
             raise PairError(
                 f"{self.path}: the original raises {type(eager.error).__name__} on its own "
                 f"inputs: {eager.error}"
             )
-        return eager
+        self.draws = eager.drew
+        self.output_bytes = [o.numel() * o.element_size() for o in eager.outputs]
+        self.form = form_of(eager.structure, eager.outputs, bool(eager.aliases))
+
+    def first_call(self, seed: int) -> Results:
+        """The results of training on its own inputs from its first state: those that are known,
+        where they do not depend on the seed."""
+        return self._call(seed) if self.draws else self._first
+
+    def _call(self, seed: int) -> Results:
+        state = self.reference.initial_state
+        return self.reference.eager(state, self.own_values, True, "contiguous", seed)
 
     def prefetch(self) -> None:
         """Makes what `fresh_inputs` will give next: while there is nothing else to do."""

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from .result import Check, PairError, VerifyResult
 from .trials import OWN_INPUTS, Session, Trials
 
 CANDIDATE_CLASSES = ["ModelNew", "Model"]
+TIMING_BUDGET_S = {"cuda": 120.0, "cpu": 15.0}  # on a CPU a call may take seconds
 _TIMED_INPUT_SETS = 3
 _MEMORY_SHARE = 0.8
 
@@ -32,7 +34,8 @@ class VerifyOptions:
     """precision: the policy that the candidate was made under. overrides: values for constants at
     the top of the files. seed: None takes fresh randomness, so that no candidate can know the
     inputs. strict: a candidate that refuses aloud what the original can do fails. hostile: the
-    families beyond the model's own inputs. Limits: seconds per request, bytes of the process."""
+    families beyond the model's own inputs. timing_budget_s: None takes 120, on a CPU 15.
+    Limits: seconds per request, bytes of the process."""
 
     device: str = "cpu"
     precision: str = "fp32"
@@ -42,7 +45,7 @@ class VerifyOptions:
     hostile: bool = True
     timing: bool = False
     compile_baseline: bool = True
-    timing_budget_s: float = 120.0
+    timing_budget_s: float | None = None
     rounds: int = 20
     time_limit_s: float = 600.0
     memory_limit: int | None = None
@@ -113,15 +116,15 @@ class _Verification:
         process.expect(self._original.message_bytes())
         session = Session(process, self.load_request(), self.options.time_limit_s)
         try:
+            self._trials = Trials(
+                self._original,
+                session,
+                self.result,
+                self._random,
+                self.options.progress,
+                self._another_process,
+            )
             if self._check_construction(session):
-                self._trials = Trials(
-                    self._original,
-                    session,
-                    self.result,
-                    self._random,
-                    self.options.progress,
-                    self._another_process,
-                )
                 self._trials.own()
                 self._trials.gradients()
                 if self.options.hostile:
@@ -149,7 +152,11 @@ class _Verification:
         self.options.progress("loading the candidate")
         name = "construction"
         try:
-            reply, state, _ = session.request(session.load_request)
+            with ThreadPoolExecutor(1) as beside:  # asked as soon as the process listens
+                asked = beside.submit(session.ask, session.load_request)
+                self._trials.begin()
+                asked.result()
+            reply, state, _ = session.answer()
         except CandidateError as error:
             trick = error.acts[0][0] if error.acts else ""
             self._fail(name, "", f"the candidate cannot be constructed: {error}", trick)
@@ -174,6 +181,9 @@ class _Verification:
         """In another process, which has the original as well."""
         options, original = self.options, self._original
         options.progress("timing eager, torch.compile and the candidate")
+        budget = options.timing_budget_s
+        if budget is None:
+            budget = TIMING_BUDGET_S[self.device.type]
         state = self._trials.changed_state()
         input_sets = [original.fresh_inputs() for _ in range(_TIMED_INPUT_SETS)]
         header = {
@@ -185,7 +195,7 @@ class _Verification:
             "training": True,
             "compiled": options.compile_baseline,
             "rounds": options.rounds,
-            "budget_s": options.timing_budget_s,
+            "budget_s": budget,
             "form": original.form,
         }
         truth = self._timed_truth(original.reference.caller(state, input_sets[0], True))

@@ -228,9 +228,7 @@ class Reference:
         named_found: dict = {}
         exact_of = {f"b:{n}": t for n, t in truth.buffers.items() if _has_error(t)}
         exact_of |= truth.gradients or {}
-        for outputs, _, _, gradients in disturbed_runs(
-            run, leaves, disturbance, DISTURBED_RUNS
-        ):
+        for outputs, _, _, gradients in disturbed_runs(run, leaves, disturbance, DISTURBED_RUNS):
             for found, exact, disturbed in zip(outputs_found, truth.outputs, outputs, strict=False):
                 found.append(measure(exact, disturbed, rows_of(exact), counted=False))
             disturbed_of = {f"b:{n}": b for n, b in buffers.items()} | (gradients or {})
@@ -305,7 +303,6 @@ class Reference:
         results = Results(kept, structure, buffers, aliases, changed_inputs=changed, drew=drew)
         results.gradients, results.requires_grad = gradients, known
         return results
-
 
     def _parameters_are(self, state: dict) -> bool:
         """Whether the call of the module has left its parameters as they were."""

@@ -34,8 +34,9 @@ class Forms:
 @dataclass(frozen=True)
 class TermSizes:
     """core: [..., M, N], the size of each sum's terms (the root of the sum of their squares, or the
-    sum of their magnitudes) over `rows` [..., M, 1] and `columns` [..., 1, N], the operands' largest
-    magnitudes. row_sums, column_sums: of magnitudes, None where only the root is asked for."""
+    sum of their magnitudes) over `rows` [..., M, 1] and `columns` [..., 1, N], the largest
+    magnitudes of the operands. row_sums, column_sums: of magnitudes, None where only the root is
+    asked for."""
 
     core: torch.Tensor
     rows: torch.Tensor

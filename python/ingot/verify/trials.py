@@ -72,8 +72,35 @@ class Trials:
         )
         self._judge = Judge(self._reference, result, evidence)
         self._calls: list = []
+        parameters = [v for k, v in self._reference.initial_state.items() if k[:2] == "p:"]
+        self._hostile_batch = families.hostile_batch(
+            self._reference.device, sum(p.numel() for p in parameters)
+        )
+        self._ahead: tuple | None = None
 
     # Which ------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """What the first trial is held against, which asks nothing of the candidate: to be called
+        while it loads."""
+        trial = Trial(
+            OWN_INPUTS,
+            True,
+            self._original.own_values,
+            own=True,
+            new_state=self._reference.initial_state,
+            return_parameters=True,
+        )
+        seed = self._random.next("calls")
+        before = {**self.state, **self._reference.initial_state}
+        eager = self._original.first_call(seed)
+        self._ahead = trial, seed, eager, self._prepared(trial, before, seed)
+
+    def _prepared(self, trial: Trial, before: dict, seed: int) -> tuple:
+        try:
+            return self._judge.prepare(trial, before, seed)
+        except OriginalNotInFp64Error as error:
+            raise PairError(str(error)) from error
 
     def own(self) -> None:
         """At the model's own size. The order is the test: a result, weight or statistic kept from
@@ -81,8 +108,9 @@ class Trials:
         fresh, changed = self._original.fresh_inputs, self.changed_state
         training, evaluation = True, False
         in_place = "parameters changed through .data"
-        first = self._original.own_values
-        self._trial(OWN_INPUTS, training, first, new_state=self._reference.initial_state)
+        if self._ahead is None:
+            self.begin()
+        self._run(*self._ahead)
         second = fresh()
         self._trial("fresh inputs in the same memory", training, second, reuse=True)
         self._recheck_earlier()
@@ -133,7 +161,11 @@ class Trials:
         own = families.own_batch(values)
         if self._reference.device.type == "cuda" or own is None:
             return values
-        return families.with_batch(values, min(own, families.HOSTILE_BATCH))
+        rows = min(own, self._hostile_batch)
+        note = f"gradients were asked for with {rows} of the inputs' {own} rows, on a CPU"
+        if rows < own and note not in self._result.notes:
+            self._result.notes.append(note)
+        return families.with_batch(values, rows)
 
     def hostile(self) -> None:
         own = self._original.fresh_inputs()
@@ -145,7 +177,9 @@ class Trials:
         buffers = {k: v for k, v in base.items() if k[:2] == "b:"}
         new_state: dict | None = base
         drawn = self._drawn_batches(own_batch)
-        for family in families.hostile_families(own, self._result.precision, drawn):
+        for family in families.hostile_families(
+            own, self._result.precision, drawn, self._hostile_batch
+        ):
             generator = torch.Generator().manual_seed(self._random.next("inputs"))
             start = self._random.between(0, max(0, own_batch - 1))
             made = family.make(families.with_batch(own, family.batch, start), generator)
@@ -179,10 +213,13 @@ class Trials:
         )
 
     def _drawn_batches(self, own_batch: int) -> tuple:
-        small = min(own_batch, families.HOSTILE_BATCH) - 1
+        largest = self._hostile_batch
+        small = min(own_batch, largest) - 1
         drawn = [self._random.between(4, small)] if small >= 4 else []
-        if own_batch > 2 * families.HOSTILE_BATCH:
-            drawn.append(self._random.between(families.HOSTILE_BATCH + 1, own_batch - 1))
+        if own_batch > 2 * largest:  # any ratio to the largest is as likely as any other
+            ratio = (own_batch - 1) / (largest + 1)
+            part = self._random.between(0, 1 << 30) / (1 << 30)
+            drawn.append(round((largest + 1) * ratio**part))
         return tuple(drawn)
 
     def _trial(self, name: str, training: bool, values: list, **more: Any) -> None:
@@ -191,13 +228,21 @@ class Trials:
 
     # One --------------------------------------------------------------------------------------
 
-    def _run(self, trial: Trial) -> None:
+    def _run(
+        self,
+        trial: Trial,
+        seed: int | None = None,
+        eager: Results | None = None,
+        prepared: tuple | None = None,
+    ) -> None:
+        """eager, prepared: of this trial with this seed, where they are known."""
         self._progress(f"{MODES[trial.training]}: {trial.name}")
         before = {**self.state, **(trial.new_state or {})}
-        seed = self._random.next("calls")
+        seed = self._random.next("calls") if seed is None else seed
         reference = self._reference
         call = (before, trial.values, trial.training, trial.layout, seed)
-        eager = reference.eager(*call, trial.cotangents)
+        if eager is None:
+            eager = reference.eager(*call, trial.cotangents)
         if trial.cotangents is not None and eager.error is not None:
             # It works on its input in place, perhaps: gradients of parameters are left.
             trial.cotangents = trial.cotangents.without_inputs()
@@ -221,7 +266,8 @@ class Trials:
             self._session.ask(header, tensors)
             # On a GPU the host has nothing to do until the answer comes.
             overlap = self._reference.device.type == "cuda" and eager.error is None
-            prepared = self._judge.prepare(trial, before, seed) if overlap else None
+            if overlap and prepared is None:
+                prepared = self._prepared(trial, before, seed)
             if overlap and trial.own:
                 self._original.prefetch()
             reply, received, _ = self._session.answer()
