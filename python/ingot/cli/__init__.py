@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import warnings
 from typing import Any
@@ -14,6 +15,9 @@ from ingot import log
 from .options import ARGUMENTS, log_options
 
 __all__ = ["main"]
+
+# Importing and capturing make objects by the million, nearly all of which stay.
+_COLLECT_AFTER = 50_000
 
 _COMMANDS = {
     "optimize": "Write a verified, faster ModelNew for a model's file.",
@@ -66,6 +70,7 @@ def main() -> None:
     file is a program: every command that takes one runs it.
     """
     warnings.showwarning = _show_warning
+    gc.set_threshold(_COLLECT_AFTER)
 
 
 def _show_warning(message: Any, category: type, *place: Any) -> None:

@@ -105,7 +105,8 @@ class _Verification:
     def _new_process(self) -> CandidateProcess:
         limit = self.options.memory_limit
         return CandidateProcess(
-            int(_MEMORY_SHARE * _available_memory()) if limit is None else limit
+            int(_MEMORY_SHARE * _available_memory()) if limit is None else limit,
+            _wanted_modules(self._candidate_path),
         )
 
     def _another_process(self) -> CandidateProcess:
@@ -238,6 +239,14 @@ class _Verification:
 
     def _fail(self, name: str, mode: str, message: str, trick: str = "") -> None:
         self.result.checks.append(Check(name, mode, "failed", message, trick))
+
+
+def _wanted_modules(candidate: str) -> tuple:
+    """What takes seconds to import and a candidate of Ingot's will need."""
+    with contextlib.suppress(OSError):
+        if b"import ingot" in Path(candidate).read_bytes():
+            return ("torch._dynamo",)
+    return ()
 
 
 class _TerminatedError(BaseException):

@@ -54,7 +54,8 @@ class TermSizes:
         right, columns, column_sums = (
             _form(b, -2, squared) if forms is None else forms.of(b, squared)
         )
-        core = left @ right
+        with torch.autocast(left.device.type, enabled=False):  # an original may have it on
+            core = left @ right
         return cls(core.sqrt_() if squared else core, rows, columns, row_sums, column_sums)
 
     def block(self, rows: slice, rounding: float, floor: float) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The process in which the candidate runs: `python -m ingot.verify.worker FD`.
+"""The process in which the candidate runs: `python -m ingot.verify.worker FD [MODULE ...]`.
 
 It does as the parent asks and judges nothing. All that it says is taken as the word of the
 candidate, which shares this process: see docs/verify.md.
@@ -6,6 +6,7 @@ candidate, which shares this process: see docs/verify.md.
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import sys
@@ -193,6 +194,8 @@ def main() -> None:
     confine_worker()
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
+    for name in sys.argv[2:]:
+        importlib.import_module(name)
     Worker(Line(connection)).serve()
 
 
