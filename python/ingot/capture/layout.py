@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ingot.capture.nodes import is_convolution
 from ingot.runtime.program import AXES, BATCH, LeafLayout
 
 AXIS_NAMES = ("batch", "rows", "groups", "features")
@@ -39,11 +40,11 @@ class Value:
 
 @dataclass(frozen=True)
 class Leaf:
-    """node: what makes the tensor; order: for each dimension the tensor's own, or None where one
-    of extent 1 was inserted."""
+    """node: what makes the tensor; order: for each dimension the tensor's own (several, outermost
+    first, that memory does not tell apart), or None where one of extent 1 was inserted."""
 
     node: Any
-    order: tuple[int | None, ...]
+    order: tuple[int | tuple[int, ...] | None, ...]
     sizes: tuple[int, ...]
     dtype: torch.dtype
 
@@ -131,7 +132,7 @@ def extents_for(sizes: Sequence[int], dims: Sequence[tuple[int, ...]]) -> tuple[
 
 def leaf_layout(leaf: Leaf, dims, extents) -> LeafLayout:
     """How the leaf's own tensor lies on the axes, given its dimensions' axes and their extents."""
-    axes: list[int | None] = [None] * AXES
+    axes: list[int | tuple[int, ...] | None] = [None] * AXES
     splits: list[tuple[int, int] | None] = [None] * AXES
     for dimension, run in enumerate(dims):
         own = leaf.order[dimension]
@@ -183,6 +184,25 @@ def relabel_expand(value, sizes: Sequence[int]):
             raise UnfitError("an expanded tensor")
         return value
     return replace(value, sizes=tuple(sizes))
+
+
+def merged_leaf(leaf: Leaf, sizes: Sequence[int]) -> Leaf | None:
+    """A leaf with dimensions of space merged, where the tensor is a convolution's: whichever format
+    it has, its space lies in one piece."""
+    if not is_convolution(leaf.node) or leaf.order != tuple(range(len(leaf.sizes))):
+        return None
+    order: list[int | tuple[int, ...]] = []
+    at = 0
+    for size in sizes:
+        first = at
+        while at < len(leaf.sizes) and product(leaf.sizes[first:at]) != size:
+            at += 1
+        if product(leaf.sizes[first:at]) != size or (at > first + 1 and first < 2):
+            return None
+        order.append(first if at == first + 1 else tuple(range(first, at)))
+    if at != len(leaf.sizes) or () in order:
+        return None
+    return replace(leaf, order=tuple(order), sizes=tuple(sizes))
 
 
 def regroup(value: Value, sizes: Sequence[int]) -> tuple[tuple[int, ...], tuple]:

@@ -16,6 +16,12 @@ _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.s
 
 # What a placeholder's meta says of a parameter: its path in the module.
 PARAMETER = "ingot_parameter"
+_CONVOLUTIONS = {
+    f"aten::{name}"
+    for name in (
+        "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution"
+    ).split()
+}
 # In the meta of a view that must stay PyTorch's: rewriting leaves the node alone.
 LEFT_ALONE = "ingot_left_alone"
 # In the meta of an operator that the forward keeps from the autocast around its call.
@@ -45,6 +51,10 @@ def named_arguments(node: torch.fx.Node) -> dict[str, Any]:
         elif argument.has_default_value():
             named[argument.name] = argument.default_value
     return named
+
+
+def is_convolution(node: torch.fx.Node) -> bool:
+    return schema_name(node.target) in _CONVOLUTIONS
 
 
 def is_batch_norm(node: torch.fx.Node) -> bool:

@@ -10,6 +10,7 @@ from ingot.capture.layout import (
     Leaf,
     UnfitError,
     Value,
+    merged_leaf,
     regroup,
     relabel_drop,
     relabel_expand,
@@ -121,7 +122,10 @@ def _view(call: Call) -> Operand:
                 dropped = relabel_insert(dropped, index)
         return dropped
     if isinstance(value, Leaf):
-        raise UnfitError("a view of a tensor that comes from outside")
+        merged = merged_leaf(value, sizes)
+        if merged is None:
+            raise UnfitError("a view of a tensor that comes from outside")
+        return merged
     extents, dims = regroup(value, sizes)
     return Value(call.region.view(value, extents), extents, dims, sizes, value.dtype)
 

@@ -52,13 +52,13 @@ def concrete(sizes: Sequence[int], batch: int) -> list[int]:
 class LeafLayout:
     """How a leaf's tensor dimensions lie on the graph's axes.
 
-    axes: for each of [batch, rows, groups, features] the tensor dimension that runs along it, or
-    None where the extent is 1; splits: for an axis that is one factor of a dimension, (the
+    axes: for each of [batch, rows, groups, features] the tensor dimension that runs along it
+    (several, outermost first, that lie in memory as one), or None where the extent is 1; splits: for an axis that is one factor of a dimension, (the
     factor's extent, `BATCH` for the one that is left; how many elements of the dimension one step
     along the axis spans).
     """
 
-    axes: tuple[int | None, ...]
+    axes: tuple[int | tuple[int, ...] | None, ...]
     splits: tuple[tuple[int, int] | None, ...] = (None, None, None, None)
 
     def sizes_and_strides(self, tensor: torch.Tensor) -> tuple[list[int], list[int]]:
@@ -67,11 +67,32 @@ class LeafLayout:
             if dimension is None:
                 continue
             split = self.splits[axis]
-            extent, step = split if split else (tensor.size(dimension), 1)
+            size, stride = _along(tensor, dimension)
+            extent, step = split if split else (size, 1)
             if extent < 0:
-                extent = tensor.size(dimension) // step
-            sizes[axis], strides[axis] = extent, tensor.stride(dimension) * step
+                extent = size // step
+            sizes[axis], strides[axis] = extent, stride * step
         return sizes, strides
+
+
+def _along(tensor: torch.Tensor, dimension: int | tuple[int, ...]) -> tuple[int, int]:
+    """Size and stride of a dimension, or of several as one."""
+    if isinstance(dimension, int):
+        return tensor.size(dimension), tensor.stride(dimension)
+    size, stride = 1, 0
+    for each in reversed(dimension):
+        if tensor.size(each) == 1:
+            continue
+        if size == 1:
+            stride = tensor.stride(each)
+        elif tensor.stride(each) != size * stride:
+            raise IngotError(
+                f"dimensions {dimension} of a tensor with strides {tensor.stride()} do not lie in "
+                "memory as one",
+                _library.STATUS_INVALID_ARGUMENT,
+            )
+        size *= tensor.size(each)
+    return size, stride
 
 
 @dataclass(frozen=True)
