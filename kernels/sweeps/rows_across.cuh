@@ -138,7 +138,7 @@ struct RowsAcrossLooped {
   using Value = typename Body::Value;
   using Place = AcrossPlace<Body, Team, Lanes>;
   static constexpr int kRow = static_cast<int>(Body::kRow);
-  static constexpr int kAhead = 4;  // elements in flight
+  static constexpr int kAhead = 8;  // elements in flight
   template <int P>
   using Monoid = decltype(Body::monoid(Index<P>{}));
 
