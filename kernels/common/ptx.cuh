@@ -87,9 +87,6 @@ INGOT_D i32 load_shared_int(u32 address) {
   asm volatile("ld.shared.s32 %0, [%1];" : "=r"(v) : "r"(address));
   return v;
 }
-INGOT_D float load_shared_float(u32 address) {
-  return __int_as_float(load_shared_int(address));
-}
 INGOT_D int2 load_shared_int_pair(u32 address) {
   int2 v;
   asm volatile("ld.shared.v2.s32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "r"(address));
@@ -120,17 +117,14 @@ INGOT_D void copy_wait_all() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// 16 bytes, zeroes where `valid` is false (the source is then not read).
-INGOT_D void copy_vector_async(u32 destination, const void* source, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
-               "r"(valid ? 16 : 0)
-               : "memory");
-}
-// The first `bytes` of 16, zeroes behind them.
+// The first `bytes` of 16, zeroes behind them (the source is not read there).
 INGOT_D void copy_piece_async(u32 destination, const void* source, i32 bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
                "r"(bytes)
                : "memory");
+}
+INGOT_D void copy_vector_async(u32 destination, const void* source, bool valid) {
+  copy_piece_async(destination, source, valid ? 16 : 0);
 }
 INGOT_D void copy_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");

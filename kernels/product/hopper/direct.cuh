@@ -3,28 +3,24 @@
 //
 //   y[m, n] = Σ_k x[m, k] · w[n, k], then the fused epilogue (hopper/epilogue.cuh)
 //
-// Operands   fp32, either contiguous along k or along its rows. v = hi + lo, hi = tf32(v) to
-// nearest
-//            and lo = v − hi, exact, of which TF32 keeps all but one bit: 23 to 24 bits of an
-//            element, over fp32's whole range, so that there are no scales and nothing to prepare.
+// Operands   fp32, either contiguous along k or along its rows. v = hi + lo: hi = tf32(v) to
+//            nearest, lo = v − hi exactly, of which TF32 keeps all but one bit: 23 to 24 bits of an
+//            element over fp32's whole range, so that there are no scales and nothing to prepare.
 // Products   lo·hi, hi·lo, hi·hi of each k8; lo·lo lies below 2^-24 of the product.
 // Tile       16·kFeatureBlocks features × 64·kSampleWarps samples a thread block. A warp owns all
 //            features of 64 samples, with the register layout of a wgmma warp for every 16
 //            features, so that the epilogue is shared. kDepthWarps warps share K, chunk by chunk in
 //            turn; their sums meet in shared memory and are added in the order of the warps.
 // Pipeline   each warp has a ring of kStages chunks of its own, filled by cp.async: no barrier
-// until
-//            sums meet. A chunk is 16 of k.
+//            until sums meet. A chunk is 16 of k.
 //              along k     64 bytes a row; lane t of a quad reads elements 4t … 4t+3 at once
-//              along rows  16 rows of k; 16-byte pieces XORed with 2·(k / 4), so that the quads'
-//              lanes
-//                          (k = 4t + j) and the eight rows of a fragment meet no bank twice (of 16
-//                          features twice)
+//              along rows  16 rows of k; 16-byte pieces XORed with 2·(k / 4), so that the lanes of
+//                          a quad (k = 4t + j) and the eight rows of a fragment meet no bank twice
+//                          (of 16 features twice)
 //            Both give lane t elements 4t + 2s and 4t + 2s + 1 at step s: the sum over k is
 //            permuted alike for both operands.
 // Promotion  mma.sync rounds its sums towards zero, so they stay short: every 32 of K they are
-// added
-//            to running sums in registers.
+//            added to running sums in registers.
 #pragma once
 
 #include "product/hopper/store.cuh"
@@ -38,10 +34,10 @@ inline constexpr int kGroups = kWarpSamples / 8;
 inline constexpr int kBlockValues = 4 * kGroups;  // accumulators of a thread, of 16 features
 inline constexpr int kPromotion = 2;              // chunks
 
-// kWAlongK, kXAlongK: contiguous along k. kVectors: both operands' runs are whole, aligned pieces
-// of 16 bytes from one to the next; the last of a run may be cut.
 }  // namespace direct
 
+// kWAlongK, kXAlongK: contiguous along k. kVectors: both operands' runs are whole, aligned pieces
+// of 16 bytes from one to the next; the last of a run may be cut.
 template <int kFeatureBlocks_, int kSampleWarps_, int kDepthWarps_, int kStages_, bool kWAlongK_,
           bool kXAlongK_, bool kVectors_, bool kBatched_ = false>
 struct DirectConfig {
@@ -123,8 +119,8 @@ struct FragmentReader {
     if constexpr (kAlongK) return ptx::load_shared_vector(stage + base + r * 512);
     const u32 at = stage + (base ^ static_cast<u32>(2 * r << 4));
     constexpr u32 kNext = kRows * 4;
-    return {ptx::load_shared_float(at), ptx::load_shared_float(at + kNext),
-            ptx::load_shared_float(at + 2 * kNext), ptx::load_shared_float(at + 3 * kNext)};
+    return {ptx::load_shared(at), ptx::load_shared(at + kNext), ptx::load_shared(at + 2 * kNext),
+            ptx::load_shared(at + 3 * kNext)};
   }
 };
 
