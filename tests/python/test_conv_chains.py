@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools" / "gpu_checks"))
 
-from conv_chains import CHAINS, named
+from conv_chains import CHAINS
 
 # Behind the convolution comes what no region takes.
 READ_BY_PYTORCH = {

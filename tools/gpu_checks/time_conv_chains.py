@@ -54,8 +54,6 @@ ENOUGH = 1.0 / 0.98  # a row slower than this is listed
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-
-
 # Operators ---------------------------------------------------------------------------------------
 
 

@@ -53,9 +53,9 @@ class LeafLayout:
     """How a leaf's tensor dimensions lie on the graph's axes.
 
     axes: for each of [batch, rows, groups, features] the tensor dimension that runs along it
-    (several, outermost first, that lie in memory as one), or None where the extent is 1; splits: for an axis that is one factor of a dimension, (the
-    factor's extent, `BATCH` for the one that is left; how many elements of the dimension one step
-    along the axis spans).
+    (several, outermost first, that lie in memory as one), or None where the extent is 1; splits:
+    for an axis that is one factor of a dimension, (the factor's extent, `BATCH` for the one that is
+    left; how many elements of the dimension one step along the axis spans).
     """
 
     axes: tuple[int | tuple[int, ...] | None, ...]
