@@ -7,6 +7,7 @@ from pathlib import Path
 import ingot
 import pytest
 import torch
+from ingot.model_capture import capture
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools" / "gpu_checks"))
 
@@ -94,3 +95,29 @@ def test_chains_add_their_convolutions_bias(chain, biases_apart):
 )
 def test_chains_keep_the_format_of_their_channels(chain, training):
     compared(chain, training, gradients=False, channels_last=True)
+
+
+def test_a_bias_whose_chain_stays_pytorchs_is_added_in_place(monkeypatch, biases_apart):
+    monkeypatch.setattr("ingot.capture.cutting.Cut.weak_nodes", refusing_all)
+    module, (x,) = named("conv2d_relu_biasadd").build(True).eval(), torch.randn(1, 3, 4, 9, 11)
+    with torch.no_grad():
+        captured = capture(module, [x])
+        adding = [step.target for step in captured.steps if step.what.startswith("add")]
+    assert adding[0] is torch.ops.aten.add_.Tensor and torch.ops.aten.add_.Tensor not in adding[1:]
+
+
+def refusing_all(cut) -> set[str]:
+    return {node.name for node in cut.taken if node.name not in cut.refused}
+
+
+WITH_GRADIENTS = (
+    "conv3d_mish_tanh",
+    "conv2d_gelu_groupnorm",
+    "convtranspose3d_batchnorm_avgpool_avgpool",
+)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", WITH_GRADIENTS)
+def test_gradients_of_chains_are_pytorchs(name, training):
+    compared(named(name), training, gradients=True)
