@@ -239,6 +239,30 @@ TEST(Codegen, SeveralBlocksShareALongRow) {
   EXPECT_THAT(eight.text, HasSubstr("INGOT_CLUSTER(8)"));
 }
 
+// Behind a group norm, tanh twice and a maximum over channels: what the norm's sweep stores.
+int64_t stored_by_norm(int64_t space) {
+  GraphBuilder builder;
+  OperatorCall norm;
+  norm.args = {builder.leaf(LeafRole::input, "y", DType::f32, {true, 32, 1, space})};
+  norm.attributes = {{"groups", 4}, {"channels", "rows"}, {"eps", 1e-5}};
+  ValueId y = find_operator("group_norm")->define(builder, norm);
+  for (int i = 0; i < 2; ++i) y = builder.pointwise(PointwiseOp::tanh_, {y});
+  builder.result(builder.reduce(Finish::max, y, axis_bit(kRows)), "y");
+  const Plan plan = make_plan(builder.take(), cuda(false), Precision::ieee);
+  int64_t largest = 0;
+  for (const ValueId value : plan.sweeps.at(0).stores) {
+    largest = std::max(largest, plan.graph[value].shape.static_elements());
+  }
+  return largest;
+}
+
+TEST(Codegen, ALongRowIsReadAgainToStoreItsElements) {
+  // A group of 8·3000 is held in registers, and its elements are stored; of one of 8·5000, which
+  // would be read again for that, the statistics are.
+  EXPECT_EQ(stored_by_norm(3000), 32 * 3000);
+  EXPECT_EQ(stored_by_norm(5000), 4);
+}
+
 TEST(Codegen, OneBlockDoesNotOwnALargeSample) {
   // Reductions over groups and over channels of a large sample are two sweeps.
   const Plan large =
