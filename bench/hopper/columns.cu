@@ -110,6 +110,7 @@ Kernel kernel() {
   k.name = std::string(kSlabs == 1 ? "split" : "scale") + "<" + std::to_string(kWarps) + ", " +
            std::to_string(kRegisters) + ", " + std::to_string(kShared) + "> " +
            std::to_string(kResident) + " an SM";
+  // For asking how many the GPU holds; a launch sees to it by itself.
   CHECK(cudaFuncSetAttribute(k.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              int(k.shared_bytes())));
   CHECK(cudaFuncSetAttribute(k.function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
@@ -149,9 +150,10 @@ int blocks_at_once(const Kernel& kernel, int blocks) {
 
 void run(const Kernel& kernel, int blocks, SplitArgs args) {
   void* arguments[] = {&args};
-  const unsigned threads = kernel.warps == 0 ? 512 : unsigned(kernel.warps * 32);
-  launch(kernel.function, unsigned(divide_up(args.rows, 32)) * unsigned(blocks), threads,
-         unsigned(blocks), kernel.shared_bytes(), arguments);
+  const int threads = kernel.warps == 0 ? 512 : kernel.warps * 32;
+  const Grid grid = {divide_up(args.rows, 32) * blocks, threads, kernel.shared_bytes(),
+                     unsigned(blocks)};
+  launch(kernel.function, grid, arguments, nullptr, false);
 }
 
 __device__ u32 mixed(u64 x) {

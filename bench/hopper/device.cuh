@@ -1,8 +1,6 @@
 // Runs a ProductPlan with kernels compiled into this program; what the run-time does with NVRTC.
 #pragma once
 
-#include <cuda.h>
-#include <cudaTypedefs.h>
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -11,6 +9,8 @@
 #include <map>
 #include <string>
 
+#include "launch/runtime.h"
+#include "launch/runtime_maps.h"
 #include "product/hopper/fused_scaled.cuh"
 #include "product/hopper/fused_split.cuh"
 #include "product/hopper/launch.h"
@@ -34,46 +34,6 @@ namespace bench {
 
 using namespace ingot;
 using namespace ingot::hopper;
-
-inline CUtensorMap encode_map(const TensorMapSpec& spec, void* base) {
-  static PFN_cuTensorMapEncodeTiled_v12000 encode = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
-                                           cudaEnableDefault, &found));
-    return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(entry);
-  }();
-  CUtensorMap map;
-  const TensorMapExtents of = extents_of(spec);
-  const CUresult status =
-      encode(&map, CUtensorMapDataType(tensor_map_type(spec.element)), cuuint32_t(of.rank), base,
-             of.extents, of.strides, of.box, of.steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (status != CUDA_SUCCESS) {
-    std::printf("cuTensorMapEncodeTiled: error %d (columns %llu rows %llu row bytes %llu)\n",
-                int(status), (unsigned long long)spec.columns, (unsigned long long)spec.rows,
-                (unsigned long long)spec.row_bytes);
-    std::exit(1);
-  }
-  return map;
-}
-
-inline void launch(const void* kernel, unsigned grid, unsigned threads, unsigned cluster,
-                   size_t shared, void** arguments, bool dependent = false) {
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(grid);
-  config.blockDim = dim3(threads);
-  config.dynamicSmemBytes = shared;
-  cudaLaunchAttribute attributes[2];
-  attributes[0].id = cudaLaunchAttributeClusterDimension;
-  attributes[0].val.clusterDim = {cluster, 1, 1};
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = attributes;
-  config.numAttrs = dependent ? 2 : 1;
-  CHECK(cudaLaunchKernelExC(&config, kernel, arguments));
-}
 
 template <int kLanes, int kPieces, bool kVectors>
 __global__ void __launch_bounds__(kLanes > 256 ? kLanes : 256)
@@ -204,36 +164,28 @@ struct Bound {
   Buffers buffers;
   ProductArgs args{};
   Params params{};
-  CUtensorMap w{}, x{}, y{};
+  TensorMap w{}, x{}, y{};
   portable::PackedOperands packed{};
   const void* kernel = nullptr;
 
   void split() const {
     for (const SplitStep& step : plan.splits) {
       const bool is_x = step.operand == SplitStep::Operand::x;
-      SplitArgs split_args = {is_x ? buffers.x : buffers.w,
-                              step.row_stride,
-                              step.k_stride,
-                              i32(step.rows),
-                              i32(step.k),
-                              buffers.workspace + step.packed_offset,
-                              reinterpret_cast<i32*>(buffers.workspace + step.exponent_offset)};
+      SplitArgs split_args = args_of(step);
+      split_args.source = is_x ? buffers.x : buffers.w;
+      split_args.packed = buffers.workspace + step.packed_offset;
+      split_args.exponent = reinterpret_cast<i32*>(buffers.workspace + step.exponent_offset);
       void* arguments[] = {&split_args};
-      const void* kernel = kernels().at(step.kernel);
-      if (step.shared_bytes > 0) {
-        CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   int(step.shared_bytes)));
-      }
-      launch(kernel, step.grid, step.threads, std::max(step.cluster, 1u), step.shared_bytes,
-             arguments);
+      const Grid grid = {step.grid, int(step.threads), step.shared_bytes, step.cluster};
+      launch(kernels().at(step.kernel), grid, arguments, nullptr, false);
     }
   }
   void product(bool dependent = false) {
     void* arguments[] = {&w, &x, &y, &args, &params};
     void* portable_arguments[] = {&packed, &args, &params};
     const bool is_portable = plan.variant == Variant::portable;
-    launch(kernel, plan.grid, plan.threads, plan.cluster, plan.shared_bytes,
-           is_portable ? portable_arguments : arguments, dependent);
+    const Grid grid = {plan.grid, int(plan.threads), plan.shared_bytes, plan.cluster};
+    launch(kernel, grid, is_portable ? portable_arguments : arguments, nullptr, dependent);
   }
   void run() {
     split();
@@ -255,8 +207,6 @@ Bound<Params> bind(const ProductPlan& plan, const ProductShape& shape, const Buf
     std::exit(1);
   }
   bound.kernel = kernels().at(name);
-  CHECK(cudaFuncSetAttribute(bound.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             int(plan.shared_bytes)));
   unsigned char* ws = buffers.workspace;
   const auto base = [&](TensorMapSpec::Source source) -> void* {
     using Source = TensorMapSpec::Source;
@@ -279,19 +229,13 @@ Bound<Params> bind(const ProductPlan& plan, const ProductShape& shape, const Buf
   if (!is_portable) bound.x = encode_map(plan.x_map, base(plan.x_map.source));
   if (plan.tma_store) bound.y = encode_map(plan.y_map, base(plan.y_map.source));
   ProductArgs& a = bound.args;
-  a.x = {buffers.x, shape.x.row_stride, shape.x.k_stride};
-  a.w = {buffers.w, shape.w.row_stride, shape.w.k_stride};
+  a = args_of(plan, shape);
+  a.x.data = buffers.x;
+  a.w.data = buffers.w;
   a.x_exponent = reinterpret_cast<i32*>(ws + plan.x_exponent_offset);
   a.w_exponent = reinterpret_cast<i32*>(ws + plan.w_exponent_offset);
   a.y = buffers.y;
-  a.y_stride = shape.y_stride;
   for (int i = 0; i < kMaxMoments; ++i) a.partials[i] = buffers.partials[i];
-  a.m = i32(shape.m);
-  a.n = i32(shape.n);
-  a.k = i32(shape.k);
-  a.chunks = plan.chunks;
-  a.raster = {plan.raster_feature_tiles, i32(plan.sample_tiles), plan.raster_group};
-  a.redo_all = 0;
   return bound;
 }
 

@@ -1,231 +1,156 @@
-// Host side of a standalone file: the fp32 product by split operands. On compute capability 9.0 the
-// Hopper kernels, where the file was compiled for sm_90a (INGOT_HOPPER), elsewhere the portable one
-// (INGOT_PORTABLE); which tile, grid and workspace is planned anew for every shape, as the library
-// does, by product/hopper/launch.h and product/portable/launch.h.
+// Host side of a standalone file: a product of fp32 operands, packed into fp16 ones. Which tile is
+// quickest for how many samples, the library found out when the file was written.
 #pragma once
 
-#include <dlfcn.h>
-
+#include "launch/runtime_maps.h"
 #include "product/hopper/args.cuh"
-#include "product/hopper/launch.h"
+#include "product/pack_args.cuh"
 #include "product/portable/args.cuh"
-#include "product/portable/launch.h"
-#include "product/split.cuh"
 #include "standalone/call.h"
 
 namespace ingot::standalone {
 
-// A kernel of this file and what plans call it.
-struct ProductKernel {
-  const char *function, *config;
-  const void* kernel;
-};
-struct SplitKernel {
-  const char* function;
-  const void* kernel;
+// What packs an operand, `rows` rows a block or cluster.
+struct Packing {
+  void (*kernel)(SplitArgs);
+  int threads, rows;
+  unsigned cluster;  // blocks; 0: none
+  size_t shared_bytes;
 };
 
-// One product of a program: its shape, for a batch, and the kernels that the file has for it.
-struct Product {
-  hopper::ProductShape shape;
-  int moments;    // statistics that the epilogue emits
-  unsigned sums;  // bit i: the i-th is a plain sum
-  const ProductKernel* kernels;
-  int kernel_count;
-  const SplitKernel* splits;
-  int split_count;
+struct Tile {
+  int threads;
+  size_t shared_bytes;
+  int samples, feature_tiles, chunks;  // of a tile, of the product, of K
+  int cluster, slices;  // blocks of a cluster, and of those that share a tile; the portable: 0
+  int partials;         // statistics from a tile
+  bool tma_store, by_columns;  // the latter: fp32 weights are contiguous in their features
+  int x_box, w_box;            // rows that the copy engine brings at once
+  i64 row_bytes;               // of a packed operand
+  const Packing *x, *w;        // w: nullptr where the kernel reads fp32
 };
 
-struct ProductTensors {
-  void *x, *w, *y;  // y: nullptr where nothing is stored
+constexpr int kPortableTiles = 2;  // the first of a shape's; those for Hopper follow
+
+struct Range {
+  i64 samples;  // up to
+  int tile;     // of those for Hopper
 };
 
-inline bool hopper_here(const Device& device) {
+// Of x [m, k] times the transpose of w [n, k].
+struct Shape {
+  i64 n, k;
+  hopper::OperandView x, w;  // strides
+  const Tile* tiles;
+  const Range* ranges;
+};
+
+inline int tile_of(const Shape& shape, i64 m) {
 #if defined(INGOT_HOPPER)
-  return arch_of(device.sm).hopper_kernels;
-#else
-  return false;
+  if (attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9) {
+    const Range* range = shape.ranges;
+    while (range->samples < m) ++range;
+    return kPortableTiles + range->tile;
+  }
 #endif
+  const size_t most = size_t(attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin));
+  const bool two = portable::two_fit(shape.tiles[0].shared_bytes, most);
+  return !two && shape.tiles[1].shared_bytes <= most ? 1 : 0;
 }
 
-inline const void* kernel_for(const Product& product, const hopper::ProductPlan& plan) {
-  for (int i = 0; i < product.kernel_count; ++i) {
-    const ProductKernel& kernel = product.kernels[i];
-    if (plan.kernel == kernel.function && plan.config == kernel.config) return kernel.kernel;
-  }
-  return nullptr;
-}
-
-// The plan of the library, where the file has its kernel: it has all that a GPU like the one it was
-// written for takes. Else the quickest of those that are here.
-inline hopper::ProductPlan plan_product(const Device& device, const Product& product) {
-  const hopper::ProductShape& shape = product.shape;
-  const hopper::DeviceLimits limits = hopper::limits_of(device.multiprocessors);
-  const bool hopper = hopper_here(device);
-  hopper::ProductPlan plan =
-      hopper ? hopper::plan_product(shape, limits)
-             : portable::plan_product(hopper::as_split(shape), device.shared_bytes);
-  if (plan.variant == hopper::Variant::unsupported) {
-    throw std::runtime_error("the product has no plan: " + plan.reason);
-  }
-  if (kernel_for(product, plan)) return plan;
-  double least = 0;
-  bool found = false;
-  if (hopper) {
-    for (const hopper::TileChoice& choice : hopper::tile_choices(shape, limits)) {
-      const hopper::ProductPlan other = hopper::plan_with(shape, choice, limits);
-      const double time = hopper::estimate(shape, choice, limits);
-      if (!kernel_for(product, other) || (found && time >= least)) continue;
-      plan = other;
-      least = time;
-      found = true;
-    }
-  }
-  if (!found) throw std::runtime_error("this file has no kernel of the product for this GPU");
-  return plan;
-}
-
-inline const void* split_named(const Product& product, const std::string& function) {
-  for (int i = 0; i < product.split_count; ++i) {
-    if (function == product.splits[i].function) return product.splits[i].kernel;
-  }
-  throw std::runtime_error("this file was written without the kernel " + function);
-}
-
-// A product's plan with its kernel, and its workspace: what the plan asks for, then the partial
-// statistics of its tiles.
-struct ProductLayout {
-  hopper::ProductPlan plan;
-  const void* kernel = nullptr;
-  size_t partials = 0, bytes = 0;
+// A product of m samples: its tile, and what lies where in its workspace, behind packed x.
+struct Planned {
+  const Shape& shape;
+  const Tile& tile;
+  const void* kernel;
+  i64 m, sample_tiles, partials;
+  int moments = 0;
+  size_t x_exponent = 0, w_packed = 0, w_exponent = 0, statistics = 0;
+  size_t statistic[hopper::kMaxMoments] = {};
+  size_t bytes = 0;
 };
 
-inline size_t partial_bytes(const Product& product, const hopper::ProductPlan& plan,
-                            int statistic) {
-  return hopper::partial_bytes(plan, product.shape.n, (product.sums >> statistic & 1) != 0);
-}
-
-inline ProductLayout make_product_layout(const Device& device, const Product& product) {
-  ProductLayout layout;
-  layout.plan = plan_product(device, product);
-  layout.kernel = kernel_for(product, layout.plan);
-  check(cudaFuncSetAttribute(layout.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             int(layout.plan.shared_bytes)),
-        "reserving shared memory");
-  for (const hopper::SplitStep& step : layout.plan.splits) {
-    check(cudaFuncSetAttribute(split_named(product, step.kernel),
-                               cudaFuncAttributeMaxDynamicSharedMemorySize, int(step.shared_bytes)),
-          "reserving shared memory");
+// kernels: by tile; states: bytes of a state of each statistic that the epilogue emits.
+inline Planned plan(const Shape& shape, const void* const* kernels,
+                    std::initializer_list<int> states, i64 m) {
+  if (m >= 1 << 30) throw std::runtime_error("a product has 2^30 samples or more");
+  const int which = tile_of(shape, m);
+  const Tile& tile = shape.tiles[which];
+  const i64 tiles = divide_up(m, tile.samples);
+  const i64 partials = tile.cluster ? tiles * tile.partials : divide_up(m, 64);
+  Planned at = {shape, tile, kernels[which], m, tiles, partials};
+  Pieces pieces;
+  pieces.take(m * tile.row_bytes);
+  at.x_exponent = pieces.take(m * 4);
+  if (tile.w) at.w_packed = pieces.take(shape.n * tile.row_bytes);
+  if (tile.w) at.w_exponent = pieces.take(shape.n * 4);
+  at.statistics = pieces.bytes;
+  size_t end = pieces.bytes;
+  for (const int bytes : states) {
+    at.statistic[at.moments++] = end;
+    end += size_t(partials * shape.n * bytes + 15) / 16 * 16;
   }
-  layout.partials = hopper::align_up(layout.plan.workspace_bytes, 256);
-  layout.bytes = layout.partials;
-  for (int i = 0; i < product.moments; ++i) {
-    layout.bytes += partial_bytes(product, layout.plan, i);
-  }
-  layout.bytes = hopper::align_up(layout.bytes, 256);
-  return layout;
+  pieces.take(i64(end - at.statistics));
+  at.bytes = pieces.bytes;
+  return at;
 }
 
-// The same, remembered for the batch sizes that this thread used last.
-inline const ProductLayout& product_layout(const Device& device, const Product& product) {
-  static thread_local std::map<std::tuple<int, const void*, int64_t>, ProductLayout> known;
-  const auto key =
-      std::make_tuple(device.index, static_cast<const void*>(product.kernels), product.shape.m);
-  if (const auto found = known.find(key); found != known.end()) return found->second;
-  if (known.size() >= 256) known.clear();
-  return known.emplace(key, make_product_layout(device, product)).first->second;
-}
-
-// The driver's cuTensorMapEncodeTiled, so that nothing is linked beside the CUDA runtime. Constants
-// are those of cuda.h: fp16 and fp32 elements, the 128-byte swizzle, promotion to 256 bytes of L2.
-inline TensorMap encode_map(const hopper::TensorMapSpec& spec, void* base) {
-  using Encode = int (*)(TensorMap*, int, unsigned, void*, const uint64_t*, const uint64_t*,
-                         const uint32_t*, const uint32_t*, int, int, int, int);
-  static const Encode encode = [] {
-    void* driver = dlopen("libcuda.so.1", RTLD_NOW);
-    return reinterpret_cast<Encode>(driver ? dlsym(driver, "cuTensorMapEncodeTiled") : nullptr);
-  }();
-  if (!encode) throw std::runtime_error("the driver knows no tensor maps: it is older than 12.0");
-  TensorMap map = {};
-  const hopper::TensorMapExtents of = hopper::extents_of(spec);
-  const int status = encode(&map, hopper::tensor_map_type(spec.element), unsigned(of.rank), base,
-                            of.extents, of.strides, of.box, of.steps, 0, 3, 3, 0);
-  if (status != 0) {
-    throw std::runtime_error("describing a matrix to the copy engine failed with CUDA error " +
-                             std::to_string(status));
-  }
-  return map;
-}
-
-inline void launch_splits(const Call& call, const Product& product, const ProductTensors& tensors,
-                          const hopper::ProductPlan& plan, unsigned char* scratch) {
-  for (const hopper::SplitStep& step : plan.splits) {
-    const bool is_x = step.operand == hopper::SplitStep::Operand::x;
-    SplitArgs args = {static_cast<const float*>(is_x ? tensors.x : tensors.w),
-                      step.row_stride,
-                      step.k_stride,
-                      i32(step.rows),
-                      i32(step.k),
-                      scratch + step.packed_offset,
-                      reinterpret_cast<i32*>(scratch + step.exponent_offset)};
-    void* arguments[] = {&args};
-    launch(call, split_named(product, step.kernel),
-           {step.grid, int(step.threads), step.shared_bytes, step.cluster}, arguments);
-  }
-}
-
-// Splits the operands, multiplies, runs the epilogue with `params`. Returns the number of partial
-// states for each feature that it left at scratch + product_layout().partials.
+// Packs the operands, multiplies, runs the epilogue with `params`; y: nullptr where none is stored.
+// at.partials statistics of each feature are at workspace + at.statistics then.
 template <class Params>
-i64 run_product(const Call& call, const Product& product, const ProductTensors& tensors,
-                unsigned char* scratch, Params params) {
-  const ProductLayout& layout = product_layout(call.device, product);
-  const hopper::ProductPlan& plan = layout.plan;
-  const hopper::ProductShape& shape = product.shape;
-  launch_splits(call, product, tensors, plan, scratch);
-
+void run(const Launcher& launch, const Planned& at, void* x, void* w, void* y,
+         unsigned char* workspace, Params params) {
+  const Shape& shape = at.shape;
+  const Tile& tile = at.tile;
   hopper::ProductArgs args = {};
-  args.x = {static_cast<const float*>(tensors.x), shape.x.row_stride, shape.x.k_stride};
-  args.w = {static_cast<const float*>(tensors.w), shape.w.row_stride, shape.w.k_stride};
-  args.x_exponent = reinterpret_cast<const i32*>(scratch + plan.x_exponent_offset);
-  args.w_exponent = reinterpret_cast<const i32*>(scratch + plan.w_exponent_offset);
-  args.y = static_cast<float*>(tensors.y);
-  args.y_stride = shape.y_stride;
-  unsigned char* partials = scratch + layout.partials;
-  for (int i = 0; i < product.moments; ++i) {
-    args.partials[i] = reinterpret_cast<Moments<float>::State*>(partials);
-    partials += partial_bytes(product, plan, i);
+  args.x = shape.x;
+  args.w = shape.w;
+  args.x.data = static_cast<const float*>(x);
+  args.w.data = static_cast<const float*>(w);
+  args.x_exponent = reinterpret_cast<i32*>(workspace + at.x_exponent);
+  args.w_exponent = reinterpret_cast<i32*>(workspace + at.w_exponent);
+  args.y = static_cast<float*>(y);
+  args.y_stride = shape.n;
+  for (int i = 0; i < at.moments; ++i) {
+    args.partials[i] = reinterpret_cast<Moments<float>::State*>(workspace + at.statistic[i]);
   }
-  args.m = i32(shape.m);
+  args.m = i32(at.m);
   args.n = i32(shape.n);
   args.k = i32(shape.k);
-  args.chunks = plan.chunks;
-  args.raster = {plan.raster_feature_tiles, i32(plan.sample_tiles), plan.raster_group};
+  args.chunks = tile.chunks;
+  args.raster = {tile.feature_tiles, i32(at.sample_tiles), std::min(8, tile.feature_tiles)};
 
-  Grid grid = {plan.grid, int(plan.threads), plan.shared_bytes, 0};
-  if (plan.variant == hopper::Variant::portable) {
-    portable::PackedOperands operands = {scratch + plan.w_packed_offset,
-                                         scratch + plan.x_packed_offset};
-    void* arguments[] = {&operands, &args, &params};
-    launch(call, layout.kernel, grid, arguments);
-    return plan.moment_tiles;
-  }
-  const auto base = [&](hopper::TensorMapSpec::Source source) -> void* {
-    using Source = hopper::TensorMapSpec::Source;
-    if (source == Source::x_packed) return scratch + plan.x_packed_offset;
-    if (source == Source::w_packed) return scratch + plan.w_packed_offset;
-    return source == Source::w ? tensors.w : source == Source::x ? tensors.x : tensors.y;
+  const auto pack = [&](const Packing& by, const hopper::OperandView& from, i64 rows, void* packed,
+                        const i32* exponent) {
+    const i64 blocks = divide_up(rows, by.rows) * std::max(by.cluster, 1u);
+    launch(by.kernel, Grid{blocks, by.threads, by.shared_bytes, by.cluster},
+           SplitArgs{from.data, from.row_stride, from.k_stride, i32(rows), args.k, packed,
+                     const_cast<i32*>(exponent)});
   };
-  TensorMap w_map = {}, x_map = {}, y_map = {};
-  if (plan.variant != hopper::Variant::direct) {
-    w_map = encode_map(plan.w_map, base(plan.w_map.source));
-    x_map = encode_map(plan.x_map, base(plan.x_map.source));
+  void *const x_packed = workspace, *const w_packed = workspace + at.w_packed;
+  pack(*tile.x, args.x, at.m, x_packed, args.x_exponent);
+  if (tile.w) pack(*tile.w, args.w, shape.n, w_packed, args.w_exponent);
+
+  const i64 tiles = at.sample_tiles * tile.feature_tiles;
+  Grid grid = {tiles, tile.threads, tile.shared_bytes, unsigned(tile.cluster)};
+  if (tile.cluster == 0) {
+    portable::PackedOperands operands = {w_packed, x_packed};
+    launch(at.kernel, grid, {&operands, &args, &params});
+    return;
   }
-  if (plan.tma_store) y_map = encode_map(plan.y_map, tensors.y);
-  grid.cluster = plan.cluster;
-  void* arguments[] = {&w_map, &x_map, &y_map, &args, &params};
-  launch(call, layout.kernel, grid, arguments);
-  return plan.moment_tiles;
+  using namespace hopper;
+  TensorMap y_map = {};
+  TensorMap x_map = encode_map(packed_map(tile.row_bytes, at.m, tile.x_box), x_packed);
+  TensorMap w_map =
+      tile.w ? encode_map(packed_map(tile.row_bytes, shape.n, tile.w_box), w_packed)
+             : encode_map(tile.by_columns
+                              ? columns_map(shape.n, shape.k, args.w.k_stride)
+                              : matrix_map(shape.k, shape.n, args.w.row_stride, tile.w_box),
+                          w);
+  if (tile.tma_store) y_map = encode_map(matrix_map(shape.n, at.m, shape.n, 32), y);
+  grid.blocks = persistent_blocks(tiles, tile.cluster, tile.slices,
+                                  attribute_of_device(cudaDevAttrMultiProcessorCount));
+  launch(at.kernel, grid, {&w_map, &x_map, &y_map, &args, &params});
 }
 
 }  // namespace ingot::standalone

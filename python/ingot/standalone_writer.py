@@ -106,9 +106,12 @@ class Standalone:
         return Layouts(captured, self.module, _tensors(self.inputs))
 
     def _storing(self, region: Region, storing: Captured) -> tuple[Region, Layouts] | None:
-        """The same region as captured for gradients."""
+        """The same region as captured for gradients, which may compute statistics beside."""
+        values, count = region.graph["values"], len(region.results)
         for found in storing.regions:
-            if found.graph["values"] == region.graph["values"] and found.reference.products:
+            alike = found.graph["values"][: len(values)] == values
+            alike = alike and found.graph["results"][:count] == region.graph["results"]
+            if alike and found.leaves == region.leaves and found.reference.products:
                 return found, self._layouts(storing)
         return None
 
@@ -197,6 +200,7 @@ class Standalone:
             common=self.common,
             groups=groups,
             regions=self._listed(),
+            programs=", ".join(name for r in self._listed() for name in r.programs()),
             modules=self._modules(),
             declined=self._declined(),
             batch_norm=any(BATCH_NORM in line for _, lines in branches for line in lines),

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <string>
 
+#include "launch/launch.h"
+
 namespace ingot::cuda {
 
 using CUresult = int;
@@ -31,19 +33,6 @@ enum DeviceAttribute : int {
 };
 enum FunctionAttribute : int { kMaxDynamicSharedBytes = 8 };
 
-enum LaunchAttributeId : int { kClusterDimension = 4, kProgrammaticStreamSerialization = 6 };
-struct LaunchAttribute {
-  int id;
-  char pad[4];
-  union {
-    char bytes[64];
-    struct {
-      unsigned x, y, z;
-    } cluster;
-    int programmatic_stream_serialization_allowed;
-  } value;
-};
-static_assert(sizeof(LaunchAttribute) == 72);
 struct LaunchConfig {
   unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes;
   CUstream stream;

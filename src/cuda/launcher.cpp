@@ -5,15 +5,9 @@
 namespace ingot::cuda {
 namespace {
 
-// cuda.h's numbers.
-constexpr int kMapSwizzle128 = 3, kMapPromote256 = 3;
-
 CUtensorMap encode_map(const hopper::TensorMapSpec& spec, void* base) {
   CUtensorMap map{};
-  const hopper::TensorMapExtents of = extents_of(spec);
-  check(driver().cuTensorMapEncodeTiled(
-            &map, hopper::tensor_map_type(spec.element), static_cast<unsigned>(of.rank), base,
-            of.extents, of.strides, of.box, of.steps, 0, kMapSwizzle128, kMapPromote256, 0),
+  check(hopper::encode_map<CUtensorMap>(&map, driver().cuTensorMapEncodeTiled, spec, base),
         "describing a matrix to the copy engine");
   return map;
 }
@@ -76,23 +70,16 @@ void launch_kernel(const Step& step, CUfunction function, const CallMemory& memo
   void* starts[Arguments::kMost];
   for (size_t i = 0; i < arguments.starts.size(); ++i) starts[i] = bytes + arguments.starts[i];
 
+  const Grid grid = {step.blocks, step.threads, step.shared_bytes, step.cluster};
   LaunchAttribute attributes[2] = {};
-  unsigned count = 0;
-  if (dependent) {
-    attributes[count].id = kProgrammaticStreamSerialization;
-    attributes[count++].value.programmatic_stream_serialization_allowed = 1;
-  }
-  if (step.cluster > 0) {
-    attributes[count].id = kClusterDimension;
-    attributes[count++].value.cluster = {step.cluster, 1, 1};
-  }
-  const LaunchConfig config = {static_cast<unsigned>(step.blocks),
+  const unsigned count = fill_attributes(grid, dependent, attributes);
+  const LaunchConfig config = {static_cast<unsigned>(grid.blocks),
                                1,
                                1,
-                               static_cast<unsigned>(step.threads),
+                               static_cast<unsigned>(grid.threads),
                                1,
                                1,
-                               static_cast<unsigned>(step.shared_bytes),
+                               static_cast<unsigned>(grid.shared_bytes),
                                stream,
                                attributes,
                                count};

@@ -127,15 +127,8 @@ void Lowering::pack(ValueId value, const Address& source, const hopper::SplitSte
   std::vector<PackedOperand>& packed = lowered.packed;
   if (std::any_of(packed.begin(), packed.end(), is_there)) return;
   overwrite(memory + step.packed_offset, end_of(step) - step.packed_offset);
-  SplitArgs args{};
-  args.row_stride = step.row_stride;
-  args.k_stride = step.k_stride;
-  args.rows = static_cast<i32>(step.rows);
-  args.k = static_cast<i32>(step.k);
-  args.entry_rows = static_cast<i32>(step.entry_rows);
-  args.entry_skip = step.entry_skip;
   Arguments arguments;
-  const size_t start = arguments.add(args);
+  const size_t start = arguments.add(hopper::args_of(step));
   arguments.set(start + offsetof(SplitArgs, source), source);
   arguments.set(start + offsetof(SplitArgs, packed), memory + step.packed_offset);
   arguments.set(start + offsetof(SplitArgs, exponent), memory + step.exponent_offset);

@@ -200,43 +200,34 @@ size_t OwnProduct::scratch_bytes(int64_t batch) const {
   return bytes;
 }
 
-// Of every kernel that some batch size is served by, so that a change of batch never waits for a
-// compiler.
-void OwnProduct::add_units(std::set<int>& units, int64_t batch, bool frozen) {
+// Those that between them are served by every kernel that some batch size is served by.
+std::set<int64_t> OwnProduct::batch_sizes(int64_t batch, bool frozen) const {
+  std::set<int64_t> batches = {batch};
   if (plan_.graph[plan_.graph[sweep_.matmul].args[1]].shape.batched) {
-    add_units_of_batches(units, batch);
-    return;
+    const hopper::DeviceLimits limits = hopper::limits_of(plan_.target.units);
+    for (const int64_t size : hopper::representative_batches(usual_shape(2), limits)) {
+      batches.insert(size);
+    }
+    return batches;
   }
   ProductShape one = usual_shape(1);
   one.weight_packed = frozen;
   const int64_t per_entry = std::max<int64_t>(1, one.m);
-  std::set<int64_t> batches = {batch};
   for (const int64_t samples : representative_samples(family_, one, plan_.target)) {
     batches.insert((samples + per_entry - 1) / per_entry);
   }
   for (const int64_t samples : tuning_.samples_with_choice(family_, one, epilogue_.moments)) {
     batches.insert(std::max<int64_t>(1, samples / per_entry));
   }
-  for (const int64_t size : batches) {
+  return batches;
+}
+
+// So that a change of batch never waits for a compiler.
+void OwnProduct::add_units(std::set<int>& units, int64_t batch, bool frozen) {
+  for (const int64_t size : batch_sizes(batch, frozen)) {
     ProductShape shape = usual_shape(size);
     shape.weight_packed = frozen;
     const Prepared& p = prepared(shape);
-    units.insert(p.split_units.begin(), p.split_units.end());
-    units.insert(p.product_unit);
-  }
-  if (merge_) units.insert(merge_->unit());
-  units.erase(-1);
-}
-
-// The same for products whose number is the batch size.
-void OwnProduct::add_units_of_batches(std::set<int>& units, int64_t batch) {
-  std::set<int64_t> batches = {batch};
-  const hopper::DeviceLimits limits = hopper::limits_of(plan_.target.units);
-  for (const int64_t size : hopper::representative_batches(usual_shape(2), limits)) {
-    batches.insert(size);
-  }
-  for (const int64_t size : batches) {
-    const Prepared& p = prepared(usual_shape(size));
     units.insert(p.split_units.begin(), p.split_units.end());
     units.insert(p.product_unit);
   }
@@ -370,24 +361,7 @@ void OwnProduct::lower_product(const Lowering& to, const Prepared& p, const Matr
                 frozen ? to.frozen : to.scratch + plan.w_packed_offset},
                arguments);
 
-  ProductArgs args{};
-  if (element_ == hopper::Element::f32) {
-    args.x = {nullptr, x.row_stride, x.k_stride};
-    args.w = {nullptr, w.row_stride, w.k_stride};
-  }
-  args.y_stride = y.row_stride;
-  args.m = static_cast<i32>(p.shape.m);
-  args.n = static_cast<i32>(p.shape.n);
-  args.k = static_cast<i32>(p.shape.k);
-  args.chunks = plan.chunks;
-  args.raster = {plan.raster_feature_tiles, static_cast<i32>(plan.sample_tiles), plan.raster_group};
-  if (p.shape.batches > 1) {
-    args.entry_tiles = static_cast<i32>(plan.entry_tiles);
-    args.x_entry_rows = p.shape.shares_samples() ? 0 : args.m;
-    args.x_entry_stride = p.shape.x.batch_stride;
-    args.w_entry_stride = p.shape.w.batch_stride;
-  }
-  const size_t at = arguments.add(args);
+  const size_t at = arguments.add(hopper::args_of(plan, p.shape));
   if (element_ == hopper::Element::f32) {
     arguments.set(at + offsetof(ProductArgs, x) + offsetof(OperandView, data), x.address);
     arguments.set(at + offsetof(ProductArgs, w) + offsetof(OperandView, data), w.address);

@@ -55,7 +55,7 @@ class OwnProduct {
   std::string kernel_text(const hopper::ProductPlan& plan) const;
   hopper::ProductShape usual_shape(int64_t batch) const;
   void add_units(std::set<int>& units, int64_t batch, bool frozen);
-  void add_units_of_batches(std::set<int>& units, int64_t batch);
+  std::set<int64_t> batch_sizes(int64_t batch, bool frozen) const;
   bool fold(const Lowering& to, MatrixOperand& x, MatrixOperand& w) const;
   size_t frozen_exponents() const;
   hopper::ProductShape shape_of(const MatrixOperand& x, const MatrixOperand& w,

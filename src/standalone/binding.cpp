@@ -38,16 +38,16 @@ std::optional<ValueId> Binding::leaf_of(ValueId value) const {
 std::string Binding::address(ValueId value) const {
   if (const std::optional<ValueId> leaf = leaf_of(value)) {
     const auto at = std::lower_bound(leaves_.begin(), leaves_.end(), *leaf);
-    return fmt::format("call.tensors[{}]", at - leaves_.begin());
+    return fmt::format("tensors[{}]", at - leaves_.begin());
   }
   const Placement& placement = plan().placements[static_cast<size_t>(value)];
   if (placement.kind == Placement::Kind::result) {
-    return fmt::format("call.tensors[{}]", leaves_.size() + static_cast<size_t>(placement.index));
+    return fmt::format("tensors[{}]", leaves_.size() + static_cast<size_t>(placement.index));
   }
   if (placement.kind != Placement::Kind::workspace) {
     throw std::logic_error("a sweep reads a value that is nowhere");
   }
-  return "call.workspace + at." + buffer_name(placement.index);
+  return "workspace + " + buffer_name(placement.index);
 }
 
 std::array<int64_t, kAxes> Binding::strides(ValueId value, const Shape& seen) const {

@@ -19,7 +19,7 @@ class Binding {
   explicit Binding(const Request& request);
 
   const Plan& plan() const { return *request_.plan; }
-  // "call.tensors[3]", "call.workspace + at.v6_mul".
+  // "tensors[3]", "workspace + v6_mul".
   std::string address(ValueId value) const;
   std::string buffer_name(int buffer) const { return buffer_names_[static_cast<size_t>(buffer)]; }
   std::array<int64_t, kAxes> strides(ValueId value, const Shape& seen) const;

@@ -5,48 +5,51 @@
 #include <set>
 
 #include "codegen/body_writer.h"
-#include "product/hopper/launch.h"
 #include "product/portable/launch.h"
 #include "support/error.h"
 
 namespace ingot::standalone {
 namespace {
 
-// Shared memory limits of the compute capabilities without Hopper's kernels.
-constexpr size_t kSharedBytes[] = {101376, 166912, 232448};
-constexpr int64_t kMaxSamples = int64_t{1} << 20;
+using hopper::ProductPlan;
+using hopper::SplitStep;
+using hopper::Variant;
 
-// A kernel template with the configurations that some batch size takes.
-struct Template {
-  std::string header;
-  std::set<std::string> configs;
-};
+// Shared memory limits of the compute capabilities without Hopper's kernels: the first takes the
+// narrow tile, the second the wide one.
+constexpr size_t kSharedBytes[] = {101376, 166912};
+// Up to here a product takes the tile that the library does, beyond it the last one's.
+constexpr int64_t kMostSamples = int64_t{1} << 15;
 
-struct Found {
-  std::map<std::string, Template> hopper, portable;  // by function
-  std::map<std::string, std::string> splits;         // launch bounds by function
-  std::set<std::string> split_headers;
+// With braces as a format has them.
+std::string doubled(const std::string& text) {
+  std::string result;
+  for (const char c : text) result.append(c == '{' || c == '}' ? 2 : 1, c);
+  return result;
+}
 
-  void add(std::map<std::string, Template>& kernels, const hopper::ProductPlan& plan) {
-    if (plan.variant == hopper::Variant::unsupported) return;
-    Template& kernel = kernels[plan.kernel];
-    kernel.header = plan.header;
-    kernel.configs.insert(plan.config);
-    for (const hopper::SplitStep& step : plan.splits) {
-      splits[step.kernel] = step.resident > 1 ? fmt::format("{}, {}", step.threads, step.resident)
-                                              : fmt::format("{}", step.threads);
-      split_headers.insert(step.header);
-    }
-  }
+bool launches_alike(const ProductPlan& a, const ProductPlan& b) {
+  const auto same = [](const SplitStep& one, const SplitStep& other) {
+    return one.kernel == other.kernel && one.cluster == other.cluster;
+  };
+  return a.config == b.config &&
+         std::equal(a.splits.begin(), a.splits.end(), b.splits.begin(), b.splits.end(), same);
+}
+
+// How one tile is launched, whatever the number of samples.
+struct TileText {
+  std::string function, header, config, rest;
+  bool operator==(const TileText&) const = default;
 };
 
 class ProductWriter {
  public:
-  ProductWriter(const Binding& binding, int sweep, Amalgamation& headers)
+  ProductWriter(const Binding& binding, int sweep, Amalgamation& headers, ProductTables& tables)
       : binding_(binding),
         plan_(binding.plan()),
         sweep_(plan_.sweeps[static_cast<size_t>(sweep)]),
-        headers_(headers) {
+        headers_(headers),
+        tables_(tables) {
     check();
     std::string why;
     std::optional<ProductEpilogue> epilogue = write_epilogue(plan_, sweep, &why);
@@ -55,19 +58,21 @@ class ProductWriter {
   }
 
   ProductText write() {
-    find_kernels();
-    text_.splits = found_.splits;
-    text_.describe = "describe_" + text_.epilogue.kernel;
     text_.kernels = fmt::format("namespace ingot {{\n\n{}\n}}  // namespace ingot\n\n",
                                 text_.epilogue.functor_text);
-    headers_.add_header("common/pointwise.cuh");
-    headers_.add_header("sweeps/tensor.cuh");
-    headers_.add_header("standalone/product.h");
-    for (const std::string& header : found_.split_headers) headers_.add_header(header);
-    std::string table;
-    write_kernels("INGOT_HOPPER", true, found_.hopper, &table);
-    write_kernels("INGOT_PORTABLE", false, found_.portable, &table);
-    text_.kernels += description(table);
+    for (const char* header : {"common/pointwise.cuh", "sweeps/tensor.cuh", "standalone/product.h"})
+      headers_.add_header(header);
+    find_tiles();
+    write_kernels(true, hopper_);
+    write_kernels(false, portable_);
+    text_.constants = kernel_table();
+    std::vector<size_t> states;
+    for (int i = 0; i < text_.epilogue.moments; ++i) {
+      const bool sum = (text_.epilogue.sums >> i & 1) != 0;
+      states.push_back(sum ? sizeof(Sum<float>::State) : sizeof(Moments<float>::State));
+    }
+    text_.plan = fmt::format("plan({}, {}_kernels, {{{}}}, {})", tables_.name_of(shape_text()),
+                             text_.epilogue.kernel, fmt::join(states, ", "), product_samples());
     return std::move(text_);
   }
 
@@ -100,6 +105,11 @@ class ProductWriter {
     return plan_.graph[plan_.graph[sweep_.matmul].args[0]].shape.rows;
   }
   bool batched() const { return plan_.graph[plan_.graph[sweep_.matmul].args[0]].shape.batched; }
+  std::string product_samples() const {
+    const int64_t each = samples_per_entry();
+    if (!batched()) return std::to_string(each);
+    return each == 1 ? "batch" : fmt::format("batch * {}", each);
+  }
 
   hopper::ProductShape shape(int64_t samples) const {
     const MatrixStrides x = binding_.matrix(sweep_, 0), w = binding_.matrix(sweep_, 1);
@@ -115,35 +125,71 @@ class ProductWriter {
     return shape;
   }
 
-  // Every kernel that some number of samples takes on the GPU that the plan is for.
-  void find_kernels() {
-    for (int64_t samples = 1; samples <= kMaxSamples; samples = samples < 64 ? samples + 1
-                                                                : samples < 8192
-                                                                    ? samples + 32
-                                                                    : samples * 17 / 16) {
-      const hopper::ProductShape wanted = shape(samples);
-      const bool here = arch_of(plan_.target.sm).hopper_kernels;
-      const int units = here ? plan_.target.units : kHopper.multiprocessors;
-      found_.add(found_.hopper, hopper::plan_product(wanted, hopper::limits_of(units)));
-      for (const size_t bytes : kSharedBytes) {
-        found_.add(found_.portable, portable::plan_product(hopper::as_split(wanted), bytes));
-      }
+  // The plans of every number of samples: which of few tiles each takes.
+  void find_tiles() {
+    const bool here = arch_of(plan_.target.sm).hopper_kernels;
+    const auto limits = hopper::limits_of(here ? plan_.target.units : kHopper.multiprocessors);
+    for (const size_t bytes : kSharedBytes) {
+      add(portable_, portable::plan_product(hopper::as_split(shape(1)), bytes));
     }
+    const int64_t each = samples_per_entry();
+    hopper::ProductShape wanted = shape(each);
+    ProductPlan last;
+    do {
+      ProductPlan plan = hopper::plan_product(wanted, limits);
+      if (!ranges_.empty() && launches_alike(plan, last)) {
+        ranges_.back().first = wanted.m;
+      } else {
+        ranges_.emplace_back(wanted.m, add(hopper_, plan));
+        last = std::move(plan);
+      }
+      wanted.m += each;
+    } while (batched() && wanted.m <= kMostSamples);
+    ranges_.back().first = int64_t{1} << 30;
   }
 
-  void write_kernels(const char* guard, bool tensor_maps,
-                     const std::map<std::string, Template>& kernels, std::string* table) {
-    if (kernels.empty()) return;
+  // Gives its place among the tiles.
+  size_t add(std::vector<TileText>& tiles, const ProductPlan& plan) {
+    if (plan.variant == Variant::unsupported) refuse(plan.reason);
+    if (plan.raster_group != std::min(8, plan.raster_feature_tiles)) {
+      throw std::logic_error("a standalone file knows one raster");
+    }
+    const bool portable = plan.variant == Variant::portable;
+    std::string passes[2] = {"nullptr", "nullptr"};
+    for (const SplitStep& step : plan.splits) {
+      headers_.add_header(step.header);
+      passes[step.operand == SplitStep::Operand::w] = fmt::format("&{}", tables_.name_of(step));
+    }
+    const auto row_bytes =
+        static_cast<int64_t>(portable ? hopper::packed_bytes(hopper::Scheme::split, 1, shape(1).k)
+                                      : plan.x_map.row_bytes);
+    const TileText tile = {
+        plan.kernel, plan.header, plan.config,
+        fmt::format("{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}", plan.threads,
+                    plan.shared_bytes, plan.tile_samples, plan.raster_feature_tiles, plan.chunks,
+                    portable ? 0 : plan.cluster, plan.slices, plan.moment_tiles / plan.sample_tiles,
+                    plan.tma_store, plan.w_map.eights, plan.x_map.box_rows, plan.w_map.box_rows,
+                    row_bytes, passes[0], passes[1])};
+    const auto found = std::find(tiles.begin(), tiles.end(), tile);
+    if (found != tiles.end()) return static_cast<size_t>(found - tiles.begin());
+    tiles.push_back(tile);
+    return tiles.size() - 1;
+  }
+
+  std::string kernel_of(const TileText& tile) const {
+    return text_.epilogue.kernel + tile.function.substr(std::string_view("product").size());
+  }
+
+  void write_kernels(bool hopper, const std::vector<TileText>& tiles) {
     // The framework compiles one text for all architectures: bodies are for those that have the
     // instructions.
     const char* architecture =
-        tensor_maps ? "defined(__CUDA_ARCH_FEAT_SM90_ALL)" : "!defined(__CUDA_ARCH_FEAT_SM90_ALL)";
-    text_.kernels += fmt::format("#if defined({})\n", guard);
-    *table += fmt::format("#if defined({})\n", guard);
-    for (const auto& [function, kernel] : kernels) {
-      headers_.add_header(kernel.header);
-      const std::string name =
-          text_.epilogue.kernel + function.substr(std::string_view("product").size());
+        hopper ? "defined(__CUDA_ARCH_FEAT_SM90_ALL)" : "!defined(__CUDA_ARCH_FEAT_SM90_ALL)";
+    std::set<std::string> written;
+    for (const TileText& tile : tiles) {
+      const std::string name = kernel_of(tile);
+      if (!written.insert(name).second) continue;
+      headers_.add_header(tile.header);
       text_.kernels += fmt::format(
           "template <class Config>\n__global__ void __launch_bounds__(Config::kThreads, 1) "
           "{0}(\n{1}"
@@ -151,73 +197,119 @@ class ProductWriter {
           "    const __grid_constant__ ingot::{2}::Params params) {{\n"
           "#if {3}\n  ingot::{4}::{5}<Config, ingot::{2}>({6}, args, params);\n#endif\n}}\n",
           name,
-          tensor_maps ? "    const __grid_constant__ ingot::TensorMap w,\n"
-                        "    const __grid_constant__ ingot::TensorMap x,\n"
-                        "    const __grid_constant__ ingot::TensorMap y,\n"
-                      : "    const __grid_constant__ ingot::portable::PackedOperands operands,\n",
-          text_.epilogue.functor, architecture, tensor_maps ? "hopper" : "portable", function,
-          tensor_maps ? "w, x, y" : "operands");
-      for (const std::string& config : kernel.configs) {
-        *table += fmt::format(
-            "      {{\"{0}\", \"{1}\",\n       reinterpret_cast<const "
-            "void*>({2}<ingot::{3}::{1}>)}},\n",
-            function, config, name, tensor_maps ? "hopper" : "portable");
-      }
+          hopper ? "    const __grid_constant__ ingot::TensorMap w,\n"
+                   "    const __grid_constant__ ingot::TensorMap x,\n"
+                   "    const __grid_constant__ ingot::TensorMap y,\n"
+                 : "    const __grid_constant__ ingot::portable::PackedOperands operands,\n",
+          text_.epilogue.functor, architecture, hopper ? "hopper" : "portable", tile.function,
+          hopper ? "w, x, y" : "operands");
     }
-    text_.kernels += "#endif\n";
-    *table += "#endif\n";
   }
 
-  std::string description(const std::string& table) const {
+  // A line for each tile of either kind.
+  template <class Line>
+  std::string by_tile(Line&& line) const {
+    std::string text;
+    for (const bool hopper : {false, true}) {
+      for (const TileText& tile : hopper ? hopper_ : portable_) {
+        text += "    " + line(tile, hopper ? "hopper" : "portable") + ",\n";
+      }
+    }
+    return text;
+  }
+
+  // What products of the same shape share. {0}: its name.
+  std::string shape_text() const {
     const hopper::ProductShape one = shape(1);
-    const std::string samples =
-        fmt::format("{}{}", batched() ? "batch * " : "", samples_per_entry());
+    std::string ranges = "   ";
+    size_t line = ranges.size();
+    for (const auto& [samples, tile] : ranges_) {
+      const std::string range = fmt::format(" {{{}, {}}},", samples, tile);
+      if (line + range.size() > 100) {
+        ranges += "\n   ";
+        line = 3;
+      }
+      ranges += range;
+      line += range.size();
+    }
+    const std::string tiles =
+        by_tile([](const TileText& tile, const char*) { return "{" + tile.rest + "}"; });
     return fmt::format(
-        "\n// The shape and the kernels of the product in {0}.\n"
-        "inline ingot::standalone::Product describe_{0}(ingot::i64 batch) {{\n"
-        "  static const ingot::standalone::ProductKernel kernels[] = {{\n{1}  }};\n"
-        "  ingot::standalone::Product product = {{}};\n"
-        "  product.shape.m = {2};\n  product.shape.n = {3};\n  product.shape.k = {4};\n"
-        "  product.shape.x = {{{5}, {6}, true}};\n  product.shape.w = {{{7}, {8}, true}};\n"
-        "  product.shape.y_stride = {3};\n  product.shape.stores_result = {9};\n"
-        "{11}  product.moments = {10};\n  product.sums = {12};\n"
-        "  product.kernels = kernels;\n  product.kernel_count = int(std::size(kernels));\n"
-        "  product.splits = split_kernels;\n"
-        "  product.split_count = int(std::size(split_kernels));\n"
-        "  return product;\n}}\n",
-        text_.epilogue.kernel, table, samples, one.n, one.k, one.x.row_stride, one.x.k_stride,
-        one.w.row_stride, one.w.k_stride, one.stores_result, text_.epilogue.moments,
-        scaled() ? "  product.shape.scheme = ingot::hopper::Scheme::scaled;\n" : "",
-        text_.epilogue.sums);
+        "inline const Tile {{0}}_tiles[] = {{{{\n{}}}}};\n"
+        "inline const Range {{0}}_ranges[] = {{{{\n{}}}}};\n"
+        "inline const Shape {{0}} = {{{{{}, {}, {{{{nullptr, {}, {}}}}}, {{{{nullptr, {}, {}}}}},\n"
+        "    {{0}}_tiles, {{0}}_ranges}}}};\n\n",
+        doubled(tiles), doubled(ranges), one.n, one.k, one.x.row_stride, one.x.k_stride,
+        one.w.row_stride, one.w.k_stride);
+  }
+
+  std::string kernel_table() const {
+    const std::string kernels = by_tile([&](const TileText& tile, const char* space) {
+      return fmt::format("(void*){}<{}::{}>", kernel_of(tile), space, tile.config);
+    });
+    return fmt::format("const void* const {}_kernels[] = {{\n{}}};\n\n", text_.epilogue.kernel,
+                       kernels);
   }
 
   const Binding& binding_;
   const Plan& plan_;
   const Sweep& sweep_;
   Amalgamation& headers_;
-  Found found_;
+  ProductTables& tables_;
   ProductText text_;
+  std::vector<TileText> hopper_, portable_;
+  std::vector<std::pair<int64_t, size_t>> ranges_;  // samples up to, place among Hopper's tiles
 };
 
 }  // namespace
 
-ProductText write_product(const Binding& binding, int sweep, Amalgamation& headers) {
-  return ProductWriter(binding, sweep, headers).write();
+ProductText write_product(const Binding& binding, int sweep, Amalgamation& headers,
+                          ProductTables& tables) {
+  return ProductWriter(binding, sweep, headers, tables).write();
 }
 
-std::string write_splits(const std::map<std::string, std::string>& functions) {
+std::string ProductTables::name_of(const std::string& shape) {
+  const auto known = std::find(shapes.begin(), shapes.end(), shape);
+  const auto place = known - shapes.begin();
+  if (known == shapes.end()) shapes.push_back(shape);
+  return fmt::format("shape{}", place);
+}
+
+std::string ProductTables::name_of(const SplitStep& step) {
+  const auto known = std::find_if(packings.begin(), packings.end(), [&](const SplitStep& other) {
+    return step.kernel == other.kernel && step.cluster == other.cluster;
+  });
+  const auto place = known - packings.begin();
+  if (known == packings.end()) packings.push_back(step);
+  return fmt::format("pack{}", place);
+}
+
+std::string ProductTables::text() const {
+  if (shapes.empty()) return "";
   std::string kernels, table;
-  for (const auto& [function, bounds] : functions) {
-    const std::string name = identifier(function);
-    kernels += fmt::format(
-        "__global__ void __launch_bounds__({}) {}(\n"
-        "    const __grid_constant__ ingot::SplitArgs args) {{\n  ingot::{}(args);\n}}\n",
-        bounds, name, function);
-    table += fmt::format("    {{\"{}\", reinterpret_cast<const void*>({})}},\n", function, name);
+  std::set<std::string> written;
+  for (size_t i = 0; i < packings.size(); ++i) {
+    const SplitStep& step = packings[i];
+    const std::string kernel = identifier(step.kernel);
+    const std::string bounds = step.resident > 1
+                                   ? fmt::format("{}, {}", step.threads, step.resident)
+                                   : std::to_string(step.threads);
+    if (written.insert(kernel).second) {
+      kernels += fmt::format(
+          "__global__ void __launch_bounds__({}) {}(\n"
+          "    const __grid_constant__ ingot::SplitArgs args) {{\n  ingot::{}(args);\n}}\n",
+          bounds, kernel, step.kernel);
+    }
+    table += fmt::format("inline const Packing pack{} = {{{}, {}, {}, {}, {}}};\n", i, kernel,
+                         step.threads, step.block_rows, step.cluster, step.shared_bytes);
+  }
+  table += "\n";
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    table += fmt::format(fmt::runtime(shapes[i]), fmt::format("shape{}", i));
   }
   return fmt::format(
-      "// What packs fp32 operands into fp16.\n{}\n"
-      "const ingot::standalone::SplitKernel split_kernels[] = {{\n{}}};\n",
+      "// What packs fp32 operands into fp16.\n{}\nnamespace ingot::standalone {{\n\n{}"
+      "}}  // namespace ingot::standalone\n\n",
       kernels, table);
 }
 

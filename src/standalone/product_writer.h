@@ -1,25 +1,35 @@
 // The product sweeps of a standalone file.
 #pragma once
 
-#include <map>
+#include <vector>
 
 #include "codegen/product_epilogue.h"
+#include "product/hopper/launch.h"
 #include "standalone/amalgamate.h"
 #include "standalone/binding.h"
 
 namespace ingot::standalone {
 
+// What the products of a file share.
+struct ProductTables {
+  std::vector<hopper::SplitStep> packings;
+  std::vector<std::string> shapes;  // texts without their names: tiles, and which is for what size
+
+  // What the file calls them.
+  std::string name_of(const hopper::SplitStep& step);
+  std::string name_of(const std::string& shape);
+  std::string text() const;
+};
+
 struct ProductText {
   ProductEpilogue epilogue;
-  std::string kernels;   // the epilogue's functor, the kernels, and the function `describe`
-  std::string describe;  // name of a function Product(i64 batch)
-  std::map<std::string, std::string> splits;  // packing functions and their launch bounds
+  std::string kernels;    // the epilogue's functor and the kernels
+  std::string constants;  // the kernels by tile
+  std::string plan;       // an expression over `batch`
 };
 
 // Throws Error (INGOT_UNSUPPORTED) where only the library has a kernel for the sweep.
-ProductText write_product(const Binding& binding, int sweep, Amalgamation& headers);
-
-// Kernels of packing functions, given with their launch bounds, and their table.
-std::string write_splits(const std::map<std::string, std::string>& functions);
+ProductText write_product(const Binding& binding, int sweep, Amalgamation& headers,
+                          ProductTables& tables);
 
 }  // namespace ingot::standalone

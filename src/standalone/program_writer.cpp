@@ -1,9 +1,9 @@
 #include "standalone/program_writer.h"
 
 #include <algorithm>
+#include <set>
 
 #include "codegen/body_writer.h"
-#include "standalone/product_writer.h"
 #include "support/error.h"
 
 namespace ingot::standalone {
@@ -13,14 +13,17 @@ constexpr std::string_view kKernelStart = "\nextern \"C\" __global__";
 
 class ProgramWriter {
  public:
-  ProgramWriter(const Request& request, Amalgamation& headers)
-      : request_(request), plan_(*request.plan), headers_(headers), binding_(request) {}
+  ProgramWriter(const Request& request, Amalgamation& headers, ProductTables& tables)
+      : request_(request),
+        plan_(*request.plan),
+        headers_(headers),
+        tables_(tables),
+        binding_(request) {}
 
   ProgramText write() {
     headers_.add_header("standalone/call.h");
     for (size_t i = 0; i < plan_.sweeps.size(); ++i) {
       const Sweep& sweep = plan_.sweeps[i];
-      run_ += fmt::format("  // {}: {} sweep.\n", sweep.name, name_of(sweep.kind));
       if (sweep.kind == SweepKind::product) {
         add_product(static_cast<int>(i));
         continue;
@@ -29,7 +32,7 @@ class ProgramWriter {
         add_kernels(source);
       }
     }
-    text_.host = layout() + functions();
+    text_.host = constants_ + function();
     return std::move(text_);
   }
 
@@ -52,15 +55,27 @@ class ProgramWriter {
     for (const KernelEntry* entry : used) text_.names.push_back(entry->name);
   }
 
-  // The operands of a kernel, one a line.
-  std::string operands(const std::vector<KernelOperand>& list) const {
-    std::string text;
-    for (const KernelOperand& operand : list) {
-      const std::array<int64_t, kAxes> strides = binding_.strides(operand.value, operand.seen);
-      text += fmt::format("        bind({}, {}),\n", binding_.address(operand.value),
-                          fmt::join(strides, ", "));
+  // What follows `head`: the operands of a kernel with their strides, several a line.
+  std::string operands(const std::string& head, const std::vector<KernelOperand>& list) const {
+    std::string text = "  const " + head + " = {";
+    size_t line = text.size();
+    if (line > 60) {
+      text += "\n     ";
+      line = 5;
     }
-    return text;
+    for (size_t i = 0; i < list.size(); ++i) {
+      const std::array<int64_t, kAxes> strides = binding_.strides(list[i].value, list[i].seen);
+      const std::string item =
+          fmt::format("{{{}, {{{}}}}}{}", binding_.address(list[i].value), fmt::join(strides, ", "),
+                      i + 1 < list.size() ? "," : "");
+      if (i > 0 && line + item.size() > 97) {
+        text += "\n     ";
+        line = 5;
+      }
+      text += (text.ends_with('{') ? "" : " ") + item;
+      line += item.size() + 1;
+    }
+    return text + "};\n";
   }
 
   // The first of each role that the operands' alignment admits.
@@ -73,27 +88,27 @@ class ProgramWriter {
     return result;
   }
 
-  // splits: an expression for the number of partial states that are in scratch memory already, at
+  // splits: an expression for the number of partial states that are in the workspace already, at
   // `partials`; empty where the kernels make them.
-  void add_kernels(const KernelSource& source, const std::string& partials = "",
+  void add_kernels(const KernelSource& source, const std::string& partials = "workspace",
                    const std::string& splits = "") {
-    const bool nested = !partials.empty();  // the block of a product is open
     const std::vector<const KernelEntry*> many = chosen(source, false), one = chosen(source, true);
     std::vector<const KernelEntry*> used = many;
     for (const KernelEntry* entry : one) {
       if (std::find(used.begin(), used.end(), entry) == used.end()) used.push_back(entry);
     }
     add_text(source, used);
-    run_ += fmt::format("{}    const ingot::{}::Operands operands = {{\n{}    }};\n",
-                        nested ? "" : "  {\n", functor_of(source), operands(source.operands));
+    const std::string name = next_operands();
+    run_ += operands(fmt::format("{}::Operands {}", functor_of(source), name), source.operands);
     if (many == one) {
-      run_ += launches(source, many, "    ", partials, splits);
+      run_ += launches(source, many, name, "  ", partials, splits);
     } else {
-      run_ += "    if (batch == 1) {\n" + launches(source, one, "      ", partials, splits) +
-              "    } else {\n" + launches(source, many, "      ", partials, splits) + "    }\n";
+      run_ += "  if (batch == 1) {\n" + launches(source, one, name, "    ", partials, splits) +
+              "  } else {\n" + launches(source, many, name, "    ", partials, splits) + "  }\n";
     }
-    if (!nested) run_ += "  }\n";
   }
+
+  std::string next_operands() { return fmt::format("operands{}", operands_++); }
 
   static std::string functor_of(const KernelSource& source) {
     constexpr std::string_view kStruct = "\nstruct ";
@@ -102,56 +117,83 @@ class ProgramWriter {
   }
 
   std::string launches(const KernelSource& source, const std::vector<const KernelEntry*>& entries,
-                       const std::string& pad, const std::string& partials,
-                       const std::string& splits) {
-    const std::string samples = source.batched ? "batch" : "i64{1}";
-    std::string text, cut = splits, where = partials.empty() ? "scratch" : partials;
+                       const std::string& operands, const std::string& pad,
+                       const std::string& partials, const std::string& splits) {
+    const std::string samples = source.batched ? "batch" : "1";
+    std::string text, cut = splits;
     for (const KernelEntry* entry : entries) {
       std::string blocks, arguments;
       switch (entry->role) {
         case KernelRole::map:
-          blocks = fmt::format("{} * divide_up({}, {})", entry->tiles, samples, entry->per_block);
+          blocks = divided(entry->tiles, source.batched ? 0 : 1, entry->per_block);
           arguments = samples;
           break;
         case KernelRole::groups:
           blocks = arguments = samples;
           break;
         case KernelRole::rows:
-          arguments = fmt::format("{} * {}", samples, source.rows_per_sample);
-          blocks = fmt::format("divide_up({}, {})", arguments, entry->per_block);
+          arguments = source.batched ? times("batch", source.rows_per_sample)
+                                     : std::to_string(source.rows_per_sample);
+          blocks = entry->per_block == 1
+                       ? arguments
+                       : fmt::format("divide_up({}, {})", arguments, entry->per_block);
           if (entry->tiles > 1) blocks = fmt::format("{} * {}", entry->tiles, blocks);
           break;
         case KernelRole::columns:
         case KernelRole::columns_inner: {
-          const std::string name = fmt::format("cut{}", cuts_++);
-          text +=
-              fmt::format("{}const SampleSplits {} = {};\n", pad, name, cut_text(source, *entry));
-          scratch_.push_back(fmt::format("{}.splits * {}", cut_text(source, *entry),
-                                         source.columns * source.state_bytes));
+          const std::string name = cut_of(source, *entry);
           blocks = fmt::format("{} * {}.splits", entry->tiles, name);
-          arguments = fmt::format("{0}.samples, {0}.per_split, {1}", name, where);
+          arguments = fmt::format("{0}.samples, {0}.per_split, {1}", name, partials);
           cut = name + ".splits";
           break;
         }
         case KernelRole::merge:
           blocks = std::to_string(entry->tiles);
-          arguments = fmt::format("{}, {}", where, cut);
+          arguments = fmt::format("{}, {}", partials, cut);
           break;
       }
-      text += fmt::format("{}launch(call, {}, {}, {}, operands, {});\n", pad, entry->name, blocks,
-                          entry->threads, arguments);
+      std::string line =
+          fmt::format("{}launch({}, {}, {},", pad, entry->name, blocks, entry->threads);
+      const std::string rest = fmt::format(" {}, {});", operands, arguments);
+      if (line.size() + rest.size() > 100) line += "\n" + pad + "      ";
+      text += line + rest + "\n";
     }
     return text;
   }
 
-  static std::string cut_text(const KernelSource& source, const KernelEntry& entry) {
-    return fmt::format("split_samples({}{}, {}, {})", source.batched ? "batch * " : "",
-                       source.leading, entry.per_block, entry.tiles);
+  static std::string times(const std::string& count, int64_t by) {
+    return by == 1 ? count : fmt::format("{} * {}", count, by);
+  }
+
+  // tiles for each `per_block` samples: the batch, or as many as are given.
+  static std::string divided(int64_t tiles, int64_t samples, int64_t per_block) {
+    if (samples > 0) return std::to_string(tiles * ((samples + per_block - 1) / per_block));
+    if (per_block == 1) return times("batch", tiles);
+    const std::string parts = fmt::format("divide_up(batch, {})", per_block);
+    return tiles == 1 ? parts : fmt::format("{} * {}", tiles, parts);
+  }
+
+  // The name of how the samples of a sweep are cut.
+  std::string cut_of(const KernelSource& source, const KernelEntry& entry) {
+    headers_.add_header("sweeps/splits.h");
+    const std::string samples =
+        source.batched ? times("batch", source.leading) : std::to_string(source.leading);
+    const std::string text =
+        fmt::format("split_samples({}, {}, {})", samples, entry.per_block, entry.tiles);
+    const auto known = std::find(cuts_.begin(), cuts_.end(), text);
+    const std::string name = fmt::format("cut{}", known - cuts_.begin());
+    if (known == cuts_.end()) {
+      cuts_.push_back(text);
+      before_ += fmt::format("  const SampleSplits {} = {};\n", name, text);
+    }
+    scratch_.insert(
+        fmt::format("size_t({}.splits * {})", name, source.columns * source.state_bytes));
+    return name;
   }
 
   void add_product(int index) {
     const Sweep& sweep = plan_.sweeps[static_cast<size_t>(index)];
-    ProductText product = write_product(binding_, index, headers_);
+    ProductText product = write_product(binding_, index, headers_, tables_);
     const ProductEpilogue& epilogue = product.epilogue;
     for (const ValueId value : {binding_.matrix_value(sweep, 0), binding_.matrix_value(sweep, 1)}) {
       if (plan_.graph[value].dtype != DType::f32) {
@@ -166,75 +208,74 @@ class ProgramWriter {
         "wait.\n{}\n",
         epilogue.kernel, product.kernels);
     text_.names.push_back(epilogue.kernel);
-    text_.splits.merge(product.splits);
-    scratch_.push_back(
-        fmt::format("i64(product_layout(current_device(), {}(batch)).bytes)", product.describe));
+    constants_ += product.constants;
+    const std::string name = fmt::format("product{}", products_++);
+    before_ += fmt::format("  const Planned {} = {};\n", name, product.plan);
+    scratch_.insert(name + ".bytes");
+    const std::string operands_name = next_operands();
     const std::string y =
         epilogue.stored == kNoValue ? "nullptr" : binding_.address(epilogue.stored);
-    run_ += fmt::format(
-        "  {{\n    const Product product = {}(batch);\n    const ProductTensors tensors = {{{}, "
-        "{}, "
-        "{}}};\n    const ingot::{}::Params params = {{\n{}    }};\n"
-        "    {}run_product(call, product, tensors, scratch, params);\n",
-        product.describe, binding_.address(binding_.matrix_value(sweep, 0)),
-        binding_.address(binding_.matrix_value(sweep, 1)), y, epilogue.functor,
-        operands(epilogue.operands), epilogue.merge ? "const i64 sample_tiles = " : "");
+    run_ +=
+        operands(fmt::format("{}::Params {}", epilogue.functor, operands_name), epilogue.operands);
+    run_ += fmt::format("  run(launch, {}, {}, {}, {}, workspace, {});\n", name,
+                        binding_.address(binding_.matrix_value(sweep, 0)),
+                        binding_.address(binding_.matrix_value(sweep, 1)), y, operands_name);
     if (epilogue.merge) {
-      run_ +=
-          "    unsigned char* const partials =\n"
-          "        scratch + product_layout(call.device, product).partials;\n";
-      add_kernels(*epilogue.merge, "partials", "sample_tiles");
+      add_kernels(*epilogue.merge, fmt::format("workspace + {}.statistics", name),
+                  name + ".partials");
     }
-    run_ += "  }\n";
   }
 
-  std::string layout() const {
-    std::string fields, body;
+  // What each sweep uses in passing, at the start; then values that cross sweeps.
+  std::string workspace() const {
+    std::string text;
     for (size_t i = 0; i < plan_.buffers.size(); ++i) {
       const WorkspaceBuffer& buffer = plan_.buffers[i];
-      const std::string name = binding_.buffer_name(static_cast<int>(i));
-      fields += fmt::format("  size_t {};\n", name);
-      body += fmt::format(
-          "  at.{} = pieces.take({}i64{{{}}});\n", name, buffer.shape.batched ? "batch * " : "",
-          buffer.shape.static_elements() * static_cast<int64_t>(size_of(buffer.dtype)));
+      const int64_t bytes =
+          buffer.shape.static_elements() * static_cast<int64_t>(size_of(buffer.dtype));
+      text += fmt::format("  const size_t {} = pieces.take({});\n",
+                          binding_.buffer_name(static_cast<int>(i)),
+                          buffer.shape.batched ? times("batch", bytes) : std::to_string(bytes));
     }
-    std::string scratch = "i64{0}";
-    for (const std::string& bytes : scratch_) scratch += ",\n                        " + bytes;
-    return fmt::format(
-        "// Workspace of {0}: values that cross sweeps, then what each sweep uses in passing.\n"
-        "struct Layout_{0} {{\n{1}  size_t scratch, bytes;\n}};\n\n"
-        "inline Layout_{0} layout_{0}([[maybe_unused]] i64 batch) {{\n  Layout_{0} at = {{}};\n  "
-        "Pieces pieces;\n{2}"
-        "  at.scratch = pieces.bytes;\n  pieces.take(std::max({{{3}}}));\n"
-        "  at.bytes = pieces.bytes;\n  return at;\n}}\n\n",
-        request_.name, fields, body, scratch);
+    if (!scratch_.empty()) {
+      const std::string most = fmt::format("{}", fmt::join(scratch_, ", "));
+      text = fmt::format("  pieces.take(i64({}));\n",
+                         scratch_.size() == 1 ? most : "std::max({" + most + "})") +
+             text;
+    }
+    if (text.empty()) return "";
+    return "  Pieces pieces;\n" + text +
+           "  auto* const workspace = static_cast<unsigned char*>(allocate(pieces.bytes));\n\n";
   }
 
-  std::string functions() const {
+  std::string function() const {
+    const auto unused = [](const std::string& text, const char* name) {
+      return text.find(name) == std::string::npos ? "[[maybe_unused]] " : "";
+    };
+    const std::string space = workspace();
     return fmt::format(
-        "inline void run_{0}(const Call& call) {{\n"
-        "  [[maybe_unused]] const i64 batch = call.batch;\n  const Layout_{0} at = "
-        "layout_{0}(batch);\n"
-        "  if (call.workspace_bytes < at.bytes) throw std::runtime_error(\"the workspace is too "
-        "small\");\n"
-        "  [[maybe_unused]] unsigned char* const scratch = call.workspace + at.scratch;\n{1}}}\n\n",
-        request_.name, run_);
+        "void run_{}(\n    void* const* tensors, {}long long batch, {}const Allocate& allocate, "
+        "void* stream) {{\n  const Launcher launch(stream);\n{}{}{}}}\n\n",
+        request_.name, unused(before_ + space + run_, "batch"), unused(space, "allocate"), before_,
+        space, run_);
   }
 
   const Request& request_;
   const Plan& plan_;
   Amalgamation& headers_;
+  ProductTables& tables_;
   Binding binding_;
   ProgramText text_;
-  std::string run_;
-  std::vector<std::string> scratch_;  // bytes that each sweep uses, as expressions
-  int cuts_ = 0;
+  std::string constants_, before_, run_;  // of products; of a call's batch; launches
+  std::set<std::string> scratch_;         // bytes that sweeps use, as expressions
+  std::vector<std::string> cuts_;
+  int products_ = 0, operands_ = 0;
 };
 
 }  // namespace
 
-ProgramText write_program(const Request& request, Amalgamation& headers) {
-  return ProgramWriter(request, headers).write();
+ProgramText write_program(const Request& request, Amalgamation& headers, ProductTables& tables) {
+  return ProgramWriter(request, headers, tables).write();
 }
 
 }  // namespace ingot::standalone

@@ -2,13 +2,13 @@
 // that they use, each once, the generated kernels, and host functions that launch them as src/cuda
 // does.
 //
-// For a program NAME the source exports
-//   size_t workspace_NAME(long long batch, const char** problem)
-//   const char* run_NAME(void* const* tensors, long long batch, void* workspace,
-//                        size_t workspace_bytes, void* stream)
-// on the current device; a non-null text says what failed. tensors: the graph's leaves, then its
-// results, dense and aligned to 16 bytes. It is compiled with -DINGOT_HOPPER where compute_90a is
-// among the architectures, with -DINGOT_PORTABLE where others are.
+// For a program NAME the source exports, in namespace ingot::standalone,
+//   void run_NAME(void* const* tensors, long long batch,
+//                 const std::function<void*(size_t)>& allocate, void* stream)
+// on the current device; it throws std::runtime_error. tensors: the graph's leaves, then its
+// results, dense and aligned to 16 bytes. allocate gives the workspace, aligned to 256 bytes, which
+// the launches on the stream need. It is compiled with -DINGOT_HOPPER where compute_90a is
+// among the architectures.
 #pragma once
 
 #include <array>

@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr DeviceLimits kH200 = {132, 66};
+constexpr DeviceLimits kH200 = {132};
 constexpr double kMostOverBest = 1.05;
 constexpr double kJitter = 0.001;  // milliseconds by which launches of the same kernel differ
 

@@ -4,14 +4,19 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <regex>
+
 #include "api/program.h"
 #include "api/standalone.h"
+#include "product/hopper/launch.h"
 #include "standalone/amalgamate.h"
 #include "support/error.h"
 
 namespace ingot::standalone {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -35,6 +40,21 @@ std::string source_of(const abi::Program& program,
   const Request request = {&program.plan, "forward", std::move(strides)};
   const nlohmann::json written = write_source({&request, 1});
   return written["common"].get<std::string>() + written["programs"][0]["source"].get<std::string>();
+}
+
+// Everything that a pattern's first group finds, in order.
+std::vector<std::string> all(const std::string& text, const std::string& pattern) {
+  const std::regex expression(pattern);
+  std::vector<std::string> found;
+  for (std::sregex_iterator at(text.begin(), text.end(), expression), end; at != end; ++at) {
+    found.push_back((*at)[1]);
+  }
+  return found;
+}
+
+// The strides of each product's operands: {n, k, {address, row, k}, {address, row, k}, ...}.
+std::vector<std::string> strides_of_products(const std::string& text) {
+  return all(text, R"(Shape \w+ = \{\d+, \d+, (\{nullptr, \d+, \d+\}, \{nullptr, \d+, \d+\}))");
 }
 
 int count(const std::string& text, const std::string& part) {
@@ -62,22 +82,70 @@ TEST(Standalone, BindsEveryOperandOfAProduct) {
   const auto program = two_linears();
   const std::string text = source_of(*program);
   // The first product reads two leaves and writes a buffer that the second one reads.
-  EXPECT_THAT(text, HasSubstr("tensors = {call.tensors[0], call.tensors[1], call.workspace + at."));
-  EXPECT_THAT(text, HasSubstr("product.shape.x = {512, 1, true};"));
-  EXPECT_THAT(text, HasSubstr("product.shape.w = {512, 1, true};"));
-  EXPECT_THAT(text, HasSubstr("product.shape.w = {1, 256, true};")) << "v is [K, N]";
+  const std::vector<std::string> buffers =
+      all(text, R"(\brun\(launch, \w+, tensors\[0\], tensors\[1\], workspace \+ (\w+), )");
+  ASSERT_EQ(buffers.size(), 1u);
+  EXPECT_THAT(text, HasSubstr(", workspace + " + buffers[0] + ", tensors[2], "));
+  EXPECT_THAT(text, HasSubstr(buffers[0] + " = pieces.take(batch * 1536);"));  // 384 features
+  EXPECT_THAT(strides_of_products(text), ElementsAre("{nullptr, 512, 1}, {nullptr, 512, 1}",
+                                                     "{nullptr, 384, 1}, {nullptr, 1, 256}"))
+      << "v is [K, N]";
   EXPECT_THAT(text, HasSubstr("split_columns<8, 2, 2>"));
-  EXPECT_THAT(text, HasSubstr(" = pieces.take(batch * i64{")) << "it has as many rows as the call";
-  EXPECT_THAT(text, HasSubstr("size_t workspace_forward("));
-  EXPECT_THAT(text, HasSubstr("const char* run_forward("));
+  EXPECT_EQ(all(text, R"((void run_forward)\()").size(), 1u);
 }
 
 TEST(Standalone, TakesStridesThatAreNotDense) {
   const auto program = two_linears();
   // w is a view of a [512, 384] tensor.
   const std::string text = source_of(*program, {{512, 0, 0, 1}, {0, 1, 0, 384}, {0, 256, 0, 1}});
-  EXPECT_THAT(text, HasSubstr("product.shape.w = {1, 384, true};"));
-  EXPECT_THAT(text, Not(HasSubstr("product.shape.w = {512, 1, true};")));
+  EXPECT_EQ(strides_of_products(text).front(), "{nullptr, 512, 1}, {nullptr, 1, 384}");
+}
+
+// The tile that a file takes for a number of samples is the one that the library would plan for.
+TEST(Standalone, TakesTheTilesThatTheLibraryPlans) {
+  const auto program = two_linears();
+  const std::string text = source_of(*program);
+  const std::string table = all(text, R"(Range shape0_ranges\[\] = \{([^;]*);)").at(0);
+  std::vector<std::pair<int64_t, size_t>> ranges;
+  const std::vector<std::string> most = all(table, R"(\{(\d+), \d+\})");
+  const std::vector<std::string> tiles = all(table, R"(\{\d+, (\d+)\})");
+  for (size_t i = 0; i < most.size(); ++i)
+    ranges.emplace_back(std::stoll(most[i]), std::stoul(tiles[i]));
+  const std::string listed = text.substr(text.find("_kernels[] = {"));
+  const std::vector<std::string> kernels =
+      all(listed.substr(0, listed.find("};")), R"(<hopper::(\w+<[^>]*>)>)");
+  hopper::ProductShape shape;
+  shape.n = 384;
+  shape.k = 512;
+  shape.x = shape.w = {512, 1, true};
+  shape.y_stride = 384;
+  for (const int64_t m : {1, 64, 65, 700, 1024, 5000, 20000, 32768}) {
+    shape.m = m;
+    const auto range =
+        std::find_if(ranges.begin(), ranges.end(), [&](const auto& one) { return m <= one.first; });
+    ASSERT_NE(range, ranges.end());
+    EXPECT_EQ(kernels.at(range->second),
+              hopper::plan_product(shape, hopper::limits_of(program->plan.target.units)).config)
+        << m << " samples";
+  }
+}
+
+TEST(Standalone, HoldsNoCodeThatItsModelDoesNotCall) {
+  const auto alone = abi::make_program(R"({
+    "ingot_graph": 1, "name": "rows", "values": [
+      {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 1, 1, 512]},
+      {"op": "softmax", "args": [0]}],
+    "results": [{"value": 1, "name": "y"}]})",
+                                       R"({"device": "cuda"})");
+  const std::string rows = source_of(*alone), products = source_of(*two_linears());
+  for (const char* part : {"TensorMapSpec", "ProductArgs", "SampleSplits", "allocate(pieces"}) {
+    EXPECT_THAT(rows, Not(HasSubstr(part)));
+  }
+  EXPECT_THAT(products, HasSubstr("encode_map"));
+  // Planning stays behind: a file has its results.
+  for (const char* part : {"ProductPlan", "TileChoice", "estimate_library", "SampleSplits"}) {
+    EXPECT_THAT(products, Not(HasSubstr(part)));
+  }
 }
 
 TEST(Standalone, GivesKernelsOfSeveralProgramsTheirOwnNames) {

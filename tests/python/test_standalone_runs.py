@@ -13,6 +13,7 @@ from ingot.model_file import load_model_file
 from ingot.standalone_writer import Standalone
 from standalone_support import on_the_host
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 FOLDER = Path(__file__).resolve().parents[1] / "models"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -147,6 +148,32 @@ def test_gradients(name, mode, written, tmp_path):
     found = gradients(copy.deepcopy(ours), inputs, again=True)
     for a, b in zip(found, expected):
         close(filled(a, like), filled(b, like), 1e-7)
+
+
+class _Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", ["training", "eval"])
+def test_backward_computes_no_product_of_forward_again(mode, written, tmp_path):
+    standalone = written("batchnorm_gelu_relu")
+    file, namespace, calls = on_the_host(tmp_path, standalone)
+    _, ours, inputs = pair(standalone, file, double=False)
+    inputs = [t.requires_grad_() for t in inputs]
+    output = ours.train(mode == "training")(*inputs)
+    assert [storing for _, storing in calls] == [True]
+    with _Products() as products:
+        output.sum().backward()
+    assert products.count == 2  # of the weight's gradient and of the input's
+    assert all(t.grad is not None for t in (*inputs, *ours.parameters()))
 
 
 def test_products_are_stored_where_gradients_need_them(written, tmp_path):

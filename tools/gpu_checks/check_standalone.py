@@ -232,7 +232,7 @@ def check_model(path: Path, arguments: argparse.Namespace, folder: Path) -> list
             module.load_state_dict(ours.state_dict())
         ours.train(training)
         theirs.train(training)
-        # With gradients on, the library stores statistics that a file computes again.
+        # With gradients on, a file's regions without a product are PyTorch's operators.
         allowed = max(tolerance, 1e-6) if gradients else tolerance
         with torch.set_grad_enabled(gradients):
             for batch in sorted({2, 3, 64, 67, min(full, 1000), full}):

@@ -81,22 +81,21 @@ INGOT_HD decltype(auto) args_of_tile(const ProductArgs& args, i32 sample_tile) {
 // A tile's first sample, counted through the batch; the row of packed x that it is; and the
 // weight's row that a feature is.
 template <class Config>
-INGOT_HD i32 first_sample(const ProductArgs& args, i32 sample_tile) {
+INGOT_HD i32 row_of_tile(const ProductArgs& args, i32 sample_tile, i32 entry_rows) {
   if constexpr (Config::kBatched) {
     const i32 entry = entry_of(args, sample_tile);
-    return entry * args.m + (sample_tile - entry * args.entry_tiles) * Config::kSamples;
+    return entry * entry_rows + (sample_tile - entry * args.entry_tiles) * Config::kSamples;
   } else {
     return sample_tile * Config::kSamples;
   }
 }
 template <class Config>
+INGOT_HD i32 first_sample(const ProductArgs& args, i32 sample_tile) {
+  return row_of_tile<Config>(args, sample_tile, args.m);
+}
+template <class Config>
 INGOT_HD i32 sample_row(const ProductArgs& args, i32 sample_tile) {
-  if constexpr (Config::kBatched) {
-    const i32 entry = entry_of(args, sample_tile);
-    return entry * args.x_entry_rows + (sample_tile - entry * args.entry_tiles) * Config::kSamples;
-  } else {
-    return sample_tile * Config::kSamples;
-  }
+  return row_of_tile<Config>(args, sample_tile, args.x_entry_rows);
 }
 template <class Config>
 INGOT_HD i32 weight_row(const ProductArgs& args, i32 sample_tile, i32 feature) {

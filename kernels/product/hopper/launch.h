@@ -9,43 +9,13 @@
 // touches memory, and the product lets its dependents start when its last tiles begin.
 #pragma once
 
-#include "common/monoid.cuh"
+#include "product/hopper/args.cuh"
 #include "product/hopper/scheme_half.h"
 #include "product/hopper/scheme_scaled.h"
 #include "product/hopper/scheme_split.h"
 #include "product/pack_columns.cuh"
 
 namespace ingot::hopper {
-
-// A tensor map of a matrix, with the 128-byte swizzle and element strides of one.
-struct TensorMapSpec {
-  enum class Source { w, x, y, x_packed, w_packed } source = Source::w;
-  Element element = Element::f32;
-  uint64_t columns = 0, rows = 0;
-  uint64_t row_bytes = 0;  // multiple of 16
-  uint32_t box_columns = 0, box_rows = 0;
-  // Rows, a multiple of eight, as three dimensions: which half of eight they lie in, which eight,
-  // which of the half's four. Row 8c + 4j + i of a box of 32 is then its line 8i + 2c + j.
-  bool eights = false;
-};
-
-// What the driver is told of one.
-struct TensorMapExtents {
-  int rank = 2;
-  uint64_t extents[4] = {}, strides[3] = {};  // bytes, from the second dimension on
-  uint32_t box[4] = {}, steps[4] = {1, 1, 1, 1};
-};
-
-inline TensorMapExtents extents_of(const TensorMapSpec& spec) {
-  const uint64_t row = spec.row_bytes;
-  if (!spec.eights) {
-    return {2, {spec.columns, spec.rows}, {row}, {spec.box_columns, spec.box_rows}};
-  }
-  return {4,
-          {spec.columns, 2, spec.rows / 8, 4},
-          {4 * row, 8 * row, row},
-          {spec.box_columns, 2, spec.box_rows / 8, 4}};
-}
 
 struct SplitStep {
   enum class Operand { x, w } operand = Operand::x;
@@ -55,6 +25,7 @@ struct SplitStep {
   unsigned grid = 0, threads = 0;
   unsigned resident = 1;  // blocks that a multiprocessor is to hold, which bounds their registers
   unsigned cluster = 0;   // blocks of a cluster; 0: none
+  int block_rows = 1;     // that a block, or a cluster, packs
   size_t shared_bytes = 0;
   int64_t rows = 0, k = 0, row_stride = 0, k_stride = 0;
   int64_t entry_rows = 0, entry_skip = 0;         // of a batch: SplitArgs
@@ -70,7 +41,9 @@ struct ProductPlan {
   std::string config;           // its Config argument
   std::string header;           // to include
   unsigned grid = 0, threads = 384, cluster = 1;
+  int slices = 1;
   size_t shared_bytes = 0;
+  int tile_samples = 0;  // of all blocks that share a weight's tile
   int64_t sample_tiles = 0;
   int64_t entry_tiles = 0;   // of samples, of one entry of a batch
   int64_t moment_tiles = 0;  // partial statistics of a feature: one a sample tile and slice of K
@@ -118,6 +91,7 @@ inline void plan_columns(SplitStep& step, const SchemeSpec& spec, bool clusters)
   step.threads = unsigned(warps) * 32;
   step.resident = warps == 8 || held == 0 ? 2 : 1;
   step.cluster = blocks > 1 ? unsigned(blocks) : 0;
+  step.block_rows = 32;
   step.grid = unsigned(strips * blocks);
   step.shared_bytes = size_t(pack_columns_bytes(warps, slabs, held, held));
 }
@@ -146,7 +120,8 @@ inline SplitStep plan_split(SplitStep::Operand operand, int64_t rows, int64_t k,
   step.kernel = std::string(spec.pack_rows) + "<" + std::to_string(lanes) + ", " +
                 std::to_string(held) + ", " + (shape.vector_rows(k) ? "true" : "false") + ">";
   step.threads = unsigned(std::max(lanes, 256));
-  step.grid = unsigned(divide_up(rows, step.threads / unsigned(lanes)));
+  step.block_rows = int(step.threads) / lanes;
+  step.grid = unsigned(divide_up(rows, step.block_rows));
   return step;
 }
 
@@ -179,46 +154,40 @@ inline void add_split(ProductPlan& plan, SplitStep::Operand operand, const Produ
   plan.splits.push_back(step);
 }
 
-inline TensorMapSpec tensor_map(TensorMapSpec::Source source, Element element, int64_t columns,
-                                int64_t rows, int64_t row_elements, int box_columns, int box_rows) {
-  return {source,
-          element,
-          uint64_t(columns),
-          uint64_t(rows),
-          uint64_t(row_elements * size_of(element)),
-          uint32_t(box_columns),
-          uint32_t(box_rows)};
+inline TensorMapSpec from(TensorMapSpec::Source source, TensorMapSpec spec) {
+  spec.source = source;
+  return spec;
 }
 
 // Operands that are read as they are, and the result.
 inline void add_half_maps(ProductPlan& plan, const ProductShape& shape, const TileChoice& choice) {
   using Source = TensorMapSpec::Source;
-  const Element e = shape.element;
-  const int x_rows = choice.samples / choice.cluster;
-  plan.w_map = tensor_map(Source::w, e, shape.k, shape.n, shape.w.row_stride, 64, 128);
-  plan.x_map = tensor_map(Source::x, e, shape.k, shape.m, shape.x.row_stride, 64, x_rows);
-  plan.y_map = tensor_map(Source::y, e, shape.n, shape.m, shape.y_stride, 64, 64);
+  const auto map = [&](Source source, int64_t columns, int64_t rows, int64_t stride, int box_rows) {
+    const uint64_t bytes = uint64_t(stride) * 2;
+    return TensorMapSpec{
+        shape.element, uint64_t(columns), uint64_t(rows), bytes, 64, uint32_t(box_rows), source};
+  };
+  plan.w_map = map(Source::w, shape.k, shape.n, shape.w.row_stride, 128);
+  plan.x_map =
+      map(Source::x, shape.k, shape.m, shape.x.row_stride, choice.samples / choice.cluster);
+  plan.y_map = map(Source::y, shape.n, shape.m, shape.y_stride, 64);
 }
 
 // Operands of which x at least is packed into lines of 64 halves, and the result.
 inline void add_split_maps(ProductPlan& plan, const ProductShape& shape, const TileChoice& choice) {
   using Source = TensorMapSpec::Source;
-  const int64_t packed = int64_t(packed_bytes(shape.scheme, 1, shape.k)) / 2;
+  const auto row_bytes = int64_t(packed_bytes(shape.scheme, 1, shape.k));
   const int x_rows = choice.samples / choice.cluster, w_rows = 128 / choice.sample_blocks;
   const int64_t weights = shape.w_rows();
-  plan.x_map =
-      tensor_map(Source::x_packed, Element::f16, packed, shape.x_rows(), packed, 64, x_rows);
+  plan.x_map = from(Source::x_packed, packed_map(row_bytes, shape.x_rows(), x_rows));
   if (is_fused(choice.variant) && !choice.w_along_k) {
-    plan.w_map = tensor_map(Source::w, Element::f32, weights, shape.k, shape.w.k_stride, 32, 32);
-    plan.w_map.eights = true;
+    plan.w_map = from(Source::w, columns_map(weights, shape.k, shape.w.k_stride));
   } else if (is_fused(choice.variant)) {
-    plan.w_map =
-        tensor_map(Source::w, Element::f32, shape.k, weights, shape.w.row_stride, 32, w_rows);
+    plan.w_map = from(Source::w, matrix_map(shape.k, weights, shape.w.row_stride, w_rows));
   } else {
-    plan.w_map = tensor_map(Source::w_packed, Element::f16, packed, weights, packed, 64, 128);
+    plan.w_map = from(Source::w_packed, packed_map(row_bytes, weights, 128));
   }
-  plan.y_map =
-      tensor_map(Source::y, Element::f32, shape.n, shape.batches * shape.m, shape.y_stride, 32, 32);
+  plan.y_map = from(Source::y, matrix_map(shape.n, shape.batches * shape.m, shape.y_stride, 32));
 }
 
 // Of its kernel, a template of product/hopper/NAME.cuh.
@@ -256,6 +225,7 @@ inline ProductPlan direct_plan(const ProductShape& shape, const TileChoice& choi
   plan.config = config_text(choice, false);
   plan.shared_bytes = shared_bytes(choice);
   plan.threads = unsigned(32 * direct_warps(choice));
+  plan.tile_samples = choice.samples;
   plan.entry_tiles = divide_up(shape.m, choice.samples);
   plan.sample_tiles = shape.batches * plan.entry_tiles;
   plan.moment_tiles = shape.batches * divide_up(shape.m, kDirectSamples);
@@ -281,19 +251,17 @@ inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice
   TileChoice stored = choice;
   if (!plan.tma_store) stored.staging = 0;
   plan.shared_bytes = shared_bytes(stored);
-  const int cluster = choice.cluster * choice.sample_blocks;
-  plan.cluster = unsigned(cluster * choice.slices);
-  plan.entry_tiles = divide_up(shape.m, choice.samples * choice.sample_blocks);
+  plan.cluster = unsigned(cluster_of(choice));
+  plan.tile_samples = choice.samples * choice.sample_blocks;
+  plan.entry_tiles = divide_up(shape.m, plan.tile_samples);
   plan.sample_tiles = shape.batches * plan.entry_tiles;
   plan.moment_tiles = plan.sample_tiles * choice.sample_blocks * choice.slices;
   plan.raster_feature_tiles = int(divide_up(shape.n, 128 * choice.cluster));
   plan.raster_group = std::min(choice.raster_group, plan.raster_feature_tiles);
   plan.chunks = chunks_of(choice.variant, shape.k);
-  const int64_t tiles = tiles_of(shape, choice);
-  // Blocks are persistent, but those of a shared tile, whose rings become exchange buffers.
-  plan.grid = choice.slices > 1
-                  ? unsigned(tiles * choice.slices)
-                  : unsigned(std::min(tiles, cluster_slots(choice, device)) * cluster);
+  plan.slices = choice.slices;
+  plan.grid = unsigned(persistent_blocks(tiles_of(shape, choice), cluster_of(choice), choice.slices,
+                                         device.multiprocessors));
 
   if (choice.variant == Variant::half) {
     add_half_maps(plan, shape, choice);
@@ -399,6 +367,39 @@ inline std::vector<int64_t> representative_batches(ProductShape shape, const Dev
     batches.push_back(shape.batches);
   }
   return batches;
+}
+
+// What kernels are passed, but for addresses.
+inline ProductArgs args_of(const ProductPlan& plan, const ProductShape& shape) {
+  ProductArgs args = {};
+  if (shape.element == Element::f32) {
+    args.x = {nullptr, shape.x.row_stride, shape.x.k_stride};
+    args.w = {nullptr, shape.w.row_stride, shape.w.k_stride};
+  }
+  args.y_stride = shape.y_stride;
+  args.m = i32(shape.m);
+  args.n = i32(shape.n);
+  args.k = i32(shape.k);
+  args.chunks = plan.chunks;
+  args.raster = {plan.raster_feature_tiles, i32(plan.sample_tiles), plan.raster_group};
+  if (shape.batches > 1) {
+    args.entry_tiles = i32(plan.entry_tiles);
+    args.x_entry_rows = shape.shares_samples() ? 0 : args.m;
+    args.x_entry_stride = shape.x.batch_stride;
+    args.w_entry_stride = shape.w.batch_stride;
+  }
+  return args;
+}
+
+inline SplitArgs args_of(const SplitStep& step) {
+  SplitArgs args = {};
+  args.row_stride = step.row_stride;
+  args.k_stride = step.k_stride;
+  args.rows = i32(step.rows);
+  args.k = i32(step.k);
+  args.entry_rows = i32(step.entry_rows);
+  args.entry_skip = step.entry_skip;
+  return args;
 }
 
 }  // namespace ingot::hopper

@@ -9,18 +9,10 @@
 #include <cstdint>
 #include <string>
 
+#include "launch/launch.h"
+#include "launch/tensor_map.h"
+
 namespace ingot::hopper {
-
-// Of matrices in memory. fp32 products are made from fp16 halves, the others from what is there.
-enum class Element { f32, f16, bf16 };
-
-inline int size_of(Element element) {
-  return element == Element::f32 ? 4 : 2;
-}
-// cuda.h's number (CUtensorMapDataType).
-inline int tensor_map_type(Element element) {
-  return element == Element::f32 ? 7 : element == Element::f16 ? 6 : 9;
-}
 
 // How fp32 operands become fp16; what follows from it is a file each (scheme_split.h, …).
 enum class Scheme {
@@ -92,10 +84,9 @@ inline ProductShape as_split(ProductShape shape) {
 
 struct DeviceLimits {
   int multiprocessors = 132;
-  int max_clusters_of_two = 66;  // cuOccupancyMaxActiveClusters; less where a GPC has an odd count
 };
 inline DeviceLimits limits_of(int multiprocessors) {
-  return {multiprocessors, multiprocessors / 2};
+  return {multiprocessors};
 }
 
 // A tile shape and pipeline that was measured; docs/kernel-log.md says how each came out.
@@ -125,14 +116,12 @@ inline size_t align_up(size_t bytes, size_t to) {
   return (bytes + to - 1) / to * to;
 }
 
-// Tiles that are under way at once. A cluster lies in one GPC, and which GPCs lack multiprocessors
-// differs from chip to chip: 32 clusters of four, or 16 of eight, were seen not to fit into 132.
+inline int cluster_of(const TileChoice& c) {
+  return c.cluster * c.sample_blocks * c.slices;
+}
+// Tiles that are under way at once.
 inline int64_t cluster_slots(const TileChoice& c, const DeviceLimits& device) {
-  constexpr int kSpread = 18;  // multiprocessors that may lie beyond the last whole cluster
-  const int blocks = c.cluster * c.sample_blocks * c.slices;
-  if (blocks == 1) return device.multiprocessors;
-  if (blocks == 2) return device.max_clusters_of_two;
-  return std::max(1, (device.multiprocessors - kSpread) / blocks);
+  return ingot::cluster_slots(cluster_of(c), device.multiprocessors);
 }
 
 // Clusters' worth of tiles of the result.

@@ -6,6 +6,7 @@
 
 #include "product/arch.h"
 #include "product/hopper/launch.h"
+#include "product/portable/args.cuh"
 
 namespace ingot::portable {
 
@@ -53,8 +54,7 @@ inline hopper::ProductPlan plan_product(const hopper::ProductShape& shape, size_
     plan.reason = "the GPU has too little shared memory";
     return plan;
   }
-  // A multiprocessor has 1 KiB more than a block may take, and keeps 1 KiB for each block.
-  const bool two_blocks = 2 * (shared_bytes(128) + 1024) <= shared_limit + 1024;
+  const bool two_blocks = two_fit(shared_bytes(128), shared_limit);
   const int features = !two_blocks && shared_limit >= shared_bytes(256) ? 256 : 128;
   const int64_t sample_tiles = hopper::divide_up(shape.m, kSamples);
   const int64_t feature_tiles = hopper::divide_up(shape.n, features);
@@ -70,6 +70,7 @@ inline hopper::ProductPlan plan_product(const hopper::ProductShape& shape, size_
   plan.threads = unsigned(features);
   plan.shared_bytes = shared_bytes(features);
   plan.tma_store = false;
+  plan.tile_samples = kSamples;
   plan.sample_tiles = sample_tiles;
   plan.moment_tiles = hopper::divide_up(shape.m, 64);  // one a warp
   plan.raster_feature_tiles = int(feature_tiles);

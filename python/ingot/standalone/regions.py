@@ -197,20 +197,27 @@ class FileRegion:
 
     def binding(self) -> str:
         """The C++ text of the function that Python calls."""
-        names = [self.name, *([self.storing.name] if self._stores() else [])]
-        lines = [f"INGOT_KERNELS({name})" for name in names]
-        lines += [f"Tensors {self.name}(const Tensors& given, [[maybe_unused]] bool storing) {{"]
-        lines += [f"  [[maybe_unused]] const int64_t batch = {self._batch_text()};"]
+        storing = "bool storing" if self._stores() else "bool"
+        lines = [f"Tensors {self.name}(const Tensors& given, {storing}) {{"]
+        lines += [f"  const int64_t batch = {self._batch_text()};"]
         lines += ["  const std::vector<Spec> leaves =", *_initialisers(self.leaves)]
-        lines += ["  const std::vector<Spec> made =", *_initialisers(self.results)]
-        plain = f"run(INGOT_PROGRAM({self.name}), batch, given, leaves, made)"
         if not self._stores():
-            return "\n".join([*lines, f"  return {plain};", "}"])
-        lines += ["  const std::vector<Spec> all =", *_initialisers(self.storing.results)]
-        stored = f"run(INGOT_PROGRAM({self.storing.name}), batch, given, leaves, all)"
-        return "\n".join(
-            [*lines, f"  return storing ? {stored}", f"                 : {plain};", "}"]
-        )
+            lines += ["  const std::vector<Spec> made =", *_initialisers(self.results)]
+            lines += [f"  return run(run_{self.name}, batch, given, leaves, made);", "}"]
+            return "\n".join(lines)
+        count = len(self.results)
+        assert self.storing.results[:count] == self.results
+        lines += ["  std::vector<Spec> made =", *_initialisers(self.results)]
+        more = _initialisers(self.storing.results[count:])
+        lines += ["  const std::vector<Spec> stored =", *more]
+        lines += ["  if (storing) made.insert(made.end(), stored.begin(), stored.end());"]
+        kernels = f"storing ? run_{self.storing.name} : run_{self.name}"
+        return "\n".join([*lines, f"  return run({kernels}, batch, given, leaves, made);", "}"])
+
+    def programs(self) -> list[str]:
+        """Names of what the binding calls."""
+        names = [self.name, *([self.storing.name] if self._stores() else [])]
+        return [f"run_{name}" for name in names]
 
     def _stores(self) -> bool:
         return self.storing is not None and self.storing is not self
