@@ -42,6 +42,24 @@ inline TensorMapSpec packed_map(int64_t row_bytes, int64_t rows, int box_rows) {
           64,           uint32_t(box_rows)};
 }
 
+// What the driver is told of one.
+struct TensorMapExtents {
+  int rank = 2;
+  uint64_t extents[4] = {}, strides[3] = {};  // bytes, from the second dimension on
+  uint32_t box[4] = {}, steps[4] = {1, 1, 1, 1};
+};
+
+inline TensorMapExtents extents_of(const TensorMapSpec& spec) {
+  const uint64_t row = spec.row_bytes;
+  if (!spec.eights) {
+    return {2, {spec.columns, spec.rows}, {row}, {spec.box_columns, spec.box_rows}};
+  }
+  return {4,
+          {spec.columns, 2, spec.rows / 8, 4},
+          {4 * row, 8 * row, row},
+          {spec.box_columns, 2, spec.box_rows / 8, 4}};
+}
+
 // cuTensorMapEncodeTiled.
 template <class Map>
 using EncodeTiled = int (*)(Map*, int, uint32_t, void*, const uint64_t*, const uint64_t*,
@@ -54,14 +72,9 @@ int encode_map(Map* map, EncodeTiled<Map> encode, const TensorMapSpec& spec, voi
   const int type = spec.element == Element::f32   ? kF32
                    : spec.element == Element::f16 ? kF16
                                                   : kBf16;
-  const uint64_t row = spec.row_bytes, eights = spec.rows / 8;
-  const bool plain = !spec.eights;
-  const uint64_t extents[4] = {spec.columns, plain ? spec.rows : 2, eights, 4};
-  const uint64_t strides[3] = {plain ? row : 4 * row, 8 * row, row};
-  const uint32_t box[4] = {spec.box_columns, plain ? spec.box_rows : 2, spec.box_rows / 8, 4};
-  const uint32_t steps[4] = {1, 1, 1, 1};
-  return encode(map, type, plain ? 2 : 4, base, extents, strides, box, steps, 0, kSwizzle128,
-                kPromote256, 0);
+  const TensorMapExtents of = extents_of(spec);
+  return encode(map, type, uint32_t(of.rank), base, of.extents, of.strides, of.box, of.steps, 0,
+                kSwizzle128, kPromote256, 0);
 }
 
 }  // namespace ingot::hopper
