@@ -88,6 +88,10 @@ AllowDuringCapture::~AllowDuringCapture() {
   driver()->cuThreadExchangeStreamCaptureMode(&mode_);
 }
 
+bool is_per_thread(Stream stream) {
+  return reinterpret_cast<uintptr_t>(stream) == kPerThreadStream;
+}
+
 uint64_t identity_of(Stream stream) {
   unsigned long long id = 0;
   const Driver& d = *driver();

@@ -42,7 +42,11 @@ Place place_of(Stream stream);
 
 bool is_capturing(Stream stream);
 
-// What tells a stream from every other, also from an earlier one at the same address.
+// Whether the handle names another stream in each thread.
+bool is_per_thread(Stream stream);
+
+// What tells a stream from every other, also from an earlier one at the same address. Not to be
+// asked of a stream that is being captured.
 uint64_t identity_of(Stream stream);
 
 // While one lives, this thread may allocate and load although another thread captures a stream.

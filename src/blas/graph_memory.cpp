@@ -15,8 +15,15 @@ constexpr unsigned kNoSynchronisation = 1;  // CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
 constexpr unsigned kMoves = 1;              // CU_GRAPH_USER_OBJECT_MOVE
 constexpr int kActive = 1;                  // CU_STREAM_CAPTURE_STATUS_ACTIVE
 
-// A capture's work on one stream runs in order, as on a stream.
-using Key = std::tuple<Context, unsigned long long, uint64_t>;
+// A capture's work on one stream runs in order, as on a stream. Streams are known by their handles
+// here, which are unique while a capture lasts: to be asked for its number (identity_of()) ends the
+// capture of a stream.
+using Key = std::tuple<Context, unsigned long long, const void*>;
+
+const void* name_of(Stream stream) {
+  static thread_local char thread_marker;
+  return is_per_thread(stream) ? &thread_marker : stream;
+}
 
 struct Block {
   Context context = nullptr;
@@ -106,7 +113,7 @@ Scratch graph_scratch(const Place& place, Stream stream, size_t bytes) {
   Scratch scratch;
   scratch.together = std::unique_lock(b.mutex);
   collect(b);
-  const Key key = {place.context, capture, identity_of(stream)};
+  const Key key = {place.context, capture, name_of(stream)};
   Block*& current = b.current[key];
   if (current == nullptr || current->bytes < bytes) {
     // Twice as much, so that products that grow hold few blocks. What they had is in their nodes.

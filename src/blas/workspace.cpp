@@ -11,7 +11,6 @@
 namespace ingot::blas {
 namespace {
 
-constexpr auto kPerThreadStream = uintptr_t{2};  // CU_STREAM_PER_THREAD
 constexpr int kCallsUntilRetry = 1000, kCallsUntilLook = 250;
 
 // Of one stream.
@@ -68,8 +67,8 @@ Workspace& workspace_of(const Place& place, Stream stream) {
   };
   static Registry& registry = *new Registry;  // never destroyed
   static thread_local char thread_marker;
-  const bool per_thread = reinterpret_cast<uintptr_t>(stream) == kPerThreadStream;
-  const Key key = {place.context, identity_of(stream), per_thread ? &thread_marker : nullptr};
+  const Key key = {place.context, identity_of(stream),
+                   is_per_thread(stream) ? &thread_marker : nullptr};
   {
     const std::shared_lock lock(registry.mutex);
     const auto found = registry.workspaces.find(key);

@@ -16,7 +16,9 @@ int cuStreamGetCtx(void* stream, void** context) {
   return *context = stream == (void*)0xbad ? stream : &allocations, 0;
 }
 
-/* Captures: what two streams capture belongs to one graph. A graph is the objects that it holds. */
+/* Captures: what two streams capture belongs to one graph. A graph is the objects that it holds.
+ * As a driver does, this one refuses to go on with a capture beside which it was asked what it must
+ * not be asked then. */
 typedef struct {
   void* held;
   void (*destroy)(void*);
@@ -25,6 +27,7 @@ typedef struct {
   object* objects[64];
   int count;
   unsigned long long id;
+  int invalid;
 } graph;
 static graph* capturing;
 static void* captured[2];
@@ -49,11 +52,24 @@ static int is_captured(void* stream) {
 int cuStreamIsCapturing(void* stream, int* status) {
   return *status = getenv("FAKE_CAPTURING") != NULL || is_captured(stream), 0;
 }
+static __thread int capture_mode;
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  const int before = capture_mode;
+  return capture_mode = *mode, *mode = before, 0;
+}
+static int unsupported(int in_any_mode) {
+  if (capturing == NULL || (capture_mode == 2 && !in_any_mode)) return 0;
+  return capturing->invalid = 1, 900;
+}
+int cuStreamGetId(void* stream, unsigned long long* id) {
+  return *id = (unsigned long long)(uintptr_t)stream, is_captured(stream) ? unsupported(1) : 0;
+}
 int cuStreamGetCaptureInfo_v2(void* stream, int* status, unsigned long long* id, graph** of,
                               const void** nodes, size_t* count) {
   (void)nodes, (void)count;
   *status = is_captured(stream);
-  if (*status) *id = capturing->id, *of = capturing;
+  if (*status && capturing->invalid) *status = 2;
+  if (*status == 1) *id = capturing->id, *of = capturing;
   return 0;
 }
 int cuUserObjectCreate(object** made, void* held, void (*destroy)(void*), unsigned references,
@@ -70,7 +86,6 @@ int cuGraphRetainUserObject(graph* of, object* held, unsigned references, unsign
   if (getenv("FAKE_NO_OBJECTS") || of->count == 64 || references != 1 || flags != 1) return 1;
   return of->objects[of->count++] = held, 0;
 }
-int cuThreadExchangeStreamCaptureMode(int* mode) { return (void)mode, 0; }
 static int full_to; /* percent */
 void fake_fill(int percent) { full_to = percent; }
 int cuMemGetInfo_v2(size_t* left, size_t* total) {
@@ -85,12 +100,14 @@ int cuMemsetD32Async(uint32_t* to, unsigned value, size_t count, void* stream) {
   return 0;
 }
 int cuMemAlloc_v2(void** memory, size_t bytes) {
+  if (unsupported(0)) return 900;
   __atomic_add_fetch(&allocations, 1, __ATOMIC_SEQ_CST);
   return *memory = aligned_alloc(256, bytes), *memory == NULL;
 }
 static long freed;
 long fake_freed(void) { return freed; }
 int cuMemFree_v2(void* memory) {
+  if (unsupported(0)) return 900;
   __atomic_add_fetch(&freed, 1, __ATOMIC_SEQ_CST);
   return free(memory), 0;
 }
