@@ -51,7 +51,7 @@ const char* name_of(Outcome outcome) {
     case Outcome::scalars:
       return "alpha or beta is not finite";
     case Outcome::capturing:
-      return "new to the process, and the stream is being captured";
+      return "the stream is being captured";
     case Outcome::device:
       return "the GPU, or the context of the stream";
     case Outcome::library_faster:
@@ -71,7 +71,9 @@ const char* name_of(Outcome outcome) {
 Settings Settings::read() {
   const char* override_tf32 = std::getenv("NVIDIA_TF32_OVERRIDE");
   const bool no_tf32 = override_tf32 != nullptr && std::strcmp(override_tf32, "0") == 0;
-  return {!is_off("INGOT") && !is_off("INGOT_BLAS"), !no_tf32};
+  const char* captures = std::getenv("INGOT_BLAS_CAPTURE");
+  const bool takes_captured = captures != nullptr && std::strcmp(captures, "on") == 0;
+  return {!is_off("INGOT") && !is_off("INGOT_BLAS"), !no_tf32, takes_captured};
 }
 
 const Settings& settings() {

@@ -107,6 +107,7 @@ Answer try_run(const Request& request) {
   const BelowHook below;
   if (!ingot().complete) return {Outcome::unavailable, 0};
   const bool capturing = is_capturing(request.stream);
+  if (capturing && !settings().takes_captured) return {Outcome::capturing, 0};
   if (request.product.batches == 1 || matrices_of(request.product).results_follow()) {
     const Answer answer = run_whole(request, place, capturing);
     // What does not pay in one launch may pay in many.

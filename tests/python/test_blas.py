@@ -138,7 +138,7 @@ def test_scalars_may_lie_on_the_device_and_be_many(fakes):
 
 def test_captured_products_work_in_memory_of_their_graph(fakes):
     """Two graphs that live, and what runs beside them, have no memory in common."""
-    found, _ = call(fakes, "captures")
+    found, _ = call(fakes, "captures", INGOT_BLAS_CAPTURE="on")
     assert found["new"] == [-1]  # compiled for no one yet: the library's
     assert found["eager"] == [0, 1, 2] or found["eager"] == [0, 0, 1]
     one, two, three = (found[graph] for graph in ("one", "two", "three"))
@@ -152,9 +152,15 @@ def test_captured_products_work_in_memory_of_their_graph(fakes):
 
 
 def test_without_user_objects_captured_products_are_the_librarys(fakes):
-    found, rows = call(fakes, "captures", FAKE_NO_OBJECTS="1")
+    found, rows = call(fakes, "captures", FAKE_NO_OBJECTS="1", INGOT_BLAS_CAPTURE="on")
     assert found["one"] == [-1] * 4
     assert outcomes(rows)["no memory for its workspace"] == 10
+
+
+def test_captured_products_are_the_librarys_unless_asked_for(fakes):
+    found, rows = call(fakes, "captures")
+    assert found["one"] == [-1] * 4
+    assert outcomes(rows)["the stream is being captured"] == 11
 
 
 def test_a_card_that_fills_up_gets_its_memory_back(fakes):
@@ -188,7 +194,8 @@ def test_a_second_copy_of_cublas_is_left_alone(fakes):
 @pytest.mark.parametrize(
     ("environment", "outcome"),
     [
-        ({"FAKE_CAPTURING": "1"}, "new to the process, and the stream is being captured"),
+        ({"FAKE_CAPTURING": "1"}, "the stream is being captured"),
+        ({"FAKE_CAPTURING": "1", "INGOT_BLAS_CAPTURE": "on"}, "the stream is being captured"),
         ({"FAKE_FULL": "1"}, "no memory for its workspace"),
         ({"INGOT_BLAS_MEMORY": "1"}, "no memory for its workspace"),
         ({"FAKE_OLD": "1"}, "the GPU, or the context of the stream"),
