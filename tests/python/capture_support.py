@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 from ingot.capture import Captured, Region
-from ingot.capture.captured import Slot
-from ingot.live.compiled import _resolve
+from ingot.capture.captured import Slot, resolved
 from ingot.model_capture import capture
 from ingot.runtime.program import evaluate_fp64
 from torch import nn
@@ -24,7 +23,7 @@ def run_fp64(captured: Captured, module: nn.Module, inputs) -> object:
             for slot, result, layout in zip(step.results, results, step.result_layouts):
                 values[slot] = result.to(layout.dtype)
         else:
-            args, kwargs = _resolve((step.args, step.kwargs), values)
+            args, kwargs = resolved((step.args, step.kwargs), values)
             values[step.result] = step.target(*args, **kwargs)
     outputs = [values[o.index] if isinstance(o, Slot) else o for o in captured.outputs]
     return pytree.tree_unflatten(outputs, captured.out_spec)

@@ -115,3 +115,17 @@ def slots_read(step: Region | TorchStep) -> list[int]:
 
     visit((step.args, step.kwargs))
     return found
+
+
+def resolved(value: Any, values: list) -> Any:
+    """With tensors in the place of slots."""
+    if isinstance(value, Slot):
+        return values[value.index]
+    if isinstance(value, (list, tuple)):
+        items = [resolved(item, values) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    if isinstance(value, dict):
+        return {key: resolved(item, values) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(resolved(v, values) for v in (value.start, value.stop, value.step)))
+    return value

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ingot.capture import Captured
-from ingot.capture.captured import Region, Slot
+from ingot.capture.captured import Region, resolved
 from ingot.capture.derivative import Derivative, derivative_of
 from ingot.capture.feed import batched_inputs
 from ingot.runtime.library import library
@@ -128,7 +128,7 @@ def _run_on_meta(captured: Captured, module, inputs, batch: int | None) -> list:
                     sizes, strides, dtype=layout.dtype, device="meta"
                 )
             continue
-        args, kwargs = _resolved((step.args, step.kwargs), values)
+        args, kwargs = resolved((step.args, step.kwargs), values)
         with torch.no_grad():
             values[step.result] = step.target(*args, **kwargs)
     return values
@@ -371,17 +371,3 @@ def cuda_sources(regions: Sequence[FileRegion]) -> tuple[str, dict[str, dict]]:
     )
     found = loaded.take_json(text)
     return found["common"], {p["name"]: p for p in found["programs"]}
-
-
-def _resolved(value: Any, values: list) -> Any:
-    """With tensors in the place of slots."""
-    if isinstance(value, Slot):
-        return values[value.index]
-    if isinstance(value, (list, tuple)):
-        items = [_resolved(item, values) for item in value]
-        return tuple(items) if isinstance(value, tuple) else items
-    if isinstance(value, dict):
-        return {key: _resolved(item, values) for key, item in value.items()}
-    if isinstance(value, slice):
-        return slice(*(_resolved(v, values) for v in (value.start, value.stop, value.step)))
-    return value
