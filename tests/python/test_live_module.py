@@ -22,6 +22,7 @@ from ingot.live import dynamo
 from ingot.live.backend import IngotWarning
 from ingot.live.module import OptimizedModule
 from ingot.live.state import intercepted
+from ingot.runtime.library import IngotError
 from live import agree, no_gradients, programs_of, regions_run, x  # noqa: F401
 from torch import nn
 
@@ -653,3 +654,40 @@ def test_an_export_in_another_thread_does_not_divert_a_call(monkeypatch):
     monkeypatch.setattr(torch.compiler, "_is_compiling_flag", True)
     assert torch.compiler.is_compiling()
     assert not intercepted()
+
+
+class Broken(nn.Module):
+    """Of which nothing is captured: Python runs it, and calls its parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear, self.dropout = nn.BatchNorm1d(8), nn.Linear(8, 6), nn.Dropout()
+
+    def forward(self, x):
+        y = self.norm(x)
+        if float(y.detach().sum()) > 1e9:
+            y = -y
+        return self.dropout(torch.relu(self.linear(y)))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), nn.ReLU()), (5, 3, 8)),
+        (lambda: nn.Sequential(nn.Embedding(4, 2), nn.Dropout(), nn.BatchNorm1d(2)), (5,)),
+        (lambda: nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.ReLU()), (5, 8)),
+        (Broken, (5, 8)),
+    ],
+)
+def test_preparing_runs_nothing(make, shape):
+    model = make().train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    example = torch.randn(shape) if len(shape) > 1 else torch.randint(0, 4, shape)
+    generator = torch.get_rng_state()
+    with torch.enable_grad():
+        optimised = ingot.optimize(model, (example,))
+        with contextlib.suppress(IngotError):
+            optimised.ingot_prepare(example)
+    assert torch.equal(torch.get_rng_state(), generator)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name

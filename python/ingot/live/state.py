@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -50,6 +51,26 @@ def intercepted() -> bool:
 
 class _PreparedError(Exception):
     """Ends a call that was made to prepare others."""
+
+
+class _PyTorchsError(Exception):
+    """Ends such a call where PyTorch would run what was captured."""
+
+
+@contextlib.contextmanager
+def _undone(module: nn.Module, tensors: list[torch.Tensor]) -> Iterator[None]:
+    """What Dynamo leaves to Python runs while a call is prepared: it moves no statistics, and draws
+    no random numbers."""
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    devices = {t.get_device() for t in tensors if t.is_cuda}
+    try:
+        with torch.random.fork_rng(sorted(devices)):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
 
 
 def _weakly(method: Callable) -> Callable:
@@ -125,7 +146,9 @@ class State(Session):
         self._preparing.batch = batch if with_kernels else None
         self._preparing.now = True
         try:
-            self.call(module, *args, **kwargs)
+            with _undone(module, tensors):
+                with contextlib.suppress(_PyTorchsError):
+                    self.call(module, *args, **kwargs)
         except _PreparedError:
             return
         finally:
@@ -174,4 +197,15 @@ class State(Session):
                 self._overlooked.note(module)
 
     def _backend(self, gm: torch.fx.GraphModule, examples: list) -> Callable:
-        return compile_graph(self, gm, examples)
+        made = compile_graph(self, gm, examples)
+        return made if self.graphs[-1].compiled is not None else self._by_pytorch(made)
+
+    def _by_pytorch(self, forward: Callable) -> Callable:
+        preparing = self._preparing
+
+        def call(*args: Any) -> Any:
+            if getattr(preparing, "now", False):
+                raise _PyTorchsError
+            return forward(*args)
+
+        return call
