@@ -133,12 +133,13 @@ def _share(graph: torch.fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_pure(node):
             continue
-        if node.target is _aten.reshape.default:
-            _reshape_once(node)
         same = first.setdefault(_computed(node), node)
         if same is not node and not any(user.op == "output" for user in node.users):
             node.replace_all_uses_with(same)
             graph.erase_node(node)
+    for node in list(graph.nodes):  # once it is known how many read each
+        if node.target is _aten.reshape.default:
+            _reshape_once(node)
 
 
 def _computed(node: torch.fx.Node) -> tuple:
