@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
 from ingot.runtime.library import find_library
 
 HERE = Path(__file__).resolve().parent
@@ -55,6 +57,14 @@ def blas_library() -> Path:
 
 def compile_c(*options) -> None:
     subprocess.run(["gcc", "-O3", "-Wall", "-Werror", *map(str, options)], check=True)
+
+
+def built_or_skipped(folder: Path) -> Fakes:
+    if shutil.which("gcc") is None:
+        pytest.skip("needs a C compiler")
+    if not blas_library().is_file():
+        pytest.skip("libingot_blas.so is not built beside libingot.so")
+    return build(folder)
 
 
 def build(folder: Path) -> Fakes:
