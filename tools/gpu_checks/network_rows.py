@@ -18,12 +18,12 @@ import ingot
 import torch
 from ingot.bench.rounds import RoundOptions, compare
 from networks import Network
+from row_table import COMPILE, EAGER, INGOT, times_of
 from torch import nn
 from torch.utils import _pytree as pytree
 
 SETTINGS = ("fp32", "tf32", "bf16")
 MODES = ("eval", "training")
-EAGER, COMPILE, INGOT = "eager", "torch.compile", "Ingot"
 SEED = 11
 # An error may be this many times eager's own of that tensor, or the median of eager's over all.
 FACTOR = 4.0
@@ -321,17 +321,8 @@ def timed(subject: Subject, setting: str, made: nn.Module, options: Options) -> 
         warm=False,
     )
     comparison = compare(named, device, rounds)
-    ratio = comparison.ratio(INGOT, EAGER)
-    milliseconds = {n: round(1e3 * comparison.summary(n).median, 5) for n in named}
     return {
-        "eager_ms": milliseconds[EAGER],
-        "compile_ms": milliseconds.get(COMPILE),
-        "ingot_ms": milliseconds[INGOT],
-        "ratio": round(ratio.median, 4),
-        "ratio_lower": round(ratio.lower, 4),
-        "ratio_upper": round(ratio.upper, 4),
-        "never_slower": comparison.never_slower(INGOT, EAGER),
-        "rounds": comparison.rounds,
+        **times_of(comparison, named),
         "eager_peak_bytes": peaks[EAGER],
         "compile_peak_bytes": peaks.get(COMPILE),
         "peak_bytes": peaks[INGOT],

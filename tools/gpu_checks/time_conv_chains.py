@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import json
 import statistics
 import sys
 import time
@@ -40,14 +39,13 @@ import ingot  # noqa: E402
 import torch  # noqa: E402
 from conv_chains import CHAINS, ConvChain  # noqa: E402
 from ingot.bench.clocks import describe, read_clocks  # noqa: E402
-from ingot.bench.records import read, source_hash, write_whole  # noqa: E402
 from ingot.bench.rounds import RoundOptions, compare  # noqa: E402
 from ingot.capture.captured import Region  # noqa: E402
 from ingot.capture.table import SHAPE_OPERATORS  # noqa: E402
 from ingot.live.compiled import Compiled, RefusedError  # noqa: E402
 from ingot.model_capture import capture  # noqa: E402
+from row_table import COMPILE, EAGER, INGOT, RowTable, times_of  # noqa: E402
 
-EAGER, COMPILE, INGOT = "eager", "torch.compile", "Ingot"
 MODES = ("eval", "training", "gradients")
 FACTOR, ROUNDING = 4.0, 2e-6  # an error may be this many times eager's, or this
 ENOUGH = 1.0 / 0.98  # a row slower than this is listed
@@ -206,19 +204,7 @@ def timed(subject: Subject, modules: dict, arguments: argparse.Namespace) -> dic
         warm=False,
     )
     named = {name: subject.calls(module) for name, module in modules.items()}
-    comparison = compare(named, subject.device, options)
-    ratio = comparison.ratio(INGOT, EAGER)
-    ms = {name: round(1e3 * comparison.summary(name).median, 5) for name in named}
-    return {
-        "eager_ms": ms[EAGER],
-        "compile_ms": ms.get(COMPILE),
-        "ingot_ms": ms[INGOT],
-        "ratio": round(ratio.median, 4),
-        "ratio_lower": round(ratio.lower, 4),
-        "ratio_upper": round(ratio.upper, 4),
-        "never_slower": comparison.never_slower(INGOT, EAGER),
-        "rounds": comparison.rounds,
-    }
+    return times_of(compare(named, subject.device, options), named)
 
 
 def print_kernels(chain: ConvChain, mode: str, arguments: argparse.Namespace) -> None:
@@ -245,28 +231,8 @@ def print_kernels(chain: ConvChain, mode: str, arguments: argparse.Namespace) ->
             print(f"    {statistics.median(took):9.1f} us  {events[at].name[:100]}")
 
 
-class Table:
-    """The rows in --out, those of this call among them."""
-
-    def __init__(self, path: Path | None):
-        self.path, self.hash = path, source_hash(ROOT)
-        self.rows = {self.key(row): row for row in (read(path) if path else [])}
-
-    @staticmethod
-    def key(row: dict) -> tuple:
-        return row["chain"], row["mode"], row["channels_last"], row["small"]
-
-    def done(self, key: tuple, timed: bool) -> bool:
-        row = self.rows.get(key)
-        right = row is not None and row["source_hash"] == self.hash and not row["wrong"]
-        return right and ("ratio" in row or not timed)
-
-    def add(self, row: dict) -> None:
-        row["source_hash"] = self.hash
-        self.rows[self.key(row)] = row
-        if self.path:
-            rows = [self.rows[key] for key in sorted(self.rows)]
-            write_whole(self.path, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+def key_of(row: dict) -> tuple:
+    return row["chain"], row["mode"], row["channels_last"], row["small"]
 
 
 def line(row: dict) -> str:
@@ -309,7 +275,7 @@ def row_of(chain: ConvChain, mode: str, arguments: argparse.Namespace) -> dict:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    started, table, longest = time.monotonic(), Table(arguments.out), 3.0
+    started, table, longest = time.monotonic(), RowTable(arguments.out, key_of), 3.0
     rows, missed = [], 0
     for chain, mode in asked(arguments):
         key = (chain.name, mode, arguments.channels_last, arguments.small)

@@ -32,8 +32,8 @@ for folder in (ROOT / "python", Path(__file__).parent):
     sys.path.insert(0, str(folder))
 
 import torch  # noqa: E402
-from ingot.bench.records import read, source_hash, write_whole  # noqa: E402
 from networks import NETWORKS, named  # noqa: E402
+from row_table import RowTable  # noqa: E402
 
 ROW = "network-row: "
 LEAST_S = 20.0
@@ -73,29 +73,8 @@ def child(arguments: argparse.Namespace) -> int:
     return 0
 
 
-class Table:
-    """The rows in --out, those of this call among them."""
-
-    def __init__(self, path: Path | None):
-        self.path, self.hash = path, source_hash(ROOT)
-        rows = read(path) if path else []
-        self.rows = {self.key(row): row for row in rows}
-
-    @staticmethod
-    def key(row: dict) -> tuple:
-        return row["network"], row["setting"], row["mode"], bool(row.get("small"))
-
-    def done(self, key: tuple, timed: bool) -> bool:
-        row = self.rows.get(key)
-        right = row is not None and row["source_hash"] == self.hash and not row["wrong"]
-        return right and ("ratio" in row or not timed)
-
-    def add(self, row: dict) -> None:
-        row["source_hash"] = self.hash
-        self.rows[self.key(row)] = row
-        if self.path:
-            rows = [self.rows[key] for key in sorted(self.rows)]
-            write_whole(self.path, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+def key_of(row: dict) -> tuple:
+    return row["network"], row["setting"], row["mode"], bool(row.get("small"))
 
 
 def line(row: dict) -> str:
@@ -116,7 +95,7 @@ def line(row: dict) -> str:
     return f"{what} {counts} {first} {error}{times}{wrong}"
 
 
-def measure(network, todo: list, table: Table, arguments, seconds: float) -> int:
+def measure(network, todo: list, table: RowTable, arguments, seconds: float) -> int:
     """Runs a child for rows of one network; the rows that it still owes at the end are wrong, but
     for those that time left out, whose number is given back."""
     owed = {(setting, mode) for setting, mode in todo}
@@ -148,7 +127,7 @@ def measure(network, todo: list, table: Table, arguments, seconds: float) -> int
     for setting, mode in sorted(owed):
         row = {"network": network.name, "setting": setting, "mode": mode, "small": arguments.small}
         table.add({**row, "wrong": f"the process ended with status {status}"})
-        print(line(table.rows[Table.key(row)]), *said[-8:], sep="\n    ", flush=True)
+        print(line(table.rows[key_of(row)]), *said[-8:], sep="\n    ", flush=True)
     return 0
 
 
@@ -190,7 +169,7 @@ def main() -> int:
     arguments = parse()
     if arguments.child:
         return child(arguments)
-    started, table, left, ours = time.monotonic(), Table(arguments.out), 0, []
+    started, table, left, ours = time.monotonic(), RowTable(arguments.out, key_of), 0, []
     wanted = [n for n in arguments.networks.split(",") if n] or [n.name for n in NETWORKS]
     absent = 0
     for network in map(named, wanted):
@@ -218,11 +197,11 @@ def main() -> int:
     return verdict(table, ours, left, time.monotonic() - started)
 
 
-def verdict(table: Table, keys: list, left: int, seconds: float) -> int:
+def verdict(table: RowTable, keys: list, left: int, seconds: float) -> int:
     rows = [table.rows[key] for key in keys if key in table.rows]
-    wrong = [" ".join(Table.key(row)[:3]) for row in rows if row["wrong"]]
+    wrong = [" ".join(key_of(row)[:3]) for row in rows if row["wrong"]]
     slower = [
-        f"{' '.join(Table.key(row)[:3])} ({row['ratio']:.3f})"
+        f"{' '.join(key_of(row)[:3])} ({row['ratio']:.3f})"
         for row in rows
         if row.get("ratio", 0) > ENOUGH
     ]
