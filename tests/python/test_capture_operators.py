@@ -429,3 +429,17 @@ def test_a_number_on_another_device_is_pytorchs():
     constants = {i for i, s in enumerate(captured.sources) if s.kind == "constant"}
     assert constants and not any(constants & set(region.leaves) for region in captured.regions)
     assert [item.what for item in captured.unsupported] == ["mul"]
+
+
+SQUARE = {
+    "sum_with_its_transpose": lambda y: y.relu() + y.transpose(1, 2),
+    "softmaxes_of_both_sides": lambda y: y.softmax(-1) * y.transpose(1, 2).softmax(-1),
+    "means_of_rows_on_columns": lambda y: y + y.mean(2).unsqueeze(1),
+    "difference_of_sigmoids": lambda y: torch.sigmoid(y) - torch.sigmoid(y.transpose(1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", SQUARE)
+def test_equal_extents_are_not_taken_for_equal_axes(name):
+    """Adding y and its transpose moves elements, also where both sides have the same extent."""
+    check_capture(Chain(lambda y, m: SQUARE[name](y)), torch.randn(5, FEATURES, 8))

@@ -385,3 +385,29 @@ def test_a_start_of_zeros_needs_no_tensor_of_another_region(gradients):
             torch.testing.assert_close(ours, eagers, rtol=1e-4, atol=1e-5)
     assert len(calls_of(optimised)) >= 2
     assert not any(graph.problem for graph in optimised._ingot.graphs)
+
+
+@pytest.mark.parametrize("plane", [(3, 3), (3, 4)])
+def test_a_norm_before_a_mean_over_planes(plane):
+    """Its backward pass reads x twice beside a gradient that is the same all over a plane; where
+    planes are square, sizes do not tell their sides apart."""
+
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(6, 8, 1, bias=False)
+            self.bn = nn.BatchNorm2d(8)
+            self.fc = nn.Linear(8, 5)
+
+        def forward(self, x, y):
+            h = torch.relu(self.bn(self.conv(x)) + y)
+            return self.fc(h.mean((2, 3)))
+
+    torch.manual_seed(3)
+    made, twin, exact = three_of(Head().train())
+    inputs = [torch.randn(4, 6, *plane), torch.randn(4, 8, *plane)]
+    own, eager, truth = (gradients_of(m, inputs) for m in (made, twin, exact))
+    assert backwards_of(made)
+    for found, plain, wanted in zip(own, eager, truth):
+        allowed = 4 * (plain.double() - wanted).norm() + 1e-6 * wanted.norm()
+        assert (found.double() - wanted).norm() <= allowed

@@ -172,11 +172,13 @@ class RegionBuilder:
             if axes:
                 for axis in run:
                     own[axis] = extents[axis]
-        if tuple(own) == operand.extents:
+        if tuple(own) == operand.extents and operand.dims == _where_held(operand, wanted):
             return operand.id
-        flat = [axis for axes, run in zip(operand.dims, wanted) if axes for axis in run]
-        if flat != sorted(flat):
-            raise UnfitError("operands whose dimensions lie on different axes")
+        # Equal extents alone say nothing: both sides of a square plane have the same.
+        for dims_of in (operand.dims, _where_held(operand, wanted)):
+            flat = [axis for axes in dims_of for axis in axes if own[axis] != 1]
+            if flat != sorted(flat):
+                raise UnfitError("operands whose dimensions lie on different axes")
         return self.view(operand, own)
 
     def result_layout(self, value: Value, computed: Value) -> ResultLayout:
@@ -200,6 +202,11 @@ def _padded_axes(operand: Operand, rank: int) -> tuple:
     """The axes of each dimension of a value; None for a leaf's, which are not settled."""
     axes = operand.dims if isinstance(operand, Value) else (None,) * len(operand.sizes)
     return ((),) * (rank - len(axes)) + tuple(axes)
+
+
+def _where_held(value: Value, wanted: Sequence[tuple[int, ...]]) -> tuple:
+    """The wanted axes of those dimensions along which a value varies."""
+    return tuple(run if axes else () for axes, run in zip(value.dims, wanted))
 
 
 def _broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -240,13 +247,24 @@ def _common_dims(operands: Sequence[Operand], sizes: tuple[int, ...]):
     open_dims = [i for i in range(rank) if dims[i] is None and sizes[i] != 1]
     if open_dims:
         natural = natural_axes(sizes, _memory_order(operands, sizes))
+        if any(used.intersection(natural[index]) for index in open_dims):
+            natural = _on_free_axes(natural, open_dims, used, sizes)
         for index in open_dims:
-            axes = natural[index]
-            if used.intersection(axes):
-                free = [axis for axis in (3, 1, 2) if axis not in used]
-                if sizes[index] < 0 or not free:
-                    raise UnfitError("operands whose dimensions do not fit on four axes")
-                axes = (free[0],)
-            dims[index] = axes
-            used.update(axes)
+            dims[index] = natural[index]
     return tuple(run or () for run in dims)
+
+
+def _on_free_axes(natural: Sequence[tuple], open_dims: list[int], used: set, sizes) -> dict:
+    """Axes for dimensions whose natural ones are taken: in the dimensions' order, so that further
+    operands, which are placed by themselves, lie alike."""
+    found = {i: natural[i] for i in open_dims if sizes[i] < 0}
+    taken = used.union(*found.values())
+    if len(taken) != len(used) + sum(map(len, found.values())):
+        raise UnfitError("operands whose dimensions do not fit on four axes")
+    inner = [i for i in open_dims if i not in found]
+    # A single one lies on the features if it can.
+    free = [axis for axis in ((3, 1, 2) if len(inner) == 1 else (1, 2, 3)) if axis not in taken]
+    if len(free) < len(inner):
+        raise UnfitError("operands whose dimensions do not fit on four axes")
+    places = free[:1] if len(inner) == 1 else free[len(free) - len(inner) :]
+    return found | {index: (axis,) for index, axis in zip(inner, places)}
