@@ -71,9 +71,7 @@ const char* name_of(Outcome outcome) {
 Settings Settings::read() {
   const char* override_tf32 = std::getenv("NVIDIA_TF32_OVERRIDE");
   const bool no_tf32 = override_tf32 != nullptr && std::strcmp(override_tf32, "0") == 0;
-  const char* captures = std::getenv("INGOT_BLAS_CAPTURE");
-  const bool takes_captured = captures != nullptr && std::strcmp(captures, "on") == 0;
-  return {!is_off("INGOT") && !is_off("INGOT_BLAS"), !no_tf32, takes_captured};
+  return {!is_off("INGOT") && !is_off("INGOT_BLAS"), !no_tf32, !is_off("INGOT_BLAS_CAPTURE")};
 }
 
 const Settings& settings() {

@@ -36,8 +36,8 @@ inline bool is_taken(Outcome outcome) {
 // Of the environment: INGOT, INGOT_BLAS, NVIDIA_TF32_OVERRIDE, INGOT_BLAS_CAPTURE. Read once.
 struct Settings {
   bool on = true;
-  bool tf32 = true;             // may be used where a program allows it
-  bool takes_captured = false;  // products of streams under capture, too
+  bool tf32 = true;            // may be used where a program allows it
+  bool takes_captured = true;  // products of streams under capture, too
   static Settings read();
 };
 const Settings& settings();

@@ -133,7 +133,7 @@ def test_scalars_may_lie_on_the_device_and_be_many(fakes):
 
 def test_captured_products_work_in_memory_of_their_graph(fakes):
     """Two graphs that live, and what runs beside them, have no memory in common."""
-    found, _ = call(fakes, "captures", INGOT_BLAS_CAPTURE="on")
+    found, _ = call(fakes, "captures")
     assert found["new"] == [-1]  # compiled for no one yet: the library's
     assert found["eager"] == [0, 1, 2] or found["eager"] == [0, 0, 1]
     one, two, three = (found[graph] for graph in ("one", "two", "three"))
@@ -147,13 +147,13 @@ def test_captured_products_work_in_memory_of_their_graph(fakes):
 
 
 def test_without_user_objects_captured_products_are_the_librarys(fakes):
-    found, rows = call(fakes, "captures", FAKE_NO_OBJECTS="1", INGOT_BLAS_CAPTURE="on")
+    found, rows = call(fakes, "captures", FAKE_NO_OBJECTS="1")
     assert found["one"] == [-1] * 4
     assert outcomes(rows)["no memory for its workspace"] == 10
 
 
-def test_captured_products_are_the_librarys_unless_asked_for(fakes):
-    found, rows = call(fakes, "captures")
+def test_captured_products_are_the_librarys_on_demand(fakes):
+    found, rows = call(fakes, "captures", INGOT_BLAS_CAPTURE="off")
     assert found["one"] == [-1] * 4
     assert outcomes(rows)["the stream is being captured"] == 11
 
@@ -190,7 +190,7 @@ def test_a_second_copy_of_cublas_is_left_alone(fakes):
     ("environment", "outcome"),
     [
         ({"FAKE_CAPTURING": "1"}, "the stream is being captured"),
-        ({"FAKE_CAPTURING": "1", "INGOT_BLAS_CAPTURE": "on"}, "the stream is being captured"),
+        ({"FAKE_CAPTURING": "1", "INGOT_BLAS_CAPTURE": "off"}, "the stream is being captured"),
         ({"FAKE_FULL": "1"}, "no memory for its workspace"),
         ({"INGOT_BLAS_MEMORY": "1"}, "no memory for its workspace"),
         ({"FAKE_OLD": "1"}, "the GPU, or the context of the stream"),

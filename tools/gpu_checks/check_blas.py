@@ -302,7 +302,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={"INGOT_BLAS_CAPTURE": "on", **os.environ, **environment},
+            env={**os.environ, **environment},
         )
         self._answer()
 
