@@ -176,7 +176,7 @@ class Projections(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(3))
 
     def forward(self, x):
-        return [layer(x).unflatten(2, (4, 8)).transpose(1, 2) for layer in self.layers]
+        return [(layer(x) * 2).unflatten(2, (4, 8)).transpose(1, 2) for layer in self.layers]
 
 
 def test_backward_under_autocast_casts_an_input_once(monkeypatch):
@@ -205,3 +205,28 @@ def test_backward_under_autocast_casts_an_input_once(monkeypatch):
         if getattr(step, "what", "") == "_to_copy"
     )
     assert casts and max(casts.values()) == 1
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(32, 48), nn.Linear(48, 32)
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_plain_product_in_16_bits_is_pytorchs_in_training(gradients):
+    """The same kernels either way: a region would only cost the host's time."""
+    model = Plain().eval()
+    optimised = ingot.optimize(model)
+    x = torch.randn(8, 32)
+    for dtype, taken in ((torch.bfloat16, not gradients), (torch.float32, True)):
+        with (
+            torch.set_grad_enabled(gradients),
+            torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16),
+        ):
+            torch.testing.assert_close(optimised(x), model(x), rtol=2e-2, atol=2e-2)
+        last = optimised._ingot.graphs[-1]
+        assert bool(last.compiled and last.compiled.captured.regions) == taken

@@ -33,6 +33,7 @@ from ingot.capture.nodes import (
     schema_name,
     where,
 )
+from ingot.capture.products import PRODUCTS
 from ingot.capture.region import RegionBuilder
 from ingot.capture.table import SHAPE_OPERATORS, TABLE, Call
 from ingot.runtime.program import DTYPE_NAMES
@@ -295,9 +296,17 @@ class Cut:
             # Without a product, what backward computes again costs what forward saves. What reads
             # no tensor (it takes the shape of one) has nothing to say where it should run.
             small = not products and (self.gradients or len(computing) < 2)
+            small = small or (self.gradients and all(map(self._is_plain_half_product, computing)))
             if computing and (small or not region.leaves):
                 weak.update(node.name for node in nodes)
         return weak
+
+    def _is_plain_half_product(self, node: torch.fx.Node) -> bool:
+        """A product in 16 bits with a bias at most, which PyTorch runs by the same kernels, forward
+        and backward, in less of the host's time."""
+        value = self.entries[node].value
+        is_half = getattr(value, "dtype", None) in (torch.float16, torch.bfloat16)
+        return is_half and schema_name(node.target) in (*PRODUCTS, "aten::to", "aten::_to_copy")
 
 
 def _escapes(node: torch.fx.Node) -> bool:
