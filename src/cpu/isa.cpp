@@ -1,5 +1,6 @@
 #include "cpu/isa.h"
 
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 #if defined(__x86_64__)
@@ -7,6 +8,25 @@
 #endif
 
 namespace ingot::cpu {
+namespace {
+
+std::string read_processor_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("model name")) {
+      const size_t colon = line.find(':');
+      if (colon != std::string::npos && colon + 2 <= line.size()) return line.substr(colon + 2);
+    }
+  }
+  return "unknown processor";
+}
+
+}  // namespace
+
+std::string processor_name() {
+  static const std::string name = read_processor_name();
+  return name;
+}
 
 std::string_view name_of(Level level) {
   switch (level) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
+#include <string>
 #include <string_view>
 
 namespace ingot::cpu {
@@ -17,5 +18,7 @@ struct Isa {
 
 // What this machine offers, less the features that `masks` sets to false ({"avx512": false}).
 Isa detect_isa(const nlohmann::json& masks);
+
+std::string processor_name();
 
 }  // namespace ingot::cpu

@@ -2,29 +2,16 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "backend/executable.h"
-#include "cpu/product/amx/product.h"
 #include "cpu/product/amx/support.h"
 #include "cpu/product/provider.h"
 #include "support/threads.h"
 
 namespace ingot {
 namespace {
-
-std::string processor_name() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("model name")) {
-      const size_t colon = line.find(':');
-      if (colon != std::string::npos && colon + 2 <= line.size()) return line.substr(colon + 2);
-    }
-  }
-  return "unknown processor";
-}
 
 // Orders of magnitude for the plan's predictions; what a run takes is measured, not assumed.
 constexpr double kClock = 3e9;
@@ -53,7 +40,7 @@ Target cpu_target(const ProgramOptions& options) {
   target.bandwidth = kBandwidthPerCore * std::min(target.units, 16);
   target.cache_bytes = cache > 0 ? static_cast<double>(cache) : 8e6;
   target.launch_seconds = 5e-6;
-  target.name = processor_name();
+  target.name = cpu::processor_name();
   return target;
 }
 
@@ -68,14 +55,14 @@ nlohmann::json describe_cpu_machine() {
       products.push_back(name);
     }
   }
-  return {{"name", processor_name()},
+  return {{"name", cpu::processor_name()},
           {"instructions", name_of(isa.level)},
           {"amx",
            {{"tile", isa.amx_tile},
             {"bf16", isa.amx_bf16},
             {"fp16", isa.amx_fp16},
             {"state", tiles.state},
-            {"used", cpu::amx::use_of(tiles, cpu::amx::choice_of_environment())}}},
+            {"used", cpu::use_of_amx(isa)}}},
           {"threads", thread_count()},
           {"thread_runtime", thread_runtime_name()},
           {"products", products}};

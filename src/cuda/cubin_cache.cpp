@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <memory>
@@ -104,17 +103,6 @@ Descriptor CubinCache::open_folder() const {
   Descriptor folder = open_private_folder(folder_, &why);
   if (!why.empty()) warn_once(fmt::format("the kernel cache {} is not used: {}", folder_, why));
   return folder;
-}
-
-std::string CubinCache::default_folder() {
-  const auto variable = [](const char* name) {
-    const char* value = std::getenv(name);
-    return std::string(value != nullptr ? value : "");
-  };
-  if (const std::string given = variable("INGOT_CACHE_DIR"); !given.empty()) return given;
-  if (const std::string xdg = variable("XDG_CACHE_HOME"); !xdg.empty()) return xdg + "/ingot";
-  if (const std::string home = variable("HOME"); !home.empty()) return home + "/.cache/ingot";
-  return "";
 }
 
 std::string CubinCache::file_of(const std::string& key) const {

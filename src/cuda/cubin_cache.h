@@ -22,9 +22,6 @@ class CubinCache {
   // An empty folder: no caching.
   explicit CubinCache(std::string folder, uint64_t bytes = kDefaultBytes);
 
-  // $INGOT_CACHE_DIR, else $XDG_CACHE_HOME/ingot, else ~/.cache/ingot; empty where none is known.
-  static std::string default_folder();
-
   std::optional<std::string> find(const std::string& key) const;
   // Whether the entry is on disk now.
   bool store(const std::string& key, const std::string& payload) const;

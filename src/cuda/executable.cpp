@@ -17,6 +17,7 @@
 #include "cuda/sweep_lowering.h"
 #include "product/arch.h"
 #include "support/align.h"
+#include "support/cache_folder.h"
 #include "support/checked.h"
 #include "support/error.h"
 
@@ -242,8 +243,7 @@ class CudaExecutable : public Executable {
   }
 
   static std::string cache_folder(const ProgramOptions& options, const char* inside) {
-    const std::string root =
-        options.cache_dir.empty() ? CubinCache::default_folder() : options.cache_dir;
+    const std::string root = options.cache_dir.empty() ? default_cache_folder() : options.cache_dir;
     return root.empty() ? root : root + inside;
   }
 

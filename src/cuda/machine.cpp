@@ -6,6 +6,7 @@
 #include "cuda/nvrtc.h"
 #include "cuda/product_family.h"
 #include "product/arch.h"
+#include "support/cache_folder.h"
 
 namespace ingot {
 namespace {
@@ -123,7 +124,7 @@ nlohmann::json describe_cuda_machine() {
                         {"version", cublas.version},
                         {"path", cublas.path},
                         {"why", cublas.why}};
-  const std::string cache = CubinCache::default_folder();
+  const std::string cache = default_cache_folder();
   result["cache"] = cache.empty() ? "" : cache + "/kernels";
   return result;
 }

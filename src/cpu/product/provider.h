@@ -75,6 +75,9 @@ class ProductProvider {
 // In order of preference on a machine with these features. Cheap; holds what it returns alive.
 std::vector<std::shared_ptr<const ProductProvider>> product_providers(const Isa& isa);
 
+// Whether fp32 products run on AMX, and why: for doctor. Measures where that was not done yet.
+std::string use_of_amx(const Isa& isa);
+
 // Runs the first provider that takes the call and returns its name.
 std::string run_product(const Isa& isa, const ProductCall& call);
 

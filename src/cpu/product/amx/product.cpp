@@ -188,9 +188,7 @@ std::string use_of(const Support& usable, Choice choice) {
     case Choice::none:
       return "off (INGOT_CPU_PRODUCT=no-amx)";
     case Choice::automatic:
-      if (!usable.bf16) return "no";
-      return fmt::format("not by itself: set INGOT_CPU_PRODUCT={}",
-                         usable.fp16 ? "amx-fp16 or amx-bf16" : "amx-bf16");
+      return usable.bf16 ? "where a measurement finds it faster" : "no";
     case Choice::fp16_emulated:
     case Choice::bf16_emulated:
       return "emulated, for tests";
@@ -200,9 +198,7 @@ std::string use_of(const Support& usable, Choice choice) {
 }
 
 std::shared_ptr<const ProductProvider> amx_product(const Isa& isa, Choice choice) {
-  // Not by itself until it has been timed on a processor that nothing else uses: where it was, a
-  // shared one, it was now faster and now slower than MKL (docs/cpu-backend.md).
-  if (choice == Choice::none || choice == Choice::automatic) return nullptr;
+  if (choice == Choice::none) return nullptr;
   const bool emulated = choice == Choice::fp16_emulated || choice == Choice::bf16_emulated;
   if (emulated) {
     const bool fp16 = choice == Choice::fp16_emulated;

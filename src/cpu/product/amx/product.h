@@ -52,10 +52,11 @@ class Product final : public ProductProvider {
 enum class Choice { automatic, none, fp16, bf16, fp16_emulated, bf16_emulated };
 Choice parse_choice(const std::string& text);
 Choice choice_of_environment();  // read once
-// Whether products run on AMX, and what to set so that they do: for doctor.
+// Whether products run on AMX: for doctor.
 std::string use_of(const Support& usable, Choice choice);
 
-// nullptr where AMX is not used.
+// nullptr where AMX is not used. By Choice::automatic a product that the caller is to measure first
+// (product/measured.h).
 std::shared_ptr<const ProductProvider> amx_product(const Isa& isa, Choice choice);
 
 }  // namespace ingot::cpu::amx
