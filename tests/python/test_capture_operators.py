@@ -102,6 +102,7 @@ POINTWISE = {
     "round": lambda x, m: (x * 3).round(),
     "rsqrt": lambda x, m: (x.abs() + 1).rsqrt(),
     "rsub": lambda x, m: 1.0 - x,
+    "rsub_alpha": lambda x, m: torch.rsub(x, m.vector, alpha=2),
     "selu": lambda x, m: F.selu(x),
     "sigmoid": lambda x, m: x.sigmoid(),
     "sign": lambda x, m: x.sign(),
@@ -124,8 +125,9 @@ POINTWISE = {
     "zeros_like": lambda x, m: torch.zeros_like(x) + x,
 }
 
-# Parts of these are PyTorch's by design (slices of parameters, scalars without a tensor operand).
-PARTLY = {"prelu_single", "lerp", "where_scalars"}
+# Parts of these are PyTorch's by design (slices of parameters, scalars without a tensor operand,
+# division by remainders).
+PARTLY = {"prelu_single", "lerp", "where_scalars", "div_floor"}
 
 
 @pytest.mark.parametrize("name", sorted(POINTWISE))

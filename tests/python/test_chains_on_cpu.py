@@ -26,7 +26,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 # Steps: a last bit of the product may move these by one.
-STEPS = {"floor", "ceil", "round", "trunc", "div_floor", "div_trunc", "sign"}
+STEPS = {"floor", "ceil", "round", "trunc", "div_trunc", "sign"}
 # One operator beside a product that only PyTorch can do: nothing to optimise.
 LEFT_ALONE = {"scores_of_batch", "einsum_other"}
 

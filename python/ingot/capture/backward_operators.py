@@ -129,7 +129,6 @@ def _layer_norm(x, normalized_shape, weight, bias, eps):
 
 def _layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, mask):
     axes = _inner(x, normalized_shape)
-    outer = list(range(axes[0]))
     wide = _wide(grad)
     normal = (_wide(x) - mean) * rstd
     grad_x = None
@@ -137,8 +136,13 @@ def _layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, ma
         inner = wide if weight is None else wide * _wide(weight)
         grad_x = _through_statistics(inner, normal, rstd, axes).to(x.dtype)
     like = x.dtype if weight is None else weight.dtype
-    grad_weight = (wide * normal).sum(outer).to(like) if mask[1] else None
-    return grad_x, grad_weight, wide.sum(outer).to(like) if mask[2] else None
+    grad_weight = _over_outer(wide * normal, axes[0]).to(like) if mask[1] else None
+    return grad_x, grad_weight, _over_outer(wide, axes[0]).to(like) if mask[2] else None
+
+
+def _over_outer(x: torch.Tensor, count: int) -> torch.Tensor:
+    """Of no dimensions, PyTorch's sum is that of all."""
+    return x.sum(list(range(count))) if count else x
 
 
 def _in_groups(x: torch.Tensor, groups: int) -> torch.Tensor:

@@ -39,6 +39,8 @@ def _separate(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     bias, sizes = arguments["bias"], example(node).shape
     if bias is None or LEFT_ALONE in node.meta or example(bias).dtype != example(node).dtype:
         return
+    if len(sizes) != example(arguments["weight"]).dim():
+        return  # channels come first in what has no batch
     if not node.users or not all(may_be_taken(user) for user in node.users):
         return
     writer = Writer(graph, node)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch.nn.modules.batchnorm import _BatchNorm
 
 _SCHEMA = (
@@ -29,6 +30,8 @@ def batch_norm(
 
 @batch_norm.register_fake
 def _(x, weight, bias, running_mean, running_var, num_batches_tracked, training, momentum, eps):
+    if x.device.type == "cpu":  # whose kernels know two formats
+        return torch.empty_like(x, memory_format=suggest_memory_format(x))
     return torch.empty_like(x)
 
 

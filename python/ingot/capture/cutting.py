@@ -210,6 +210,9 @@ class Cut:
     def _check(value: Any, sizes: tuple[int, ...] | None) -> None:
         if isinstance(value, (Value, Leaf)) and sizes is not None and value.sizes != sizes:
             raise UnfitError(f"its shape came out as {value.sizes}, not {sizes}")
+        axes = [axis for run in value.dims for axis in run] if isinstance(value, Value) else []
+        if len(set(axes)) < len(axes):
+            raise UnfitError("two dimensions on one axis")
 
     def _operand(self, argument: Any, level: int) -> Any:
         if isinstance(argument, torch.fx.Node):

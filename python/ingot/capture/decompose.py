@@ -124,12 +124,30 @@ def _with_no_sum(writer: Writer, c, a, b, beta, alpha) -> torch.fx.Node | None:
     return made if alpha == 1 else writer.call(_aten.mul.Scalar, sizes, made, alpha)
 
 
+def _copy(writer: Writer, x, source, non_blocking) -> torch.fx.Node:
+    """What writes without writing into anything become; it has no derivative."""
+    own, like = example(writer.node), example(source)
+    if own.dtype != like.dtype:
+        source = writer.call(_aten.to.dtype, like.shape, source, own.dtype)
+    if len(own.shape) != len(like.shape) or any(map(_differ, own.shape, like.shape)):
+        source = writer.call(_aten.expand_as.default, own.shape, source, x)
+    return writer.call(_aten.clone.default, own.shape, source)
+
+
+def _differ(size: Any, other: Any) -> bool:
+    """Of sizes that broadcast, without asking what a symbol is."""
+    return isinstance(size, int) != isinstance(other, int) or (
+        isinstance(size, int) and size != other
+    )
+
+
 def _nothing(writer: Writer, x, *_: Any) -> torch.fx.Node:
     return x
 
 
 _RULES: dict[Any, Callable] = {
     _aten.slice.Tensor: _slice,
+    _aten.copy.default: _copy,
     _aten.adaptive_avg_pool2d.default: _adaptive_avg_pool,
     _aten.adaptive_avg_pool3d.default: _adaptive_avg_pool,
     _aten.adaptive_max_pool1d.default: _adaptive_max_pool1d,

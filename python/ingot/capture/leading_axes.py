@@ -62,7 +62,8 @@ def _sizes(node: object) -> tuple:
 class _Merging:
     def __init__(self, graph: torch.fx.Graph):
         self.graph = graph
-        self.merged: dict[torch.fx.Node, torch.fx.Node] = {}
+        # With the first of the dimensions that are one.
+        self.merged: dict[tuple[torch.fx.Node, int], torch.fx.Node] = {}
         self.made: list[torch.fx.Node] = []
 
     def visit(self, node: torch.fx.Node) -> None:
@@ -75,7 +76,7 @@ class _Merging:
             if len(_sizes(node.args[1])) != 2 or _sizes(x)[:-1] != lead:
                 return
             args = [self._merge(writer, x, lead), *node.args[1:]]
-        elif any(argument in self.merged for argument in node.all_input_nodes):
+        elif any((argument, 1) in self.merged for argument in node.all_input_nodes):
             args = self._arguments(writer, node, lead)
         else:
             return
@@ -89,7 +90,7 @@ class _Merging:
         self.made += [made, whole]
         node.replace_all_uses_with(whole)
         self.graph.erase_node(node)
-        self.merged[whole] = made
+        self.merged[whole, 1] = made
 
     def _arguments(self, writer: Writer, node: torch.fx.Node, lead: tuple) -> list | None:
         """The operator's, with three axes; None where it is not one along the last dimension."""
@@ -104,7 +105,7 @@ class _Merging:
             )
             return None if any(unfit) else chosen
         first = args[0]
-        if first not in self.merged or _sizes(first)[:-1] != lead:
+        if (first, 1) not in self.merged or _sizes(first)[:-1] != lead:
             return None
         if target in _ALONG:
             if args[_ALONG[target]] not in (-1, rank - 1):
@@ -120,14 +121,12 @@ class _Merging:
                 return None
         elif target not in _SAME:
             return None
-        return [self.merged[first], *args[1:]]
+        return [self.merged[first, 1], *args[1:]]
 
     def _merge(self, writer: Writer, argument, lead: tuple):
         """An operand with its leading axes merged as those of `lead`; None where that cannot be."""
         if not isinstance(argument, torch.fx.Node):
             return argument
-        if argument in self.merged:
-            return self.merged[argument]
         value = example(argument)
         if not isinstance(value, torch.Tensor):
             return None
@@ -142,11 +141,13 @@ class _Merging:
         if len(sizes) == 2:
             return argument if len(middle) != 1 and sizes[0] == 1 else None
         first = 1 if len(sizes) == len(lead) + 1 else 0
+        if (argument, first) in self.merged:
+            return self.merged[argument, first]
         merged = (*sizes[:first], math.prod(sizes[first:-1]), sizes[-1])
         made = writer.call(_aten.flatten.using_ints, merged, argument, first, len(sizes) - 2)
         made.meta["val"] = value.new_empty(merged)
         self.made.append(made)
-        self.merged[argument] = made
+        self.merged[argument, first] = made
         return made
 
     def sweep(self) -> None:

@@ -21,7 +21,19 @@ def _flat_parameter(call: Call, name: str, x: Value) -> int:
     half = x.dtype in (torch.float16, torch.bfloat16) and operand.dtype == torch.float32
     if operand.dtype not in (x.dtype, torch.int64) and not half and not call.autocast:
         raise UnfitError("parameters of another dtype than its input's")
-    return call.region.materialise(operand).id
+    parameter = call.region.materialise(operand)
+    flat = [axis for run in parameter.dims for axis in run]
+    expanded = any(run == () and size != 1 for run, size in zip(parameter.dims, parameter.sizes))
+    if flat != sorted(flat) or expanded:
+        raise UnfitError("parameters that would have to move in memory")
+    return parameter.id
+
+
+def _check_counts(call: Call, value: Value, training: bool) -> None:
+    """An unbiased variance depends on how many elements there are, equal ones too."""
+    expanded = any(run == () and size != 1 for run, size in zip(value.dims, value.sizes))
+    if training and expanded and call.get("running_var") is not None:
+        raise UnfitError("running statistics of an expanded tensor")
 
 
 def _channel_axis(value: Value) -> tuple[int, ...]:
@@ -45,6 +57,7 @@ def _batch_norm(call: Call) -> Value:
     channels = _channel_axis(value)
     if len(channels) > 1:
         raise UnfitError("channels on merged dimensions")
+    _check_counts(call, value, bool(call["training"]))
     axes = [
         axis
         for axis in range(4)
@@ -152,6 +165,7 @@ def _instance_norm(call: Call) -> Value:
     rest = [axis for run in value.dims[2:] for axis in run]
     if rest not in ([3], []) or value.extents[2] != 1:
         raise UnfitError("an instance norm over other than the features")
+    _check_counts(call, value, bool(call["use_input_stats"]))
     names = ("weight", "bias", "running_mean", "running_var")
     attributes = {
         "training": bool(call["use_input_stats"]),

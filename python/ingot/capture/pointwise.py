@@ -134,19 +134,21 @@ TABLE["aten::threshold"] = _unary("threshold", threshold=("threshold", None), va
 @row("aten::add", "aten::sub", "aten::subtract", "aten::rsub")
 def _add(call: Call) -> Value:
     a, b = call["self"], call["other"]
+    if call["name"] == "aten::rsub":
+        a, b = b, a
     if "alpha" in call.arguments and call.number("alpha", 1) != 1:
         scale = call.number("alpha")
         b = pointwise(call, "mul", [b, scale]) if isinstance(b, (Value, Leaf)) else b * scale
-    name = call["name"]
-    if name == "aten::add":
-        return pointwise(call, "add", [a, b])
-    return pointwise(call, "sub", [b, a] if name == "aten::rsub" else [a, b])
+    return pointwise(call, "add" if call["name"] == "aten::add" else "sub", [a, b])
 
 
 @row("aten::div", "aten::divide", "aten::true_divide")
 def _div(call: Call) -> Value:
-    quotient = pointwise(call, "div", [call["self"], call["other"]])
     mode = call.get("rounding_mode")
+    if mode == "floor":
+        # PyTorch's is of the remainder: 1 / 0.1 rounds to 10, and 9 is what 0.1 goes into 1.
+        raise UnfitError("a division rounded down")
+    quotient = pointwise(call, "div", [call["self"], call["other"]])
     return quotient if mode is None else pointwise(call, mode, [quotient])
 
 

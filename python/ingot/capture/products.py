@@ -40,6 +40,8 @@ def _matmul(call: Call, a: Operand, b: Operand, transposed: bool) -> Value:
     region = call.region
     _check_dtypes(call, a, b)
     if len(a.sizes) == 2 and len(b.sizes) == 3 and b.sizes[0] == -1:
+        if a.sizes[0] < 0:
+            raise UnfitError("the batch size appears twice")  # each entry's row with every matrix
         a = relabel_insert(a, 0)
     a = region.materialise(a)
     if call.dtype in FLOATING:
@@ -92,7 +94,7 @@ def _right_operand(call: Call, b: Operand, transposed: bool, contracted: int, co
     region = call.region
     if isinstance(b, Leaf):
         # Row-major as it lies in memory: [N, 1, K] with transpose_b, or [K, 1, N].
-        order = b.order[-2:]
+        order = [own[0] if isinstance(own, tuple) else own for own in b.order[-2:]]
         flip = None not in order and order[0] > order[1]
         matrix = ((3,), (1,)) if flip else ((1,), (3,))
         dims = (((0,),) if len(b.sizes) == 3 else ()) + matrix

@@ -57,7 +57,13 @@ def _to(call: Call) -> Operand:
     return call.region.cast(call.region.materialise(value), call.dtype)
 
 
-@row("aten::t", "aten::numpy_T", "aten::mT", "aten::adjoint", shape_only=True)
+@row("aten::numpy_T", shape_only=True)
+def _all_turned(call: Call) -> Operand:
+    value = call.tensor("self")
+    return relabel_permute(value, list(reversed(range(len(value.sizes)))))
+
+
+@row("aten::t", "aten::mT", "aten::adjoint", shape_only=True)
 def _t(call: Call) -> Operand:
     value = call.tensor("self")
     rank = len(value.sizes)

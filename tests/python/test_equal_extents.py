@@ -1,0 +1,158 @@
+"""Programs that once gave silently other numbers than PyTorch, most of them where two extents that
+mean different things are equal; and random ones of the kind.
+
+INGOT_SQUARES=2000 runs that many other ones than the few of every run.
+"""
+
+import os
+import random
+
+import ingot
+import pytest
+import torch
+from live import compare
+from square_programs import draw_program, runs
+from torch import nn
+from torch.nn import functional as F
+
+pytestmark = pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
+COUNT = int(os.environ.get("INGOT_SQUARES", "0"))
+N = 4
+
+
+class Square(nn.Module):
+    """Layers and parameters of one size, for a function of them and of the inputs."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.linear, self.other = nn.Linear(N, N), nn.Linear(N, N)
+        self.vector, self.matrix = nn.Parameter(torch.randn(N)), nn.Parameter(torch.randn(N, N))
+        self.cube = nn.Parameter(torch.randn(N, N, N))
+        self.batch_norm = nn.BatchNorm1d(N)
+        self.instance_norm = nn.InstanceNorm2d(N, track_running_stats=True)
+        self.convolution = nn.Conv2d(N, N, 3, padding=1)
+
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
+
+
+def _written(m, x):
+    h = m.linear(x) + 0
+    h[:, 0] = x[:, 0]
+    h[..., 1:] *= 2
+    h[:, :, 2] = m.vector
+    return torch.tanh(h) * 2
+
+
+def _over_all(m, x):
+    return m.linear(x) + F.layer_norm(m.other(m.matrix), (N, N), m.matrix, m.matrix)
+
+
+def _widened_batch_norm(m, x, y):
+    return m.batch_norm(m.linear(x).unsqueeze(-1).expand(-1, -1, 3)) * y
+
+
+def _widened_instance_norm(m, x, y):
+    return m.instance_norm(m.linear(x).unsqueeze(-1).expand(-1, -1, -1, 3)) * y
+
+
+def _attention_of_planes(m, x):
+    y = m.convolution(x).flatten(2)
+    return torch.softmax(y.transpose(1, 2) @ y, -1)
+
+
+# What is computed, and of which inputs.
+PROGRAMS = {
+    "each row with every matrix of the batch": (
+        lambda m, x, y: torch.tanh(m.linear(x) @ y) * 2,
+        [("B", N), ("B", N, N)],
+    ),
+    "a difference the other way round, scaled": (
+        lambda m, x: torch.rsub(m.linear(x), x, alpha=2) * 2,
+        [("B", N)],
+    ),
+    "a quotient rounded down": (
+        lambda m, x: torch.div(m.linear(x) * 0 + 1, 0.1 + 0 * x, rounding_mode="floor") + x,
+        [("B", N)],
+    ),
+    "a norm's weight turned round": (
+        lambda m, x: F.layer_norm(m.linear(x), (N, N), (m.matrix * 2).t(), m.matrix),
+        [("B", N, N)],
+    ),
+    "all dimensions turned round": (
+        lambda m, x: m.linear(x) * (m.cube * 2).T + m.cube.T,
+        [("B", N, N, N)],
+    ),
+    "a norm over all dimensions": (_over_all, [("B", N, N)]),
+    "a batch norm of an expanded tensor": (_widened_batch_norm, [("B", N), ("B", N, 3)]),
+    "an instance norm of an expanded tensor": (
+        _widened_instance_norm,
+        [("B", N, N), ("B", N, N, 3)],
+    ),
+    "products of unlike leading axes": (
+        lambda m, x, y: torch.tanh(m.linear(x) + m.other(y)),
+        [("B", 1, N, N), ("B", 3, N, N)],
+    ),
+    "products of four and of five axes": (
+        lambda m, x, y: torch.tanh(m.linear(x) + m.other(y)),
+        [(N, N, N, N), (N, N, N, N, N)],
+    ),
+    "attention of a convolution's planes": (_attention_of_planes, [("B", N, N, N)]),
+    "parts written in place": (_written, [("B", N, N)]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The use of `x.T`")
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_results_gradients_and_state_are_pytorchs(name, caplog):
+    function, shapes = PROGRAMS[name]
+    torch._dynamo.reset()
+
+    def script(m):
+        for batch in (N, 3):
+            sizes = [[batch if size == "B" else size for size in shape] for shape in shapes]
+            yield m(*(torch.randn(s, requires_grad=torch.is_grad_enabled()) for s in sizes))
+
+    # Before norms, gradients of biases are sums that cancel.
+    compare(lambda: Square(function), script, tolerance=3e-4)
+    assert "failed" not in caplog.text
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_a_batch_norm_of_a_transposed_tensor_lies_as_pytorchs(gradients):
+    def function(m, x):
+        return m.batch_norm(m.linear(x).transpose(1, 2)).transpose(1, 2) + m.linear(x)
+
+    model, x = Square(function), torch.randn(3, N, N)
+    with torch.set_grad_enabled(gradients):
+        assert ingot.optimize(model)(x).stride() == model(x).stride()
+
+
+def by_optimize(module):
+    return ingot.optimize(module)
+
+
+def by_compile(module):
+    return torch.compile(module, backend="ingot")
+
+
+def _agree(seeds):
+    taken = []
+    for seed in seeds:
+        program = draw_program(random.Random(seed))
+        wrap = by_compile if seed % 4 == 0 else by_optimize
+        found, regions = runs(program, wrap)
+        assert found is None, f"seed {seed}, {wrap.__name__}: {found}\n{program}"
+        taken.append(regions > 0)
+    assert sum(taken) > len(taken) / 2
+
+
+def test_a_few_random_programs_of_equal_extents():
+    _agree(range(1, 13))
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300 + 10 * COUNT)
+def test_random_programs_of_equal_extents():
+    _agree(random.sample(range(10**6, 10**9), COUNT) if COUNT else range(100, 160))
