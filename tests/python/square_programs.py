@@ -321,10 +321,10 @@ def _look(seen: Outcome, results: Sequence, leaves: Sequence, module: nn.Module)
         sum(loss).backward()
     given = {f"input {at}": leaf for at, leaf in enumerate(leaves)}
     for name, tensor in {**given, **dict(module.named_parameters())}.items():
-        seen.shapes[f"gradient of {name}"] = tensor.grad is not None
-        if tensor.grad is not None:
-            seen.shapes[f"gradient of {name}"] = tuple(tensor.grad.shape)
-            seen.tensors[f"gradient of {name}"] = tensor.grad.clone()
+        # Of what is written over wholly, None is as good as zeros.
+        gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.clone()
+        seen.shapes[f"gradient of {name}"] = tuple(gradient.shape)
+        seen.tensors[f"gradient of {name}"] = gradient
     for name, buffer in module.named_buffers():
         seen.tensors[name] = buffer.clone()
 

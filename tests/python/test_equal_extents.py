@@ -31,6 +31,7 @@ class Square(nn.Module):
         self.cube = nn.Parameter(torch.randn(N, N, N))
         self.batch_norm = nn.BatchNorm1d(N)
         self.instance_norm = nn.InstanceNorm2d(N, track_running_stats=True)
+        self.register_buffer("ones", torch.ones(N))
         self.convolution = nn.Conv2d(N, N, 3, padding=1)
 
     def forward(self, *inputs):
@@ -55,6 +56,12 @@ def _widened_batch_norm(m, x, y):
 
 def _widened_instance_norm(m, x, y):
     return m.instance_norm(m.linear(x).unsqueeze(-1).expand(-1, -1, -1, 3)) * y
+
+
+def _unread_instance_norm(m, x):
+    h = m.linear(x)
+    m.instance_norm(h)
+    return h * 2
 
 
 def _attention_of_planes(m, x):
@@ -99,6 +106,15 @@ PROGRAMS = {
         [(N, N, N, N), (N, N, N, N, N)],
     ),
     "attention of a convolution's planes": (_attention_of_planes, [("B", N, N, N)]),
+    "an instance norm that nothing reads": (_unread_instance_norm, [("B", N, N, N)]),
+    "a step to the other end": (
+        lambda m, x: torch.lerp(m.linear(x) * 1e6, x, 1.0) + torch.lerp(x * 1e6, x, m.ones),
+        [("B", N)],
+    ),
+    "a dimension between two that are merged": (
+        lambda m, x: (m.linear(x).mean(0).flatten() * m.vector[:, None]).tanh(),
+        [("B", N, N)],
+    ),
     "parts written in place": (_written, [("B", N, N)]),
 }
 

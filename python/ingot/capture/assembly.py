@@ -15,8 +15,8 @@ from ingot.capture.cutting import Cut
 from ingot.capture.layout import Leaf, UnfitError, Value
 from ingot.capture.nodes import (
     WITHOUT_AUTOCAST,
-    is_batch_norm,
     is_pure,
+    moves_statistics,
     operator_name,
     origin_or_name,
     region_name,
@@ -86,7 +86,8 @@ class _Assembly:
         """One region may move a buffer several times, in order; nothing else may look at it."""
         for buffer in self.cut.updated:
             levels = {
-                self.taken.get(reader) if is_batch_norm(reader) else None for reader in buffer.users
+                self.taken.get(reader) if moves_statistics(reader) else None
+                for reader in buffer.users
             }
             if len(levels) > 1 or None in levels or buffer in outputs:
                 paths = (source.path for node, source in self.cut.sources if node is buffer)
@@ -134,7 +135,7 @@ class _Assembly:
         for output in outputs:
             if isinstance(output, torch.fx.Node):
                 want(output)
-        for node in [n for n in self.by_torch if not is_pure(n)]:
+        for node in [n for n in self.by_torch if moves_statistics(n) or not is_pure(n)]:
             want(node)
         for region in self.regions.values():
             for node, _ in region.leaves:
@@ -196,10 +197,7 @@ class _Assembly:
         statistics = self._statistics(level, region, results, layouts) if made else {}
         names += [f"{node.name}_{kind}" for node in statistics for kind in ("mean", "variance")]
         nodes = [node for node, own in self.taken.items() if own == level]
-        updates = any(
-            self.entries[n].level == level and n.target is torch.ops.ingot.batch_norm.default
-            for n in nodes
-        )
+        updates = any(self.entries[n].level == level and moves_statistics(n) for n in nodes)
         if not results and not updates:
             return None
         computing = [

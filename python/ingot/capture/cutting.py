@@ -27,6 +27,7 @@ from ingot.capture.nodes import (
     is_batch_norm,
     is_made_from_nothing,
     is_random,
+    moves_statistics,
     mutates,
     named_arguments,
     origin_or_name,
@@ -196,8 +197,8 @@ class Cut:
         call = Call(region, arguments, dtype, sizes, self.autocast, used)
         value = TABLE[name](call)
         self._check(value, sizes)
-        if is_batch_norm(node):
-            self._note_batch_norm(node)
+        if moves_statistics(node):
+            self._note_statistics(node)
         self.entries[node] = Entry(level, value)
         self.taken[node] = level
         if isinstance(value, Leaf):
@@ -236,14 +237,16 @@ class Cut:
         known = isinstance(self.entries[item].value, (Value, Leaf))
         return self._operand(item, level) if known else None
 
-    def _note_batch_norm(self, node: torch.fx.Node) -> None:
+    def _note_statistics(self, node: torch.fx.Node) -> None:
         arguments = named_arguments(node)
-        if not arguments["training"]:
+        if not arguments.get("training", True):
             return
         for name in ("running_mean", "running_var", "num_batches_tracked"):
             buffer = arguments.get(name)
             if isinstance(buffer, torch.fx.Node):
                 self.updated.add(buffer)
+        if not is_batch_norm(node):
+            return
         sizes = self._sizes(node.meta["val"].shape, True)
         others = [size for size in (sizes or ())[2:] if size != 1]
         if not others:

@@ -61,6 +61,14 @@ def is_batch_norm(node: torch.fx.Node) -> bool:
     return schema_name(node.target) in ("ingot::batch_norm", "aten::batch_norm")
 
 
+def moves_statistics(node: torch.fx.Node) -> bool:
+    """Whether a norm writes its running statistics, which its schema does not say."""
+    if schema_name(node.target) == "aten::instance_norm":
+        arguments = named_arguments(node)
+        return bool(arguments["use_input_stats"]) and arguments["running_mean"] is not None
+    return is_batch_norm(node)
+
+
 def mutates(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 

@@ -214,7 +214,7 @@ def _nan_to_num(call: Call) -> Value:
     return _chosen(call, "ne", [x, x], call.get("nan", 0.0), x)
 
 
-def _chosen(call: Call, comparison: str, operands: list, yes: Any, no: Value) -> Value:
+def _chosen(call: Call, comparison: str, operands: list, yes: Any, no: Any) -> Value:
     """`yes` where the comparison holds, else `no`."""
     dtype, call.dtype = call.dtype, torch.bool
     condition = pointwise(call, comparison, operands)
@@ -254,9 +254,18 @@ def _addc(call: Call) -> Value:
 
 @row("aten::lerp")
 def _lerp(call: Call) -> Value:
-    start, end = call.tensor("self"), call.tensor("end")
+    """From the nearer end: at a weight of 1 exactly the other one."""
+    start, end, weight = call.tensor("self"), call.tensor("end"), call["weight"]
     difference = pointwise(call, "sub", [end, start])
-    return pointwise(call, "add", [start, pointwise(call, "mul", [difference, call["weight"]])])
+    near = far = None
+    if not isinstance(weight, (int, float)) or abs(weight) < 0.5:
+        near = pointwise(call, "add", [start, pointwise(call, "mul", [difference, weight])])
+    if near is None or not isinstance(weight, (int, float)):
+        rest = 1 - weight if near is None else pointwise(call, "sub", [1, weight])
+        far = pointwise(call, "sub", [end, pointwise(call, "mul", [difference, rest])])
+    if near is None or far is None:
+        return near or far
+    return _chosen(call, "lt", [pointwise(call, "abs", [weight]), 0.5], near, far)
 
 
 @row("aten::full_like", "aten::zeros_like", "aten::ones_like")

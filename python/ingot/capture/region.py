@@ -186,6 +186,10 @@ class RegionBuilder:
         for size, run in zip(value.sizes, value.dims):
             if product([value.extents[axis] for axis in run]) != size:
                 raise UnfitError("an expanded tensor as a result")
+            inner = [axis for axis in run if value.extents[axis] != 1]
+            within = range(inner[0], inner[-1] + 1) if inner else ()
+            if inner != [axis for axis in within if value.extents[axis] != 1]:
+                raise UnfitError("a dimension with another one inside it as a result")
         written = None if computed.extents == value.extents else computed.extents
         return ResultLayout(value.sizes, value.dims, value.extents, value.dtype, written)
 

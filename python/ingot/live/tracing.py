@@ -25,7 +25,7 @@ from ingot.capture import CaptureError, recurrent
 from ingot.capture.captured import Source
 from ingot.capture.feed import Feed, Placeholder, device_type_of
 from ingot.capture.masks import leave_full_masks_away
-from ingot.capture.nodes import LEFT_ALONE, PARAMETER, is_batch_norm, is_pure, mutates
+from ingot.capture.nodes import LEFT_ALONE, PARAMETER, is_pure, moves_statistics, mutates
 from ingot.live import switches
 
 _batch_norm = torch.nn.functional.batch_norm
@@ -52,7 +52,7 @@ def feed_of(
             break
     leave_full_masks_away(graph)
     # What nothing reads has no gradient, and would have one in a region.
-    graph.eliminate_dead_code(lambda n: mutates(n) or is_batch_norm(n) or not is_pure(n))
+    graph.eliminate_dead_code(lambda n: mutates(n) or moves_statistics(n) or not is_pure(n))
     is_dynamos = batch is not None and batch.node.shape_env is _shape_env(values)
     size = None if is_dynamos else _leading_size(values, found)
     if batch_at is not None:
