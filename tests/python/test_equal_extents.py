@@ -64,6 +64,12 @@ def _unread_instance_norm(m, x):
     return h * 2
 
 
+def _of_single_numbers(m, x):
+    h = m.linear(x).tanh()
+    y = h.sum().transpose(0, -1).softmax(0).sum(0).amax(-1) + h.mean().max(0)[0]
+    return y * 2, h * y, h.mean().argmax(0)
+
+
 def _attention_of_planes(m, x):
     y = m.convolution(x).flatten(2)
     return torch.softmax(y.transpose(1, 2) @ y, -1)
@@ -115,6 +121,7 @@ PROGRAMS = {
         lambda m, x: (m.linear(x).mean(0).flatten() * m.vector[:, None]).tanh(),
         [("B", N, N)],
     ),
+    "single numbers with a dimension": (_of_single_numbers, [("B", N, N, N)]),
     "parts written in place": (_written, [("B", N, N)]),
 }
 

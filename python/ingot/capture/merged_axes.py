@@ -77,9 +77,9 @@ def _kind(node: torch.fx.Node) -> str:
     if name in _OF_CHANNELS:
         return "channels"
     if name in _ALONG:
-        return "along"
+        return "along" if _sizes(node.args[0]) else ""
     if node.target in _WITH_PLACES or (name in _REDUCTIONS and _has_dimensions(node)):
-        return "reduction"
+        return "reduction" if _sizes(node.args[0]) else ""
     if name in _SAME:
         return "pointwise"
     return "pointwise" if TABLE[name].__module__ == pointwise.__name__ else ""

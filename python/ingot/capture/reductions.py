@@ -75,6 +75,8 @@ def _arg(call: Call) -> Value:
 def _position(call: Call, extremum: str) -> Value:
     """Of the first largest or smallest element: NaN, where there is one, either way."""
     value = call.value("self")
+    if not value.dims:
+        raise UnfitError("a position in a single number")
     if len(value.dims[call["dim"]]) > 1:
         raise UnfitError("a position along merged dimensions")
     if extremum == "min":

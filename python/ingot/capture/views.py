@@ -76,6 +76,8 @@ def _t(call: Call) -> Operand:
 def _transpose(call: Call) -> Operand:
     value = call.tensor("self")
     rank = len(value.sizes)
+    if rank == 0:
+        return value
     first = call.get("dim0", call.get("axis0"))
     second = call.get("dim1", call.get("axis1"))
     order = list(range(rank))
