@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "python"))
 import torch  # noqa: E402
 from ingot.cli.optimize import _rendering  # noqa: E402
 from ingot.model_file import load_model_file  # noqa: E402
-from ingot.verify import VerifyOptions, pair, verify_pair  # noqa: E402
+from ingot.verify import VerifyOptions, ahead, verify_pair  # noqa: E402
 from ingot.verify.candidate import CandidateError  # noqa: E402
 from ingot.verify.worker import Worker  # noqa: E402
 
@@ -83,7 +83,7 @@ def main() -> int:
                 if file is None or time.monotonic() - started > arguments.seconds:
                     continue
                 options = VerifyOptions(device=arguments.device, seed=seed)
-                with mock.patch.object(pair, "CandidateProcess", HonestProcess):
+                with mock.patch.object(ahead, "CandidateProcess", HonestProcess):
                     result = verify_pair(str(model), str(file), options)
                 runs += 1
                 refused += not result.verified

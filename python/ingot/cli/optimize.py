@@ -63,14 +63,28 @@ def command(
     from ingot import IngotError
     from ingot.model_file import ModelFileError, load_model_file, write_whole
     from ingot.standalone_writer import StandaloneError
-    from ingot.verify import PairError, VerifyOptions, verify_pair
+    from ingot.verify import PairError, VerifyOptions, begin, verify_pair
 
     chosen = shared.chosen_device(device)
     target = target or model.with_name(f"{model.stem}_new.py")
     _check_target(target, model)
     shared.check_writable(report_file)
     console = output(as_json)
-    with progress() as say, bad_input_from(ModelFileError, PairError, IngotError, StandaloneError):
+    errors = ModelFileError, PairError, IngotError, StandaloneError
+    with contextlib.ExitStack() as scope, bad_input_from(*errors), progress() as say:
+        options = VerifyOptions(
+            device=chosen,
+            precision=precision,
+            overrides=dict(settings),
+            timing=not no_timing,
+            compile_baseline=not no_compile,
+            timing_budget_s=budget,
+            progress=say,
+        )
+        ahead = None
+        if not standalone or chosen == "cuda":
+            imports = b"" if standalone else b"import ingot"
+            ahead = scope.enter_context(begin(str(model), imports, options))
         say(f"capturing and planning {model}")
         loaded = load_model_file(model, dict(settings))
         report, render = _rendering(loaded, precision, chosen, standalone)
@@ -86,19 +100,10 @@ def command(
             if report_file is not None:
                 reports.of_unverified(report_file, model, report, target.name, text)
             _end_unverified(console, report, target, as_json)
-        options = VerifyOptions(
-            device=chosen,
-            precision=precision,
-            overrides=dict(settings),
-            timing=not no_timing,
-            compile_baseline=not no_compile,
-            timing_budget_s=budget,
-            progress=say,
-        )
         with tempfile.TemporaryDirectory(prefix="ingot-optimize-") as folder:
             written = Path(folder) / target.name
             written.write_text(text, encoding="utf-8")
-            result = verify_pair(str(model), str(written), options).to_dict()
+            result = verify_pair(str(model), str(written), options, ahead).to_dict()
         if result["verified"]:
             text = render(result)
             write_whole(target, text)

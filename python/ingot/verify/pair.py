@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from . import passing, timing
+from .ahead import Ahead, candidate_modules, room_beside
 from .candidate import CandidateError, CandidateFailedError, CandidateProcess, acts_of
 from .confinement import Seal, unreadable
 from .construction import construction_problem
@@ -26,7 +27,6 @@ from .trials import OWN_INPUTS, Session, Trials
 CANDIDATE_CLASSES = ["ModelNew", "Model"]
 TIMING_BUDGET_S = {"cuda": 120.0, "cpu": 15.0}  # on a CPU a call may take seconds
 _TIMED_INPUT_SETS = 3
-_MEMORY_SHARE = 0.8
 
 
 @dataclass
@@ -53,16 +53,33 @@ class VerifyOptions:
 
 
 def verify_pair(
-    original_file: str, candidate_file: str, options: VerifyOptions | None = None
+    original_file: str,
+    candidate_file: str,
+    options: VerifyOptions | None = None,
+    ahead: Ahead | None = None,
 ) -> VerifyResult:
     """Compares `ModelNew` of the candidate's file with `Model` of the original's.
 
     The candidate runs in a process of its own; inputs, truth and judgement stay in this one.
-    Raises PairError where the original itself cannot be loaded or run.
+    ahead: what `begin` has started for these options. Raises PairError where the original itself
+    cannot be loaded or run.
     """
     with unreadable(), _cleaned_up_when_terminated():
         verification = _Verification(original_file, candidate_file, options or VerifyOptions())
-        return verification.run()
+        return verification.run(ahead)
+
+
+def begin(original_file: str, candidate_source: bytes, options: VerifyOptions) -> Ahead:
+    """Starts what a verification will need, for a caller who has other work before it; to be used
+    in a `with`. candidate_source: the candidate's file, or what it will begin with."""
+    ahead = Ahead(
+        options.memory_limit,
+        candidate_modules(candidate_source),
+        options.timing,
+        options.compile_baseline,
+    )
+    ahead.begin_kernels(os.path.abspath(original_file), options.overrides, options.device)
+    return ahead
 
 
 class _Verification:
@@ -81,19 +98,21 @@ class _Verification:
             raise PairError("device cuda: PyTorch sees no GPU here; use --device cpu")
         self._random = Randomness(options.seed)
         self._seal = Seal(self._original_path, self._candidate_path)
+        self._second_loads = False
 
-    def run(self) -> VerifyResult:
+    def run(self, ahead: Ahead | None) -> VerifyResult:
         try:
             # A process loads Python and PyTorch while the original is loaded here.
-            with self._new_process() as process:
-                self._original = Original(
-                    self.result.original, self.options.overrides, self.device, self._random
-                )
-                self._check_accuracy(process)
-            if self.options.timing and self._files_unchanged() and self.result.verified:
-                with self._new_process() as process:
-                    self._time(process)
-                self._files_unchanged()
+            with ahead or self._begin() as self._ahead:
+                with self._ahead.first() as process:
+                    self._original = Original(
+                        self.result.original, self.options.overrides, self.device, self._random
+                    )
+                    self._check_accuracy(process)
+                if self.options.timing and self._files_unchanged() and self.result.verified:
+                    with self._ahead.second() as process:
+                        self._time(process)
+                    self._files_unchanged()
         except passing.InputClassError as error:
             raise PairError(
                 f"{self.result.original}: its inputs are of a class of its own, {error}, which "
@@ -102,15 +121,14 @@ class _Verification:
             ) from error
         return self.result
 
-    def _new_process(self) -> CandidateProcess:
-        limit = self.options.memory_limit
-        return CandidateProcess(
-            int(_MEMORY_SHARE * _available_memory()) if limit is None else limit,
-            _wanted_modules(self._candidate_path),
-        )
+    def _begin(self) -> Ahead:
+        source = b""
+        with contextlib.suppress(OSError):
+            source = Path(self._candidate_path).read_bytes()
+        return begin(self._original_path, source, self.options)
 
     def _another_process(self) -> CandidateProcess:
-        return self._new_process().expect(self._original.message_bytes())
+        return self._ahead.process().expect(self._original.message_bytes())
 
     def _check_accuracy(self, process: CandidateProcess) -> None:
         name = "candidate's process"
@@ -126,8 +144,10 @@ class _Verification:
                 self._another_process,
             )
             if self._check_construction(session):
+                self._ahead.begin_second()
                 self._trials.own()
                 self._trials.gradients()
+                self._load_second()
                 if self.options.hostile:
                     self._trials.hostile()
                 session.request({"op": "finish"})
@@ -172,6 +192,15 @@ class _Verification:
         self.result.checks.append(Check(name, "", "failed" if problem else "passed", problem))
         return not problem
 
+    def _load_second(self) -> None:
+        """The candidate that will be timed is loaded beside the other one where there is room."""
+        second = self._ahead.begin_second()
+        if second is None or not room_beside(self._original.message_bytes(), self.device):
+            return
+        with contextlib.suppress(CandidateFailedError):  # which its next request says
+            second.ask(self.load_request(), None, self.options.time_limit_s)
+            self._second_loads = True
+
     def _files_unchanged(self) -> bool:
         broken = self._seal.broken()
         if broken:
@@ -202,9 +231,10 @@ class _Verification:
         truth = self._timed_truth(original.reference.caller(state, input_sets[0], True))
         process.expect(4 * original.message_bytes())
         try:
+            if not self._second_loads:
+                process.ask(self.load_request(), None, options.time_limit_s)
             self.result.timing = timing.time_pair(
                 process,
-                self.load_request(),
                 header,
                 state,
                 input_sets,
@@ -241,14 +271,6 @@ class _Verification:
         self.result.checks.append(Check(name, mode, "failed", message, trick))
 
 
-def _wanted_modules(candidate: str) -> tuple:
-    """What takes seconds to import and a candidate of Ingot's will need."""
-    with contextlib.suppress(OSError):
-        if b"import ingot" in Path(candidate).read_bytes():
-            return ("torch._dynamo",)
-    return ()
-
-
 class _TerminatedError(BaseException):
     """SIGTERM came."""
 
@@ -272,12 +294,3 @@ def _cleaned_up_when_terminated() -> Iterator[None]:
         raise SystemExit(128 + signal.SIGTERM) from None
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _available_memory() -> int:
-    """Bytes that programs can still have, the page cache given back."""
-    with open("/proc/meminfo") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

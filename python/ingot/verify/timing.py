@@ -58,7 +58,6 @@ class ClaimRefusedError(Exception):
 
 def time_pair(
     process: CandidateProcess,
-    load_request: dict,
     header: dict,
     state: dict,
     input_sets: list,
@@ -66,11 +65,12 @@ def time_pair(
     truth: Truth,
     device: str,
 ) -> dict:
-    """Times the pair in `process`, a fresh one, and returns VerifyResult.timing.
+    """Times the pair in `process`, a fresh one that was asked to load the candidate, and returns
+    VerifyResult.timing.
 
     Raises ClaimRefusedError, CandidateError or CandidateFailedError.
     """
-    _refuse_acts(process.request(load_request, None, time_limit)[0])
+    _refuse_acts(process.answer()[0])
     tensors = dict(state)
     packed = []
     for i, values in enumerate(input_sets):

@@ -75,7 +75,9 @@ class TimingSession:
             change_weights(i)
             change_inputs(i)
 
-        options = RoundOptions(rounds=header["rounds"], budget_s=header["budget_s"], prepare=change)
+        options = RoundOptions(
+            rounds=header["rounds"], budget_s=header["budget_s"], prepare=change, extra_rounds=3
+        )
         if self._device.type == "cpu":
             options.fewest = _FEWEST_ON_CPU
         result = compare(subjects, self._device, options)

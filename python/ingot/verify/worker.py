@@ -6,6 +6,7 @@ candidate, which shares this process: see docs/verify.md.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import socket
@@ -195,7 +196,8 @@ def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)
     for name in sys.argv[2:]:
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     Worker(Line(connection)).serve()
 
 
