@@ -16,6 +16,8 @@ import torch
 from ingot.capture.captured import Slot
 from ingot.capture.custom_ops import run_batch_norm
 
+# What PyTorch's names of operators carry beside what they do.
+_DECORATION = re.compile(r"^_?native_|_(legit|no_training|default|tensor|scalar)(?=_|$)")
 ATEN = "_ingot_aten"
 BATCH_NORM = "_ingot_batch_norm"
 WIDTH = 100
@@ -34,6 +36,14 @@ _INFIX = {
     operator.le: "<=",
     operator.gt: ">",
     operator.ge: ">=",
+}
+# Operators of two tensors, or of a tensor and a number, that Python writes as one.
+_TENSOR_INFIX = {
+    torch.ops.aten.add.Tensor: "+",
+    torch.ops.aten.sub.Tensor: "-",
+    torch.ops.aten.mul.Tensor: "*",
+    torch.ops.aten.div.Tensor: "/",
+    torch.ops.aten.mm.default: "@",
 }
 
 
@@ -88,8 +98,20 @@ def call_text(target: Any, args: tuple, kwargs: dict, name_of, device: str = "")
         return f"({texts[0]} {_INFIX[target]} {texts[1]})"
     if target is torch.ops.aten.sym_size.int:
         return f"{texts[0]}.size({texts[1]})"
+    if target in _TENSOR_INFIX and len(args) == 2 and not kwargs and _is_tensor(args[0]):
+        return f"({texts[0]} {_TENSOR_INFIX[target]} {texts[1]})"
+    if target is torch.ops.aten.t.default:
+        return f"{texts[0]}.t()"
+    if target is torch.ops.aten.sum.dim_IntList and len(args) == 2 and not kwargs:
+        return f"{texts[0]}.sum({texts[1]})"
     texts += [f"{key}={value_text(v, name_of, device)}" for key, v in kwargs.items()]
     return f"{_function_text(target)}({', '.join(texts)})"
+
+
+def _is_tensor(argument: Any) -> bool:
+    return isinstance(argument, torch.fx.Node) and isinstance(
+        argument.meta.get("val"), torch.Tensor
+    )
 
 
 def _function_text(target: Any) -> str:
@@ -150,6 +172,14 @@ def tuple_text(items: Sequence[str]) -> str:
     return "(" + ", ".join(items) + ("," if len(items) == 1 else "") + ")"
 
 
+def _bare(text: str) -> str:
+    """Without the brackets around an operation."""
+    if not (text.startswith("(") and _outermost(text)[0] == 0):
+        return text
+    depth = [text[:at].count("(") - text[:at].count(")") for at, c in enumerate(text) if c == ","]
+    return text if 1 in depth else text[1:-1]
+
+
 class FunctionPrinter:
     """A graph of operators as the body of a function.
 
@@ -197,15 +227,22 @@ class FunctionPrinter:
                 body += wrapped(f"if {' or '.join(guard)}:", indent)
             current = guard
             pad = indent + ("    " if guard != ("",) else "")
-            self.texts[node] = self.names.new(node.name)
-            body += wrapped(f"{self.texts[node]} = {text}", pad)
+            self.texts[node] = self.names.new(_DECORATION.sub("", node.name))
+            line = f"{self.texts[node]} = {_bare(text)}"
+            fits = len(pad + line) <= WIDTH
+            body += wrapped(line if fits else f"{self.texts[node]} = {text}", pad)
             if finished := self._finished(node, guards):
                 body += wrapped(f"del {', '.join(finished)}", pad)
         returned = self._returned(guards)
         line = f"{indent}return {tuple_text(returned)}"
         if len(line) <= WIDTH:
             return [*body, line]
-        items = [part for text in returned for part in wrapped(f"{text},", indent + "    ")]
+        items: list[str] = []
+        for text in returned:
+            if text == "None" and items and items[-1].lstrip().startswith("None,"):
+                items[-1] += " None,"
+            else:
+                items += wrapped(f"{_bare(text)},", indent + "    ")
         return [*body, f"{indent}return (", *items, f"{indent})"]
 
     def _finished(self, node: torch.fx.Node, guards) -> list[str]:
@@ -241,7 +278,7 @@ class FunctionPrinter:
             elif not need or guards.get(result) == ("",) and result.op == "placeholder":
                 found.append(self.texts[result])
             else:
-                found.append(f"{self.texts[result]} if {need} else None")
+                found.append(f"{_bare(self.texts[result])} if {need} else None")
         return found
 
     def _guards(self) -> dict[torch.fx.Node, tuple[str, ...]]:
@@ -281,7 +318,7 @@ class FunctionPrinter:
         if _times_read(user, node) != 1:
             return False
         if user.op == "output":
-            return self.results.count(node) == 1 and len(text) <= 64
+            return self.results.count(node) == 1 and len(text) <= 84
         return guards.get(user) == guards[node] and len(text) <= 60
 
 
@@ -302,13 +339,30 @@ def simplify(graph: torch.fx.Graph) -> None:
         same = node.target is aten.detach.default
         if node.target is aten.t.default and source.target is aten.t.default:
             source, same = source.all_input_nodes[0], True
-        if node.target in (aten.view.default, aten._unsafe_view.default):
+        if node.target in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):
             before, after = source.meta.get("val"), node.meta.get("val")
             same = before is not None and after is not None and _same_shape(before, after)
+            if not same and source.target is aten.sum.dim_IntList and len(source.users) == 1:
+                same = _sums_without_extents(source, after)
         if same:
             node.replace_all_uses_with(source)
             graph.erase_node(node)
     graph.eliminate_dead_code()
+
+
+def _sums_without_extents(node: torch.fx.Node, wanted: torch.Tensor | None) -> bool:
+    """A sum that keeps extents of 1, which a view takes away, is made one that does not."""
+    value, axes, kept = (*node.args, False)[:3]
+    whole = value.meta.get("val")
+    if not kept or len(node.args) > 3 or node.kwargs or wanted is None or whole is None:
+        return False
+    summed = {axis % whole.dim() for axis in axes}
+    if [str(s) for at, s in enumerate(whole.shape) if at not in summed] != list(
+        map(str, wanted.shape)
+    ):
+        return False
+    node.args, node.meta["val"] = (value, axes), wanted
+    return True
 
 
 def _same_shape(a: torch.Tensor, b: torch.Tensor) -> bool:
