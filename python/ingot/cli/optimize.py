@@ -60,18 +60,14 @@ def command(
     --standalone also where there is no GPU to verify it on, which is said). Exit status 0: written;
     1: not verified, or nothing to take over; 2: bad input.
     """
-    from ingot import IngotError
-    from ingot.model_file import ModelFileError, load_model_file, write_whole
-    from ingot.standalone_writer import StandaloneError
-    from ingot.verify import PairError, VerifyOptions, begin, verify_pair
+    from ingot.verify import Extensions, PairError, VerifyOptions, begin, verify_pair
 
     chosen = shared.chosen_device(device)
     target = target or model.with_name(f"{model.stem}_new.py")
     _check_target(target, model)
     shared.check_writable(report_file)
     console = output(as_json)
-    errors = ModelFileError, PairError, IngotError, StandaloneError
-    with contextlib.ExitStack() as scope, bad_input_from(*errors), progress() as say:
+    with contextlib.ExitStack() as scope, progress() as say:
         options = VerifyOptions(
             device=chosen,
             precision=precision,
@@ -85,6 +81,12 @@ def command(
         if not standalone or chosen == "cuda":
             imports = b"" if standalone else b"import ingot"
             ahead = scope.enter_context(begin(str(model), imports, options))
+        # These take seconds too.
+        from ingot import IngotError
+        from ingot.model_file import ModelFileError, load_model_file, write_whole
+        from ingot.standalone_writer import StandaloneError
+
+        scope.enter_context(bad_input_from(ModelFileError, PairError, IngotError, StandaloneError))
         say(f"capturing and planning {model}")
         loaded = load_model_file(model, dict(settings))
         report, render = _rendering(loaded, precision, chosen, standalone)
@@ -103,6 +105,8 @@ def command(
         with tempfile.TemporaryDirectory(prefix="ingot-optimize-") as folder:
             written = Path(folder) / target.name
             written.write_text(text, encoding="utf-8")
+            if standalone:
+                scope.enter_context(Extensions(str(written)))
             result = verify_pair(str(model), str(written), options, ahead).to_dict()
         if result["verified"]:
             text = render(result)

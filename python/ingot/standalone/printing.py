@@ -172,6 +172,11 @@ def tuple_text(items: Sequence[str]) -> str:
     return "(" + ", ".join(items) + ("," if len(items) == 1 else "") + ")"
 
 
+def _is_plain(text: str) -> bool:
+    """A name, or an element of a result."""
+    return re.fullmatch(r"[\w.]+(\[\d+\])*", text) is not None
+
+
 def _bare(text: str) -> str:
     """Without the brackets around an operation."""
     if not (text.startswith("(") and _outermost(text)[0] == 0):
@@ -239,8 +244,10 @@ class FunctionPrinter:
             return [*body, line]
         items: list[str] = []
         for text in returned:
-            if text == "None" and items and items[-1].lstrip().startswith("None,"):
-                items[-1] += " None,"
+            if _is_plain(text) and items and all(map(_is_plain, items[-1].strip(", ").split(", "))):
+                items[-1] += f" {text},"
+                if len(items[-1]) > WIDTH:
+                    items[-1:] = [items[-1][: -len(text) - 2], f"{indent}    {text},"]
             else:
                 items += wrapped(f"{_bare(text)},", indent + "    ")
         return [*body, f"{indent}return (", *items, f"{indent})"]
@@ -275,11 +282,17 @@ class FunctionPrinter:
         for result, need in zip(self.results, self.needs):
             if not isinstance(result, torch.fx.Node):
                 found.append(value_text(result, self.texts.get))
-            elif not need or guards.get(result) == ("",) and result.op == "placeholder":
-                found.append(self.texts[result])
+            elif not need or self._is_there(result, guards):
+                found.append(self.texts[result])  # autograd drops what was not asked for
             else:
                 found.append(f"{_bare(self.texts[result])} if {need} else None")
         return found
+
+    def _is_there(self, node: torch.fx.Node, guards) -> bool:
+        """Whether it is computed, or given, whatever is wanted."""
+        while node.target is operator.getitem:
+            node = node.args[0]
+        return guards.get(node) == ("",) and (node.op == "placeholder" or node in self.statements)
 
     def _guards(self) -> dict[torch.fx.Node, tuple[str, ...]]:
         """For every node that is wanted: ("",), or the conditions of which one must hold."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -90,25 +89,45 @@ class Kernels:
 
     def __init__(self, original: str, overrides: dict) -> None:
         self._folder = tempfile.mkdtemp(prefix="ingot-kernels-")
-        package_root = Path(__file__).resolve().parents[2]
-        paths = [str(package_root), os.environ.get("PYTHONPATH", "")]
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in paths if p))
-        environment["PYTHONSAFEPATH"] = "1"
         request = {"original": original, "overrides": overrides, "folder": self._folder}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "ingot.verify.compile_ahead", json.dumps(request)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            env=environment,
-        )
+        self._process = _beside("ingot.verify.compile_ahead", repr(request))
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class Extensions:
+    """A process that builds what a standalone file compiles only where gradients are asked for,
+    into PyTorch's cache: the candidate's own process builds the rest meanwhile."""
+
+    def __init__(self, file: str) -> None:
+        self._process = _beside("ingot.verify.build_ahead", file)
+
+    def __enter__(self) -> Extensions:
+        return self
+
+    def __exit__(self, *unused: Any) -> None:
+        """Not killed: PyTorch's lock on that part of its cache would stay for ever."""
+        self._process.wait()
+
+
+def _beside(module: str, argument: str) -> subprocess.Popen:
+    """Runs a module of this package, which says nothing and may fail."""
+    package_root = Path(__file__).resolve().parents[2]
+    paths = [str(package_root), os.environ.get("PYTHONPATH", "")]
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in paths if p))
+    environment["PYTHONSAFEPATH"] = "1"
+    return subprocess.Popen(
+        [sys.executable, "-m", module, argument],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env=environment,
+    )
 
 
 def candidate_modules(source: bytes) -> tuple:
