@@ -1,8 +1,8 @@
 """Compiles an original by torch.compile into a cache of its own, but for its Triton kernels, which
 go where the next process looks: `python -m ingot.verify.compile_ahead REQUEST`.
 
-REQUEST: {"original", "overrides", "folder"}, as Python writes it. What does not work here is left to
-that process, which then compiles as if this one had not been.
+REQUEST: {"original", "overrides", "folder"}, as Python writes it. What does not work here is left
+to that process, which then compiles as if this one had not been.
 """
 
 from __future__ import annotations
