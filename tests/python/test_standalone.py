@@ -9,6 +9,7 @@ import torch
 from click.testing import CliRunner
 from ingot.cli import main
 from ingot.model_file import load_model_file
+from ingot.standalone import printing
 from ingot.standalone_writer import Standalone, StandaloneError
 from standalone_support import loaded, on_the_host
 from torch import nn
@@ -361,3 +362,23 @@ def test_command_writes_and_says_that_nothing_ran(tmp_path):
     assert result.exit_code == 0, result.output
     assert "were not run" in " ".join(result.output.split())
     assert "load_inline" in target.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "bare"),
+    [
+        ("(a * b)", "a * b"),
+        ("(f(a, b) * c)", "f(a, b) * c"),
+        ("(a, b)", "(a, b)"),
+        ("(a * b) + (c * d)", "(a * b) + (c * d)"),
+        ("f(a)", "f(a)"),
+    ],
+)
+def test_brackets_around_an_operation_go(text, bare):
+    assert printing._bare(text) == bare
+
+
+def test_writes_sums_and_products_as_python_does():
+    text = Standalone(small(EXAMPLES / "gemm_scale_bn.py")).render()
+    assert "_ingot_aten.mul" not in text and "_ingot_aten.mm" not in text
+    assert ".sum([0])" in text and " @ gemm_weight" in text

@@ -3,16 +3,20 @@ state, tensors in sealed memory."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import socket
 
 import pytest
 import torch
-from ingot.verify import blocks, reference
+from ingot.verify import ahead, blocks, reference, trials
 from ingot.verify.criteria import ErrorModel
 from ingot.verify.families import HOSTILE_BATCH, hostile_batch, hostile_families
-from ingot.verify.measures import measure
+from ingot.verify.measures import Measures, measure
+from ingot.verify.randomness import Randomness
 from ingot.verify.reference import Cotangents, Reference, roundings_for
+from ingot.verify.result import AccuracyRow, Check, VerifyResult
+from ingot.verify.scalars import ElementByElement
 from ingot.verify.terms import Forms, TermSizes
 from ingot.verify.transport import Line
 from torch import nn
@@ -213,3 +217,69 @@ def test_large_models_on_a_cpu_get_fewer_rows_and_the_same_families():
     usual, fewer = hostile_families(own, "fp32"), hostile_families(own, "fp32", (), rows)
     assert [f.name for f in usual] == [f.name for f in fewer]
     assert {f.batch for f in fewer} == {rows, 1, 3, 37}
+
+
+def test_a_spread_may_exceed_what_squares_can_hold():
+    found = [Measures(1e-3, 3e200, 1e-3, 0, 0), Measures(1e-3, 4e200, 1e-3, 0, 0)]
+    assert reference._spread(found).worst_row_error == pytest.approx(5e200 / 2**0.5)
+
+
+def test_derivatives_element_by_element_send_a_nan_where_scalar_kernels_do():
+    x = torch.randn(64, 64)
+    x[3] = torch.nan
+
+    def gradient(mode) -> torch.Tensor:
+        leaf = x.clone().requires_grad_()
+        with mode:
+            nn.functional.hardswish(nn.functional.elu(leaf)).backward(torch.ones_like(x))
+        return leaf.grad
+
+    usual, single = gradient(contextlib.nullcontext()), gradient(ElementByElement())
+    assert usual[3].isnan().all() and not single.isnan().any()
+    assert torch.allclose(usual[4:], single[4:])
+
+
+@pytest.mark.parametrize(("shown", "runs"), [(1.2, 2), (1.7, 1)])
+def test_what_hardly_exceeds_is_asked_for_again(shown, runs):
+    """A family's first run exceeds what is allowed by so much, its second does not."""
+    session = trials.Trials.__new__(trials.Trials)
+    session._result = VerifyResult("", "", "cpu", "fp32")
+    session._random, asked = Randomness(1), []
+
+    def run(trial) -> None:
+        asked.append(trial.values)
+        error = shown if len(asked) == 1 else 0.5
+        judged = Measures(error * 1e-6, error * 1e-6, 0.0, 0, 0)
+        row = AccuracyRow("", "eval", "output", judged, judged, 1e-6, 1e-6)
+        session._result.accuracy.append(row)
+        outcome = "failed" if error > 1 else "passed"
+        session._result.checks.append(Check("", "eval", outcome, "too far", ""))
+
+    session._run = run
+    family = hostile_families([torch.rand(4, 4)], "fp32")[0]
+    session._family_trial(family, False, lambda attempt: [attempt], None, False)
+    assert asked == [[attempt] for attempt in range(runs)]
+    assert [c.outcome for c in session._result.checks] == ["passed" if runs == 2 else "failed"]
+    assert len(session._result.notes) == runs - 1
+
+
+def test_what_is_started_ahead_ends_with_it(monkeypatch):
+    """Also where nothing is verified or timed after all."""
+    ended = []
+
+    class Process:
+        def __init__(self, limit: int, modules: tuple) -> None:
+            self.modules = modules
+
+        def close(self) -> None:
+            ended.append(self.modules)
+
+    monkeypatch.setattr(ahead, "CandidateProcess", Process)
+    with ahead.Ahead(1 << 30, ("a",), timed=True, compiled=True) as both:
+        checked = both.first()
+        assert both.begin_second() is both.begin_second()
+        assert checked.modules == ("a",) and not ended
+    assert ended == [("a", *ahead._COMPILER)]
+    with ahead.Ahead(1 << 30, ("a",)) as one:
+        assert one.begin_second() is None
+    assert ended[1:] == [("a",)]
