@@ -21,6 +21,8 @@ constexpr size_t kSharedBytes[] = {101376, 166912};
 // Up to here a product takes the tile that the library does, beyond it the last one's.
 constexpr int64_t kMostSamples = int64_t{1} << 15;
 
+constexpr std::string_view kProduct = "product";  // begins the kernels' names
+
 // With braces as a format has them.
 std::string doubled(const std::string& text) {
   std::string result;
@@ -65,14 +67,16 @@ class ProductWriter {
     find_tiles();
     write_kernels(true, hopper_);
     write_kernels(false, portable_);
-    text_.constants = kernel_table();
+    const std::string shape = tables_.name_of(shape_text());
+    text_.constants = fmt::format("const void* const {0}_kernels[] = {{{1}_kernels({0})}};\n\n",
+                                  text_.epilogue.kernel, shape);
     std::vector<size_t> states;
     for (int i = 0; i < text_.epilogue.moments; ++i) {
       const bool sum = (text_.epilogue.sums >> i & 1) != 0;
       states.push_back(sum ? sizeof(Sum<float>::State) : sizeof(Moments<float>::State));
     }
-    text_.plan = fmt::format("plan({}, {}_kernels, {{{}}}, {})", tables_.name_of(shape_text()),
-                             text_.epilogue.kernel, fmt::join(states, ", "), product_samples());
+    text_.plan = fmt::format("plan({}, {}_kernels, {{{}}}, {})", shape, text_.epilogue.kernel,
+                             fmt::join(states, ", "), product_samples());
     return std::move(text_);
   }
 
@@ -177,7 +181,7 @@ class ProductWriter {
   }
 
   std::string kernel_of(const TileText& tile) const {
-    return text_.epilogue.kernel + tile.function.substr(std::string_view("product").size());
+    return text_.epilogue.kernel + tile.function.substr(kProduct.size());
   }
 
   void write_kernels(bool hopper, const std::vector<TileText>& tiles) {
@@ -206,16 +210,16 @@ class ProductWriter {
     }
   }
 
-  // A line for each tile of either kind.
-  template <class Line>
-  std::string by_tile(Line&& line) const {
-    std::string text;
+  // A text for each tile of either kind.
+  template <class Text>
+  std::vector<std::string> by_tile(Text&& text) const {
+    std::vector<std::string> texts;
     for (const bool hopper : {false, true}) {
       for (const TileText& tile : hopper ? hopper_ : portable_) {
-        text += "    " + line(tile, hopper ? "hopper" : "portable") + ",\n";
+        texts.push_back("    " + text(tile, hopper ? "hopper" : "portable"));
       }
     }
-    return text;
+    return texts;
   }
 
   // What products of the same shape share. {0}: its name.
@@ -232,23 +236,21 @@ class ProductWriter {
       ranges += range;
       line += range.size();
     }
-    const std::string tiles =
+    const auto tiles =
         by_tile([](const TileText& tile, const char*) { return "{" + tile.rest + "}"; });
+    const auto kernels = by_tile([](const TileText& tile, const char* space) {
+      const std::string ending = tile.function.substr(kProduct.size());
+      return fmt::format("(void*)name##{}<{}::{}>", ending, space, tile.config);
+    });
     return fmt::format(
+        "#define {{0}}_kernels(name) \\\n{}\n"
         "inline const Tile {{0}}_tiles[] = {{{{\n{}}}}};\n"
         "inline const Range {{0}}_ranges[] = {{{{\n{}}}}};\n"
         "inline const Shape {{0}} = {{{{{}, {}, {{{{nullptr, {}, {}}}}}, {{{{nullptr, {}, {}}}}},\n"
         "    {{0}}_tiles, {{0}}_ranges}}}};\n\n",
-        doubled(tiles), doubled(ranges), one.n, one.k, one.x.row_stride, one.x.k_stride,
-        one.w.row_stride, one.w.k_stride);
-  }
-
-  std::string kernel_table() const {
-    const std::string kernels = by_tile([&](const TileText& tile, const char* space) {
-      return fmt::format("(void*){}<{}::{}>", kernel_of(tile), space, tile.config);
-    });
-    return fmt::format("const void* const {}_kernels[] = {{\n{}}};\n\n", text_.epilogue.kernel,
-                       kernels);
+        fmt::join(kernels, ", \\\n"), doubled(fmt::format("{}", fmt::join(tiles, ",\n"))),
+        doubled(ranges), one.n, one.k, one.x.row_stride, one.x.k_stride, one.w.row_stride,
+        one.w.k_stride);
   }
 
   const Binding& binding_;
