@@ -115,9 +115,9 @@ TEST(Standalone, TakesTheTilesThatTheLibraryPlans) {
   const std::vector<std::string> tiles = all(table, R"(\{\d+, (\d+)\})");
   for (size_t i = 0; i < most.size(); ++i)
     ranges.emplace_back(std::stoll(most[i]), std::stoul(tiles[i]));
-  const std::string listed = text.substr(text.find("_kernels[] = {"));
+  const std::string listed = text.substr(text.find("#define shape0_kernels(name)"));
   const std::vector<std::string> kernels =
-      all(listed.substr(0, listed.find("};")), R"(<hopper::(\w+<[^>]*>)>)");
+      all(listed.substr(0, listed.find("shape0_tiles")), R"(<hopper::(\w+<[^>]*>)>)");
   hopper::ProductShape shape;
   shape.n = 384;
   shape.k = 512;
