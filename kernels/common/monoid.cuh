@@ -21,6 +21,19 @@ struct Sum {
   INGOT_HD static T value(State s) { return s.value; }
 };
 
+// Sum and count, where both the sum and the mean are asked for, and no variance.
+template <class T>
+struct Average {
+  struct State {
+    T value, count;
+  };
+  INGOT_HD static State identity() { return {T(0), T(0)}; }
+  INGOT_HD static State lift(T x) { return {x, T(1)}; }
+  INGOT_HD static State merge(State a, State b) { return {a.value + b.value, a.count + b.count}; }
+  INGOT_HD static T value(State s) { return s.value; }
+  INGOT_HD static T mean(State s) { return s.value / s.count; }
+};
+
 // Maximum and minimum let NaN through, as PyTorch's do.
 template <class T>
 struct Max {

@@ -14,7 +14,7 @@
 //   inner (anything else): a block owns one column; threads lie along the reduced positions.
 //
 // The body (generated):
-//   static constexpr i64 kColumns, kLeading, kInner;
+//   static constexpr i64 kColumns, kLeading, kInner;  static constexpr bool kBackwards;
 //   using Value = float;  using Statistics = Together<Moments<Value>, ...>;
 //   struct Operands;  template <int V> struct Feature, Element;
 //   static i64 flat(i64 column, i64 inner);            element within the sample (inner layout)
@@ -96,6 +96,7 @@ struct ColumnChunk {
 
 // Leading layout. Grid: ceil(kColumns / (V·Lanes)) · splits blocks of Lanes·Rows threads.
 // partials: states[splits][kColumns]; samples: B·kLeading, cut into splits of `split_samples`.
+// kBackwards: the last split begins, so that what the sweep before read last is still in L2.
 template <class Body, int V, int Lanes, int Rows, int Chunk>
 INGOT_D void columns_sweep(const typename Body::Operands& operands, i64 samples, i64 split_samples,
                            void* partials) {
@@ -108,7 +109,8 @@ INGOT_D void columns_sweep(const typename Body::Operands& operands, i64 samples,
   const int lane = static_cast<int>(threadIdx.x % Lanes);
   const int row = static_cast<int>(threadIdx.x / Lanes);
   const i64 vector = static_cast<i64>(blockIdx.x % kTiles) * Lanes + lane;
-  const i64 split = blockIdx.x / kTiles;
+  const i64 from_here = blockIdx.x / kTiles;
+  const i64 split = Body::kBackwards ? gridDim.x / kTiles - 1 - from_here : from_here;
   const i64 column = vector * V;
   const i64 begin = split * split_samples;
   const i64 end = begin + split_samples < samples ? begin + split_samples : samples;

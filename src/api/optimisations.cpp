@@ -13,7 +13,7 @@ using nlohmann::json;
 
 class Sentences {
  public:
-  Sentences(const Plan& plan, int64_t batch) : graph_(plan.graph), batch_(batch) {}
+  Sentences(const Plan& plan, int64_t batch) : plan_(plan), graph_(plan.graph), batch_(batch) {}
 
   json take() { return std::move(list_); }
 
@@ -75,7 +75,7 @@ class Sentences {
 
   void about_statistics(const Sweep& sweep) {
     if (sweep.statistics.empty()) return;
-    const auto states = shared_states(graph_, sweep, sweep.statistics);
+    const auto states = statistics_states(plan_, sweep);
     const bool moments = std::any_of(states.begin(), states.end(), [](const SharedState& state) {
       return state.monoid == MonoidKind::moments;
     });
@@ -126,6 +126,7 @@ class Sentences {
         where(sweep.tail));
   }
 
+  const Plan& plan_;
   const Graph& graph_;
   int64_t batch_;
   json list_ = json::array();

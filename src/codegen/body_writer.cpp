@@ -68,11 +68,14 @@ std::string monoid_type(MonoidKind monoid, const std::string& value_type) {
     case MonoidKind::log_sum_exp:
       name = "LogSumExp";
       break;
+    case MonoidKind::average:
+      name = "Average";
+      break;
   }
   return fmt::format("{}<{}>", name, value_type);
 }
 
-std::string finish_expression(Finish finish, const std::string& value_type,
+std::string finish_expression(Finish finish, MonoidKind monoid, const std::string& value_type,
                               const std::string& state) {
   const char* reader = "value";
   switch (finish) {
@@ -100,7 +103,7 @@ std::string finish_expression(Finish finish, const std::string& value_type,
       reader = "sum_exp";
       break;
   }
-  return fmt::format("{}::{}({})", monoid_type(monoid_of(finish), value_type), reader, state);
+  return fmt::format("{}::{}({})", monoid_type(monoid, value_type), reader, state);
 }
 
 std::string together_member(size_t index) {
@@ -111,9 +114,9 @@ std::string together_member(size_t index) {
 
 int64_t state_bytes(MonoidKind monoid, const std::string& value_type) {
   const int64_t value = value_type == "float" ? 4 : 8;
-  const int64_t words = monoid == MonoidKind::moments                                       ? 3
-                        : monoid == MonoidKind::log_sum_exp || monoid == MonoidKind::argmax ? 2
-                                                                                            : 1;
+  const bool pair = monoid == MonoidKind::log_sum_exp || monoid == MonoidKind::argmax ||
+                    monoid == MonoidKind::average;
+  const int64_t words = monoid == MonoidKind::moments ? 3 : pair ? 2 : 1;
   const bool wide = monoid == MonoidKind::argmax || value == 8;
   return words * (wide ? 8 : value);
 }

@@ -9,7 +9,9 @@ namespace ingot {
 namespace {
 
 constexpr int kColumnThreads = 256;
-constexpr int kChunk = 8;           // samples that a thread folds at once
+// Samples that a thread folds at once: fewer where it loads several tensors, since registers then
+// leave a multiprocessor but one block.
+constexpr int kChunk = 8, kChunkOfSeveral = 4;
 constexpr int kMergeLanes = 16;     // columns of a merging block
 constexpr int kMergeSegments = 32;  // ranges of splits that it merges side by side
 
@@ -40,11 +42,33 @@ std::string flat_expression(const Shape& space, AxisMask reduced) {
   return text.empty() ? "0" : text;
 }
 
+// Whether a sweep loads a tensor of every sample that the other touches.
+bool shares_samples(const Plan& plan, const Sweep& sweep, const Sweep& other) {
+  return std::any_of(sweep.loads.begin(), sweep.loads.end(), [&](ValueId id) {
+    const auto among = [id](const std::vector<ValueId>& list) {
+      return std::find(list.begin(), list.end(), id) != list.end();
+    };
+    return plan.graph[id].shape.batched && (among(other.loads) || among(other.stores));
+  });
+}
+
+// A columns sweep begins where the last sweep that touched its tensors ended. Products end
+// everywhere.
+bool runs_backwards(const Plan& plan, int sweep) {
+  const Sweep& own = plan.sweeps[static_cast<size_t>(sweep)];
+  for (int before = sweep - 1; before >= 0 && own.kind == SweepKind::columns; --before) {
+    const Sweep& other = plan.sweeps[static_cast<size_t>(before)];
+    if (!shares_samples(plan, own, other)) continue;
+    return other.kind != SweepKind::product && !runs_backwards(plan, before);
+  }
+  return false;
+}
+
 class ColumnsWriter {
  public:
   ColumnsWriter(const Plan& plan, int sweep) : context_(plan, sweep) {
     const Sweep& s = context_.sweep();
-    states_ = shared_states(plan.graph, s, s.statistics);
+    states_ = statistics_states(plan, s);
     axes_ = reduced_axes(plan.graph, s, s.statistics.at(0));
     reduced_ = static_cast<AxisMask>(s.space.static_axes() & axes_);
     kept_ = static_cast<AxisMask>(s.space.static_axes() & ~axes_);
@@ -82,6 +106,7 @@ class ColumnsWriter {
     const std::string values_text = values.text(4);
     const std::string declarations = body.declarations();
     const std::string tail = tail_text();
+    chunk_ = body.loads() > 1 ? kChunkOfSeveral : kChunk;
 
     UnitParts parts;
     parts.comment = sweep_comment(context_, source_.name);
@@ -128,8 +153,9 @@ class ColumnsWriter {
           for (size_t n = 0; n < states_.size(); ++n) {
             const auto& finishes = states_[n].finishes;
             if (std::find(finishes.begin(), finishes.end(), value) == finishes.end()) continue;
-            const std::string text = finish_expression(context_.node(value).finish, value_type_,
-                                                       "state" + together_member(n));
+            const std::string text =
+                finish_expression(context_.node(value).finish, states_[n].monoid, value_type_,
+                                  "state" + together_member(n));
             return Reference{fmt::format("static_cast<{}>({})", context_.type_of(value), text),
                              context_.type_of(value)};
           }
@@ -156,9 +182,10 @@ class ColumnsWriter {
     }
     return fmt::format(
         "  static constexpr i64 kColumns = {}, kLeading = {}, kInner = {};\n"
+        "  static constexpr bool kBackwards = {};\n"
         "  using Value = {};\n  using Statistics = Together<{}>;\n",
         source_.columns, source_.leading, leading_ ? 1 : extent_over(context_.space(), reduced_),
-        value_type_, fmt::join(monoids, ", "));
+        runs_backwards(context_.plan(), source_.sweep), value_type_, fmt::join(monoids, ", "));
   }
 
   std::string flat_function() const {
@@ -190,10 +217,10 @@ class ColumnsWriter {
         const int64_t rows = kColumnThreads / lanes;
         entry.role = KernelRole::columns;
         entry.tiles = (vectors + lanes - 1) / lanes;
-        entry.per_block = rows * kChunk;
+        entry.per_block = rows * chunk_;
         parts.kernels.push_back(kernel_text(entry.name, functor_, kColumnThreads, parameters,
                                             fmt::format("columns_sweep<ingot::{}, {}, {}, {}, {}>",
-                                                        functor_, w, lanes, rows, kChunk) +
+                                                        functor_, w, lanes, rows, chunk_) +
                                                 arguments));
       } else {
         entry.role = KernelRole::columns_inner;
@@ -228,6 +255,7 @@ class ColumnsWriter {
   std::vector<SharedState> states_;
   AxisMask axes_ = 0, reduced_ = 0, kept_ = 0;
   bool leading_ = true;
+  int chunk_ = kChunk;
   std::string value_type_, functor_;
 };
 

@@ -143,9 +143,10 @@ class GroupsWriter {
                            flat.empty() ? "0" : flat, writer.text(6));
     std::string lines;
     for (const ValueId value : state.finishes) {
-      lines += fmt::format("      results.{}[group] = static_cast<{}>({});\n",
-                           context_.name_of(value), context_.type_of(value),
-                           finish_expression(context_.node(value).finish, type, "state"));
+      lines +=
+          fmt::format("      results.{}[group] = static_cast<{}>({});\n", context_.name_of(value),
+                      context_.type_of(value),
+                      finish_expression(context_.node(value).finish, state.monoid, type, "state"));
     }
     *resolves += fmt::format("{} (R == {}) {{\n{}    }}", branch, r, lines);
   }

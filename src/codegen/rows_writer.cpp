@@ -146,8 +146,8 @@ class RowsWriter {
       if (phase_of_state_[n] != phase) continue;
       const auto& finishes = states_[n].finishes;
       if (std::find(finishes.begin(), finishes.end(), value) != finishes.end()) {
-        const std::string text = finish_expression(context_.node(value).finish, value_type_,
-                                                   "state" + together_member(index));
+        const std::string text = finish_expression(context_.node(value).finish, states_[n].monoid,
+                                                   value_type_, "state" + together_member(index));
         return Reference{fmt::format("static_cast<{}>({})", context_.type_of(value), text),
                          context_.type_of(value)};
       }

@@ -40,6 +40,8 @@ class SampleBody {
   FunctionWriter writer();
   // struct Feature, struct Element, feature(), load(): to be asked for after the writer was used.
   std::string declarations();
+  // How many values a sample's element loads.
+  size_t loads() const { return held_.size(); }
 
  private:
   Reference shared(ValueId value);

@@ -28,6 +28,8 @@ ReduceMonoid primitive_of(MonoidKind monoid) {
       return ReduceMonoid::moments;
     case MonoidKind::log_sum_exp:
       return ReduceMonoid::log_sum_exp;
+    case MonoidKind::average:
+      break;  // a GPU's alone
   }
   fail(INGOT_FAILED, "unknown monoid");
 }

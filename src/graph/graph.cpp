@@ -13,8 +13,8 @@ constexpr std::string_view kAxisNames[] = {"batch", "rows", "groups", "features"
 constexpr std::string_view kFinishNames[] = {
     "sum",          "max",     "min",        "argmax", "mean", "variance", "variance_unbiased",
     "max_exponent", "sum_exp", "log_sum_exp"};
-constexpr std::string_view kMonoidNames[] = {"sum",    "max",     "min",
-                                             "argmax", "moments", "log_sum_exp"};
+constexpr std::string_view kMonoidNames[] = {"sum",     "max",         "min",    "argmax",
+                                             "moments", "log_sum_exp", "average"};
 constexpr std::string_view kRoleNames[] = {"input", "parameter", "buffer"};
 
 template <class Enum, size_t N>

@@ -87,7 +87,15 @@ enum class Finish : uint8_t {
   sum_exp,
   log_sum_exp  // of LogSumExp: max, Σ exp(x − max), log Σ exp(x)
 };
-enum class MonoidKind : uint8_t { sum, max, min, argmax, moments, log_sum_exp };
+enum class MonoidKind : uint8_t {
+  sum,
+  max,
+  min,
+  argmax,
+  moments,
+  log_sum_exp,
+  average  // of which both the sum and the mean are read
+};
 MonoidKind monoid_of(Finish finish);
 std::string_view name_of(Finish finish);
 Finish finish_from(std::string_view name);

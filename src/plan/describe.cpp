@@ -122,10 +122,10 @@ void explain_kind(const Plan& plan, Sweep& sweep) {
       break;
   }
   if (!sweep.statistics.empty()) {
-    sweep.reasons.push_back(fmt::format(
-        "{} must wait for every row: {} monoid state(s) per kept element{}",
-        list_text(graph, sweep.statistics), shared_states(graph, sweep, sweep.statistics).size(),
-        sweep.kind == SweepKind::product ? ", taken from the accumulators" : ""));
+    sweep.reasons.push_back(
+        fmt::format("{} must wait for every row: {} monoid state(s) per kept element{}",
+                    list_text(graph, sweep.statistics), statistics_states(plan, sweep).size(),
+                    sweep.kind == SweepKind::product ? ", taken from the accumulators" : ""));
   }
   if (!sweep.tail.empty()) {
     sweep.reasons.push_back(

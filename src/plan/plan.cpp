@@ -88,6 +88,26 @@ std::vector<SharedState> shared_states(const Graph& graph, const Sweep& sweep,
   return states;
 }
 
+std::vector<SharedState> statistics_states(const Plan& plan, const Sweep& sweep) {
+  std::vector<SharedState> states = shared_states(plan.graph, sweep, sweep.statistics);
+  if (plan.target.device != Target::Device::cuda || sweep.kind != SweepKind::columns) return states;
+  const auto is_mean = [&](ValueId id) { return plan.graph[id].finish == Finish::mean; };
+  for (SharedState& sum : states) {
+    if (sum.monoid != MonoidKind::sum) continue;
+    const auto mean = std::find_if(states.begin(), states.end(), [&](const SharedState& other) {
+      return other.monoid == MonoidKind::moments && other.arg == sum.arg &&
+             other.axes == sum.axes &&
+             std::all_of(other.finishes.begin(), other.finishes.end(), is_mean);
+    });
+    if (mean == states.end()) continue;
+    sum.monoid = MonoidKind::average;
+    sum.finishes.insert(sum.finishes.end(), mean->finishes.begin(), mean->finishes.end());
+    mean->finishes.clear();
+  }
+  std::erase_if(states, [](const SharedState& state) { return state.finishes.empty(); });
+  return states;
+}
+
 std::array<int64_t, kAxes> dense_strides(const Shape& seen) {
   const int64_t full[] = {seen.static_elements(), seen.groups * seen.features, seen.features, 1};
   std::array<int64_t, kAxes> strides{};

@@ -141,6 +141,10 @@ struct Plan {
   Cost cost(const Sweep& sweep, int64_t batch) const;
 };
 
+// The states behind a sweep's statistics. On a GPU a columns sweep reads a mean off the state of
+// the sum of the same values, where no variance of them is asked for.
+std::vector<SharedState> statistics_states(const Plan& plan, const Sweep& sweep);
+
 // Throws std::logic_error naming the rule and the sweep where a plan breaks one.
 void validate(const Plan& plan);
 

@@ -88,6 +88,54 @@ TEST(Codegen, AColumnsSweepHasStatisticsMergeAndATail) {
   EXPECT_THAT(sources[1].text, HasSubstr("shared.v"));
 }
 
+// Over the batch, of a·b: as a norm's gradient asks for them.
+Graph reductions_of_products(const std::vector<Finish>& finishes) {
+  GraphBuilder builder;
+  const ValueId a = builder.leaf(LeafRole::input, "a", DType::f32, {true, 1, 1, 512});
+  const ValueId b = builder.leaf(LeafRole::input, "b", DType::f32, {true, 1, 1, 512});
+  const ValueId product = builder.pointwise(PointwiseOp::mul_, {a, b});
+  for (const Finish finish : finishes) {
+    builder.result(builder.reduce(finish, product, axis_bit(kBatch)), std::string(name_of(finish)));
+  }
+  return builder.take();
+}
+
+std::string columns_text(const std::vector<Finish>& finishes) {
+  const Graph graph = reductions_of_products(finishes);
+  return generate(make_plan(graph, cuda(false), Precision::ieee)).at(0).text;
+}
+
+TEST(Codegen, AMeanIsReadOffTheStateOfASum) {
+  const std::string both = columns_text({Finish::mean, Finish::sum});
+  EXPECT_THAT(both, HasSubstr("using Statistics = Together<Average<float>>;"));
+  EXPECT_THAT(both, HasSubstr("Average<float>::value(state.first)"));
+  EXPECT_THAT(both, HasSubstr("Average<float>::mean(state.first)"));
+  EXPECT_THAT(both, HasSubstr("1 monoid state(s)"));
+  EXPECT_THAT(columns_text({Finish::mean}), HasSubstr("Together<Moments<float>>;"));
+  EXPECT_THAT(columns_text({Finish::sum, Finish::mean, Finish::variance}),
+              HasSubstr("Together<Sum<float>, Moments<float>>;"))
+      << "the variance's moments have the mean already";
+}
+
+TEST(Codegen, AColumnsSweepBeginsWhereTheOneBeforeEnded) {
+  // (x − mean)² summed, where the mean takes a sweep of its own.
+  GraphBuilder builder;
+  const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, 512});
+  const ValueId mean = builder.reduce(Finish::mean, x, axis_bit(kBatch));
+  const ValueId centred = builder.pointwise(PointwiseOp::sub_, {x, mean});
+  const ValueId square = builder.pointwise(PointwiseOp::mul_, {centred, centred});
+  builder.result(builder.reduce(Finish::sum, square, axis_bit(kBatch)), "sum");
+  const std::vector<KernelSource> sources =
+      generate(make_plan(builder.take(), cuda(false), Precision::ieee));
+  ASSERT_EQ(sources.size(), 2u);
+  EXPECT_THAT(sources[0].text, HasSubstr("kBackwards = false;"));
+  EXPECT_THAT(sources[1].text, HasSubstr("kBackwards = true;"));
+}
+
+TEST(Codegen, FewerSamplesAreFoldedAtOnceWhereSeveralTensorsAreLoaded) {
+  EXPECT_THAT(columns_text({Finish::sum}), HasSubstr("32, 8, 4>(operands"));
+}
+
 TEST(Codegen, ASoftmaxHoldsItsRowInRegistersOrLoops) {
   const Plan held = make_plan(seed(1024, true), cuda(false), Precision::ieee);
   const std::vector<KernelSource> sources = generate(held);
@@ -298,6 +346,14 @@ TEST(Codegen, NvrtcCompilesEverySweepWithoutSpills) {
   for (const int64_t features : {int64_t{256}, int64_t{333}}) {
     const Plan plan = make_plan(seed(features, true), cuda(false), Precision::ieee);
     for (const KernelSource& source : generate(plan)) expect_compiled_without_spills(source);
+  }
+}
+
+TEST(Codegen, NvrtcCompilesSumsOfSeveralTensorsWithoutSpills) {
+  if (!cuda::nvrtc_info().available) GTEST_SKIP() << cuda::nvrtc_info().why;
+  const Graph graph = reductions_of_products({Finish::sum, Finish::mean});
+  for (const KernelSource& source : generate(make_plan(graph, cuda(false), Precision::ieee))) {
+    expect_compiled_without_spills(source);
   }
 }
 

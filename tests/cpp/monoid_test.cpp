@@ -36,6 +36,18 @@ std::vector<double> normal_values(size_t count, double mean, double deviation) {
   return values;
 }
 
+TEST(Average, IsTheSumAndTheMean) {
+  const std::vector<double> values = normal_values(1000, 3, 10);
+  const double sum = fold<Sum<double>>(values).value;
+  for (const auto state : {fold<Average<double>>(values), tree<Average<double>>(values, 0, 1000)}) {
+    EXPECT_NEAR(Average<double>::value(state), sum, 1e-9);
+    EXPECT_NEAR(Average<double>::mean(state), sum / 1000, 1e-12);
+  }
+  const auto one = Average<float>::lift(7);
+  EXPECT_EQ(Average<float>::mean(Average<float>::merge(Average<float>::identity(), one)), 7);
+  EXPECT_TRUE(std::isnan(Average<float>::mean(Average<float>::identity()))) << "as 0/0";
+}
+
 TEST(Moments, MatchesTwoPassesUnderALargeMean) {
   const std::vector<double> values = normal_values(1000, 1e6, 1e-2);
   double mean = 0, m2 = 0;
