@@ -1,6 +1,7 @@
 #include "plan/normalise.h"
 
 #include <algorithm>
+#include <set>
 
 #include "graph/builder.h"
 #include "plan/factoring.h"
@@ -90,6 +91,7 @@ class Normaliser {
   }
 
   ValueId translate(Node node) {
+    const ValueId old_arg = node.args.empty() ? kNoValue : node.args[0];
     for (ValueId& arg : node.args) arg = mapped(arg);
     builder_.set_origin(node.name, node.source);
     switch (node.kind) {
@@ -105,7 +107,7 @@ class Normaliser {
       case NodeKind::view:
         return translate_view(node);
       case NodeKind::reduce:
-        return translate_reduction(node);
+        return translate_reduction(node, old_arg);
     }
     return kNoValue;
   }
@@ -123,12 +125,46 @@ class Normaliser {
     return builder_.view(base, node.shape);
   }
 
-  ValueId translate_reduction(const Node& node) {
+  ValueId translate_reduction(const Node& node, ValueId old_arg) {
     const ValueId arg = node.args[0];
     const Node from = builder_.graph()[arg];
     const AxisMask axes = reduced_extents(from.shape, node.axes);
+    if (node.finish == Finish::sum && joins_statistics(old_arg, axes)) {
+      const ValueId columns = builder_.reduce(Finish::sum, arg, axis_bit(kBatch));
+      return builder_.reduce(Finish::sum, columns, static_cast<AxisMask>(axes & ~axis_bit(kBatch)));
+    }
     if (axes != 0) return builder_.reduce(node.finish, arg, axes);
     return reduction_of_one(builder_, node.finish, arg, node.dtype);
+  }
+
+  // Of a sum over the batch and a row, in the old graph: whether what is summed follows from a
+  // reduction of such rows, and so do statistics of columns. Their sweep, which reads what the
+  // rows' sweep stores, then sums its columns with them, and nothing is stored for it.
+  bool joins_statistics(ValueId arg, AxisMask axes) const {
+    const auto row = static_cast<AxisMask>(axes & ~axis_bit(kBatch));
+    if (row == axes || row == 0 || !follows_from_row(arg, row)) return false;
+    return std::any_of(old_.nodes.begin(), old_.nodes.end(), [&](const Node& node) {
+      return node.kind == NodeKind::reduce && old_[node.args[0]].shape == old_[arg].shape &&
+             reduced_extents(old_[node.args[0]].shape, node.axes) == axis_bit(kBatch) &&
+             follows_from_row(node.args[0], row);
+    });
+  }
+
+  bool follows_from_row(ValueId id, AxisMask row) const {
+    std::vector<ValueId> ahead = {id};
+    std::set<ValueId> seen;
+    while (!ahead.empty()) {
+      const ValueId value = ahead.back();
+      ahead.pop_back();
+      const Node& node = old_[value];
+      if (!seen.insert(value).second) continue;
+      if (node.kind == NodeKind::reduce) {
+        if (reduced_extents(old_[node.args[0]].shape, node.axes) == row) return true;
+      } else if (node.kind == NodeKind::pointwise || node.kind == NodeKind::view) {
+        ahead.insert(ahead.end(), node.args.begin(), node.args.end());
+      }
+    }
+    return false;
   }
 
   ValueId behind_any_view(ValueId id) const {

@@ -124,6 +124,36 @@ TEST(Plan, ResolvesSoftmaxInOneRowsSweep) {
   expect_meaning(graph, plan);
 }
 
+// What a softmax makes of g, summed: over everything, as the gradient of a number that scales what
+// is before the softmax; and, with `columns`, over the batch, as the gradient of a bias.
+Graph summed_behind_softmax(bool columns) {
+  GraphBuilder builder;
+  const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, 12});
+  const ValueId g = builder.leaf(LeafRole::input, "g", DType::f32, {true, 1, 1, 12});
+  const OperatorCall call{{x}, {{"axes", std::vector<int64_t>{kFeatures}}}};
+  const ValueId y =
+      builder.pointwise(PointwiseOp::mul_, {apply_operator(builder, "softmax", call), g});
+  const ValueId product = builder.pointwise(PointwiseOp::mul_, {y, x});
+  const auto everything = static_cast<AxisMask>(axis_bit(kBatch) | axis_bit(kFeatures));
+  builder.result(builder.reduce(Finish::sum, product, everything), "sum");
+  if (columns) builder.result(builder.reduce(Finish::sum, y, axis_bit(kBatch)), "columns");
+  return builder.take();
+}
+
+TEST(Plan, SumsColumnsFirstWhereStatisticsOfColumnsAreTakenAnyway) {
+  const Graph graph = summed_behind_softmax(true);
+  const Plan plan = make_plan(graph, target_with(true), Precision::fp32);
+  ASSERT_THAT(kinds(plan), ElementsAre(SweepKind::rows, SweepKind::columns, SweepKind::rows));
+  EXPECT_EQ(plan.sweeps[0].stores.size(), 1u) << "not the product, too";
+  EXPECT_EQ(plan.sweeps[1].statistics.size(), 2u);
+  EXPECT_FALSE(plan.sweeps[2].space.batched);
+  expect_meaning(graph, plan);
+  const Graph alone = summed_behind_softmax(false);
+  const Plan of_one = make_plan(alone, target_with(true), Precision::fp32);
+  EXPECT_THAT(kinds(of_one), ElementsAre(SweepKind::rows, SweepKind::columns));
+  expect_meaning(alone, of_one);
+}
+
 TEST(Plan, NeedsOneSweepInEvalMode) {
   const Graph graph = Models().gemm_scale_bn(false);
   const Plan plan = make_plan(graph, target_with(true), Precision::fp32);
