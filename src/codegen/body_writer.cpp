@@ -327,8 +327,8 @@ std::string FunctionWriter::flat_index(const Shape& extents) {
   return text.empty() ? "0" : text;
 }
 
-std::string FunctionWriter::address(ValueId value) {
-  const std::string field = context_.operand(value, false, has_lanes(value));
+std::string FunctionWriter::address(ValueId value, bool written) {
+  const std::string field = context_.operand(value, written, has_lanes(value));
   return fmt::format("operands.{}.at<{}>({})", field, storage_type(context_.dtype_in_memory(value)),
                      index_arguments(context_.seen(value)));
 }

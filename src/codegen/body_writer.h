@@ -105,8 +105,8 @@ class FunctionWriter {
   // Writes the value to its tensor, once per element of its own.
   void store(ValueId value);
   bool has_lanes(ValueId value) const;
-  // Where the current element of an operand is.
-  std::string address(ValueId value);
+  // Where the current element of an operand is, or is written.
+  std::string address(ValueId value, bool written = false);
   // The current element's position in a dense array of these static extents.
   std::string flat_index(const Shape& extents);
 

@@ -32,6 +32,7 @@ int64_t blocks_of(const KernelSource& source, const KernelEntry& entry, int64_t 
     case KernelRole::merge:
       return entry.tiles;
     case KernelRole::rows:
+    case KernelRole::rows_packed:
       return entry.tiles * up(samples * source.rows_per_sample, entry.per_block);
     case KernelRole::groups:
       return samples;
@@ -54,6 +55,10 @@ std::vector<KernelSource> generate_sweep(const Plan& plan, int index) {
       break;
   }
   return write_behind_product(plan, index);
+}
+
+std::optional<KernelSource> generate_packing(const Plan& plan, int sweep, ValueId value) {
+  return write_packing(plan, sweep, value);
 }
 
 std::vector<KernelSource> generate(const Plan& plan) {

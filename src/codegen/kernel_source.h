@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ enum class KernelRole : uint8_t {
   columns_inner,  // the same
   merge,          // (operands, partials, splits)
   rows,           // (operands, rows)
+  rows_packed,    // (operands, rows, packed, exponents)
   groups,         // (operands, samples)
 };
 
@@ -67,5 +69,8 @@ int64_t blocks_of(const KernelSource& source, const KernelEntry& entry, int64_t 
 std::vector<KernelSource> generate(const Plan& plan);
 // The same for one sweep.
 std::vector<KernelSource> generate_sweep(const Plan& plan, int sweep);
+// The same as one kernel that also packs a value that the sweep stores, row by row, for the product
+// that reads it: what split.cuh makes of the row. Nothing where the sweep does not own such rows.
+std::optional<KernelSource> generate_packing(const Plan& plan, int sweep, ValueId value);
 
 }  // namespace ingot

@@ -68,13 +68,17 @@ int64_t inner_extent(const Shape& space, AxisMask row) {
 // what later phases ask for, until nothing new is asked.
 class RowsWriter {
  public:
-  RowsWriter(const Plan& plan, int sweep) : context_(plan, sweep) {
+  // packed: a value that the sweep stores, to be handed out to rows_packed.cuh; or kNoValue.
+  RowsWriter(const Plan& plan, int sweep, ValueId packed = kNoValue)
+      : context_(plan, sweep), packed_(packed) {
     const Sweep& s = context_.sweep();
     const std::vector<ValueId> reductions = reductions_of(plan.graph, s);
     states_ = shared_states(plan.graph, s, reductions);
     value_type_ = reduction_type(context_, reductions);
-    inside_ = static_cast<AxisMask>(s.space.static_axes() &
-                                    reduced_axes(plan.graph, s, reductions.at(0)));
+    inside_ = reductions.empty()
+                  ? axis_bit(kFeatures)
+                  : static_cast<AxisMask>(s.space.static_axes() &
+                                          reduced_axes(plan.graph, s, reductions[0]));
     for (const Axis axis : {kRows, kGroups, kFeatures}) {
       const int64_t extent = s.space.extent(axis, 1);
       (inside_ & axis_bit(axis) ? row_elements_ : rows_per_sample_) *= extent;
@@ -93,13 +97,7 @@ class RowsWriter {
   }
 
   KernelSource write() {
-    size_t known = 0;
-    std::string functions;
-    do {
-      known = held_.size() + row_fields_.size();
-      functions = write_functions();
-    } while (held_.size() + row_fields_.size() != known);
-
+    const std::string functions = all_functions();
     UnitParts parts;
     parts.comment = sweep_comment(context_, source_.name);
     parts.includes = {"common/pointwise.cuh",
@@ -112,8 +110,53 @@ class RowsWriter {
     return std::move(source_);
   }
 
+  // Nothing where rows are none of the product's, or too long to be held.
+  std::optional<KernelSource> write_packing() {
+    constexpr int kWidth = 4;
+    if (inside_ != axis_bit(kFeatures) || across() || context_.width() != kWidth) return {};
+    if (context_.seen(packed_) != context_.space() || !context_.space().batched) return {};
+    source_.name += "_packed";
+    functor_ = functor_name(source_.name);
+    const std::string functions = all_functions();
+    int64_t team = kWarp;
+    const auto held = [&] { return row_elements_ / team * held_per_element(); };
+    while (team < 512 && held() > kHeldTarget) team *= 2;
+    if (held() > kHeldLimit || row_elements_ % (kWidth * team) != 0) return {};
+    UnitParts parts;
+    parts.comment = sweep_comment(context_, source_.name) +
+                    "//   packed on the way: " + context_.name_of(packed_) + "\n";
+    parts.includes = {"common/pointwise.cuh", "sweeps/rows_packed.cuh"};
+    parts.functor = functor_;
+    parts.members = constants() + context_.operands_struct() + structs() + functions;
+    KernelEntry entry;
+    entry.name = source_.name;
+    entry.role = KernelRole::rows_packed;
+    entry.width = kWidth;
+    entry.per_block = team > kWarp ? 1 : kBlockThreads / team;
+    entry.threads = static_cast<int>(team * entry.per_block);
+    parts.kernels.push_back(
+        kernel_text(entry.name, functor_, entry.threads,
+                    "ingot::i64 rows, void* packed,\n    ingot::i32* exponent",
+                    fmt::format("rows_packed<ingot::{}, {}, {}>(operands, rows, packed, exponent)",
+                                functor_, team, entry.per_block)));
+    source_.entries.push_back(entry);
+    source_.operands = context_.operands();
+    source_.text = translation_unit(parts);
+    return std::move(source_);
+  }
+
  private:
   bool across() const { return inner_ > 1; }
+
+  std::string all_functions() {
+    size_t known = 0;
+    std::string functions;
+    do {
+      known = held_.size() + row_fields_.size();
+      functions = write_functions();
+    } while (held_.size() + row_fields_.size() != known);
+    return functions;
+  }
 
   // The reductions that must have been merged before a value is known.
   int phase(ValueId value) {
@@ -200,25 +243,43 @@ class RowsWriter {
         },
         FunctionWriter::Lanes::scalar);
     for (const ValueId value : context_.sweep().stores) {
+      if (value == packed_) continue;
       (is_one_a_row(value) ? finish_row : finish).store(value);
     }
+    if (packed_ != kNoValue) finish.assign("packed", packed_);
     const char* index = across() ? "u32" : "i64";
     return fmt::format(
-        "  INGOT_D static void row(const Operands& operands, i64 b, {0} e, Row& row) {{\n{1}  }}\n"
-        "  template <int P, int V, int N>\n"
-        "  INGOT_D static void phase(const Operands& operands, const Row& row, i64 b, {0} e,\n"
-        "                            Element<V>& held, Value (&x)[N][V]) {{\n{2}\n  }}\n"
-        "  template <int P, class State>\n"
-        "  INGOT_D static void resolve(const Operands& operands, const State& state, i64 b, {0} "
-        "e,\n"
-        "                              Row& row) {{\n{3}\n  }}\n"
-        "  template <int V>\n"
-        "  INGOT_D static void finish(const Operands& operands, const Row& row, i64 b, {0} e,\n"
-        "                             Element<V>& held) {{\n{4}  }}\n"
-        "  INGOT_D static void finish_row(const Operands& operands, const Row& row, i64 b, {0} e) "
-        "{{\n{5}  }}\n",
-        index, resolve_text(-1), phase_branches, resolve_branches, finish.text(4),
-        finish_row.text(4));
+               "  INGOT_D static void row(const Operands& operands, i64 b, {0} e, Row& row) "
+               "{{\n{1}  }}\n"
+               "  template <int P, int V, int N>\n"
+               "  INGOT_D static void phase(const Operands& operands, const Row& row, i64 b, {0} "
+               "e,\n"
+               "                            Element<V>& held, Value (&x)[N][V]) {{\n{2}\n  }}\n"
+               "  template <int P, class State>\n"
+               "  INGOT_D static void resolve(const Operands& operands, const State& state, i64 b, "
+               "{0} "
+               "e,\n"
+               "                              Row& row) {{\n{3}\n  }}\n"
+               "  template <int V>\n"
+               "  INGOT_D static void finish(const Operands& operands, const Row& row, i64 b, {0} "
+               "e,\n"
+               "                             Element<V>& held{6}) {{\n{4}  }}\n"
+               "  INGOT_D static void finish_row(const Operands& operands, const Row& row, i64 b, "
+               "{0} e) "
+               "{{\n{5}  }}\n",
+               index, resolve_text(-1), phase_branches, resolve_branches, finish.text(4),
+               finish_row.text(4), packed_ == kNoValue ? "" : ", float (&packed)[V]") +
+           (packed_ == kNoValue ? "" : place_function());
+  }
+
+  // Where the packed value is stored: apart from finish(), so that all operands of a row are loaded
+  // before any of it is.
+  std::string place_function() {
+    FunctionWriter writer(context_, nullptr);
+    return fmt::format(
+        "  INGOT_D static float* place(const Operands& operands, i64 b, i64 e) {{\n"
+        "    return {};\n  }}\n",
+        writer.address(packed_, true));
   }
 
   void write_values(FunctionWriter& writer, int p) {
@@ -261,6 +322,7 @@ class RowsWriter {
         "  static constexpr bool kNeedsIndex = {};\n  using Value = {};\n",
         row_elements_, rows_per_sample_, phases_, needs_index_, value_type_);
     if (across()) text += fmt::format("  static constexpr i64 kInner = {};\n", inner_);
+    if (phases_ == 0) text += "  INGOT_D static Together<Sum<Value>> monoid(Index<0>);\n";
     for (int p = 0; p < phases_; ++p) {
       std::vector<std::string> monoids;
       for (size_t n = 0; n < states_.size(); ++n) {
@@ -351,6 +413,7 @@ class RowsWriter {
   }
 
   SweepContext context_;
+  const ValueId packed_;
   KernelSource source_;
   std::string functor_, value_type_;
   std::vector<SharedState> states_;
@@ -387,6 +450,18 @@ bool reduces_rows(const Plan& plan, int sweep) {
 
 KernelSource write_rows(const Plan& plan, int sweep) {
   return RowsWriter(plan, sweep).write();
+}
+
+std::optional<KernelSource> write_packing(const Plan& plan, int sweep, ValueId value) {
+  const Sweep& s = plan.sweeps[static_cast<size_t>(sweep)];
+  const bool pointwise = reductions_of(plan.graph, s).empty();
+  if (s.kind != SweepKind::map && s.kind != SweepKind::rows) return {};
+  if (!pointwise && !reduces_rows(plan, sweep)) return {};
+  const Placement& placement = plan.placements[static_cast<size_t>(value)];
+  const bool stored = std::find(s.stores.begin(), s.stores.end(), value) != s.stores.end();
+  if (!stored || plan.graph[value].dtype != DType::f32 || placement.kind == Placement::Kind::update)
+    return {};
+  return RowsWriter(plan, sweep, value).write_packing();
 }
 
 }  // namespace ingot

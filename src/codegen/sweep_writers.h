@@ -1,6 +1,7 @@
 // One writer for each template of kernels/sweeps/: each fills a KernelSource from a sweep.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,8 @@ KernelSource write_columns(const Plan& plan, int sweep);
 // The second half of a columns sweep, for a product whose epilogue emits the partial states.
 KernelSource write_merge(const Plan& plan, int sweep);
 KernelSource write_rows(const Plan& plan, int sweep);
+// See generate_packing().
+std::optional<KernelSource> write_packing(const Plan& plan, int sweep, ValueId value);
 KernelSource write_groups(const Plan& plan, int sweep);
 
 // Whether all reductions of a rows sweep run over the same axes, neighbours of each other: rows of

@@ -56,6 +56,12 @@ class CudaExecutable : public Executable {
                                : make_kernels_lowering(plan_, sweep, modules_));
       frozen_bytes_.push_back(align_up(lowerings_.back()->frozen_bytes(), kWorkspaceAlignment));
     }
+    for (size_t i = 1; i < plan_.sweeps.size(); ++i) {
+      if (plan_.sweeps[i].kind != SweepKind::product) continue;
+      if (plan_.sweeps[i - 1].kind == SweepKind::product) continue;
+      lowerings_[i - 1] = with_packing(plan_, static_cast<int>(i) - 1, std::move(lowerings_[i - 1]),
+                                       *lowerings_[i], modules_);
+    }
   }
 
   void compile(int64_t batch) override { modules_.compile(plan_.target.sm, units(batch)); }

@@ -98,6 +98,25 @@ bool KernelLowering::admits(const KernelEntry& entry, const Lowering& to,
   return true;
 }
 
+bool KernelLowering::lower_packing(const Lowering& to, const PackRequest& request) const {
+  std::vector<BoundTensor> tensors;
+  for (const KernelOperand& operand : source_.operands) {
+    tensors.push_back(to.bind(operand.value, operand.seen));
+  }
+  const KernelEntry& entry = source_.entries.front();
+  const int64_t rows = to.batch * source_.rows_per_sample;
+  if (request.step.rows != rows || !admits(entry, to, tensors)) return false;
+  Arguments arguments;
+  arguments.add_tensors(tensors);
+  arguments.add(rows);
+  arguments.add_address(request.memory + request.step.packed_offset);
+  arguments.add_address(request.memory + request.step.exponent_offset);
+  to.keep_packed(request.value, request.step, request.memory);
+  to.launch(StepKind::sweep, unit_, 0, blocks_of(source_, entry, to.batch), entry.threads,
+            std::move(arguments));
+  return true;
+}
+
 void KernelLowering::lower(const Lowering& to, const Override& instead, int64_t splits) const {
   std::vector<BoundTensor> tensors;
   for (const KernelOperand& operand : source_.operands) {
@@ -120,6 +139,7 @@ void KernelLowering::lower(const Lowering& to, const Override& instead, int64_t 
         arguments.add(samples);
         break;
       case KernelRole::rows:
+      case KernelRole::rows_packed:
         arguments.add(samples * source_.rows_per_sample);
         break;
       case KernelRole::columns:

@@ -124,9 +124,9 @@ void Lowering::pack(ValueId value, const Address& source, const hopper::SplitSte
   const auto is_there = [&](const PackedOperand& packed) {
     return packed.value == value && packed.memory == memory && same(packed.split, step);
   };
-  std::vector<PackedOperand>& packed = lowered.packed;
+  const std::vector<PackedOperand>& packed = lowered.packed;
   if (std::any_of(packed.begin(), packed.end(), is_there)) return;
-  overwrite(memory + step.packed_offset, end_of(step) - step.packed_offset);
+  keep_packed(value, step, memory);
   Arguments arguments;
   const size_t start = arguments.add(hopper::args_of(step));
   arguments.set(start + offsetof(SplitArgs, source), source);
@@ -134,7 +134,12 @@ void Lowering::pack(ValueId value, const Address& source, const hopper::SplitSte
   arguments.set(start + offsetof(SplitArgs, exponent), memory + step.exponent_offset);
   launch(StepKind::pack, unit, 0, step.grid, static_cast<int>(step.threads), std::move(arguments),
          step.shared_bytes, step.cluster);
-  packed.push_back({value, step, memory});
+}
+
+void Lowering::keep_packed(ValueId value, const hopper::SplitStep& step,
+                           const Address& memory) const {
+  overwrite(memory + step.packed_offset, end_of(step) - step.packed_offset);
+  lowered.packed.push_back({value, step, memory});
   const Node& node = plan.graph[value];
   const std::string called = node.name.empty() ? fmt::format("%{}", value) : node.name;
   name(called + " packed", memory + step.packed_offset, step.exponent_offset - step.packed_offset);

@@ -55,6 +55,8 @@ struct Lowering {
   // Packs an operand into memory + the step's offsets, by a kernel of `unit`, unless it is there.
   void pack(ValueId value, const Address& source, const hopper::SplitStep& step, int unit,
             const Address& memory) const;
+  // Says that a step leaves an operand packed there.
+  void keep_packed(ValueId value, const hopper::SplitStep& step, const Address& memory) const;
   // Says that steps write these bytes of the workspace.
   void overwrite(const Address& begin, size_t bytes) const;
   void name(const std::string& what, const Address& address, size_t bytes) const;

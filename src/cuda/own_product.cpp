@@ -317,13 +317,14 @@ std::optional<MatrixOperand> OwnProduct::result(const Lowering& to, const Matrix
   return y;
 }
 
-bool OwnProduct::lower(const Lowering& to) {
+// nullopt where these tensors must go to the library.
+std::optional<OwnProduct::Call> OwnProduct::call_of(const Lowering& to) const {
   std::optional<MatrixOperand> x = matrix_operand(to, sweep_, 0);
   std::optional<MatrixOperand> w = matrix_operand(to, sweep_, 1);
-  if (!x || !w || !fold(to, *x, *w)) return false;
-  if (element_of(x->dtype) != element_ || element_of(w->dtype) != element_) return false;
+  if (!x || !w || !fold(to, *x, *w)) return std::nullopt;
+  if (element_of(x->dtype) != element_ || element_of(w->dtype) != element_) return std::nullopt;
   const std::optional<MatrixOperand> y = result(to, *x, *w);
-  if (!y) return false;
+  if (!y) return std::nullopt;
   ProductShape shape = shape_of(*x, *w, *y);
   if (w->batched) shape.batches = to.batch;
   const Prepared* chosen = &prepared(shape);
@@ -332,21 +333,49 @@ bool OwnProduct::lower(const Lowering& to) {
     const Prepared& frozen = prepared(shape);
     if (frozen.pays && frozen.product_unit >= 0) chosen = &frozen;
   }
-  const Prepared& p = *chosen;
-  if (p.product_unit < 0 || bytes_of(p) > to.scratch_bytes) return false;
+  if (chosen->product_unit < 0 || bytes_of(*chosen) > to.scratch_bytes) return std::nullopt;
+  return Call{*x, *w, *y, chosen};
+}
+
+bool OwnProduct::lower(const Lowering& to) {
+  const std::optional<Call> call = call_of(to);
+  if (!call) return false;
+  const Prepared& p = *call->prepared;
   for (size_t i = 0; i < p.plan.splits.size(); ++i) {
     const SplitStep& step = p.plan.splits[i];
     const bool is_x = step.operand == SplitStep::Operand::x;
-    to.pack(product_operand(plan_.graph, sweep_, is_x ? 0 : 1), (is_x ? *x : *w).address, step,
-            p.split_units[i], to.scratch);
+    to.pack(product_operand(plan_.graph, sweep_, is_x ? 0 : 1), (is_x ? call->x : call->w).address,
+            step, p.split_units[i], to.scratch);
   }
-  lower_product(to, p, *x, *w, *y);
+  lower_product(to, p, call->x, call->w, call->y);
   if (merge_) {
     Lowering behind = to;
     behind.scratch = to.scratch + align_up(p.plan.workspace_bytes, kWorkspaceAlignment);
     merge_->lower(behind, {}, p.plan.moment_tiles);
   }
   return true;
+}
+
+// Rows without gaps, in the form that generate_packing() writes.
+const SplitStep* OwnProduct::dense_rows(const Prepared& p) const {
+  if (scheme_ != hopper::Scheme::split) return nullptr;
+  for (const SplitStep& step : p.plan.splits) {
+    const bool dense = step.k_stride == 1 && step.row_stride == step.k && step.entry_rows == 0;
+    if (step.operand == SplitStep::Operand::x && dense) return &step;
+  }
+  return nullptr;
+}
+
+std::optional<PackRequest> OwnProduct::packs(const Lowering& to) const {
+  const std::optional<Call> call = call_of(to);
+  const SplitStep* step = call ? dense_rows(*call->prepared) : nullptr;
+  if (step == nullptr) return std::nullopt;
+  return PackRequest{product_operand(plan_.graph, sweep_, 0), *step, to.scratch};
+}
+
+bool OwnProduct::packs_usually(int64_t batch) const {
+  const Prepared& p = prepared(usual_shape(batch));
+  return p.product_unit >= 0 && dense_rows(p) != nullptr;
 }
 
 void OwnProduct::lower_product(const Lowering& to, const Prepared& p, const MatrixOperand& x,

@@ -30,6 +30,9 @@ class OwnProduct {
   std::vector<int> units(int64_t batch);
   // False, with nothing added, where these tensors must go to the library.
   bool lower(const Lowering& to);
+  // See SweepLowering.
+  std::optional<PackRequest> packs(const Lowering& to) const;
+  bool packs_usually(int64_t batch) const;
   // The packed weight, kept for inference: 0 bytes where the weight is not a parameter.
   size_t frozen_bytes() const;
   std::vector<int> frozen_units(int64_t batch);
@@ -50,6 +53,11 @@ class OwnProduct {
     std::vector<int> split_units;
     bool pays = true;  // a frozen weight's: splitting it inside the product is not faster
   };
+  // What a call's tensors ask of it.
+  struct Call {
+    MatrixOperand x, w, y;
+    const Prepared* prepared = nullptr;
+  };
   OwnProduct(ProductFamily family, const Plan& plan, int sweep, Modules& modules,
              const ProductTuning& tuning, ProductEpilogue epilogue);
   std::string kernel_text(const hopper::ProductPlan& plan) const;
@@ -63,6 +71,8 @@ class OwnProduct {
   const Prepared& prepared(const hopper::ProductShape& shape) const;
   size_t bytes_of(const Prepared& p) const;
   size_t partial_bytes(const Prepared& p, int statistic) const;
+  const hopper::SplitStep* dense_rows(const Prepared& p) const;
+  std::optional<Call> call_of(const Lowering& to) const;
   std::optional<MatrixOperand> result(const Lowering& to, const MatrixOperand& x,
                                       const MatrixOperand& w) const;
   void lower_product(const Lowering& to, const Prepared& p, const MatrixOperand& x,

@@ -42,6 +42,12 @@ class ProductLowering : public SweepLowering {
     library_.lower(to);
   }
 
+  std::optional<PackRequest> packs(const Lowering& to) override {
+    if (to.batch == 0 || !own_ || !own_->runs_on(to.sm)) return std::nullopt;
+    return own_->packs(to);
+  }
+  bool packs_usually(int64_t batch) override { return own_ && own_->packs_usually(batch); }
+
   size_t frozen_bytes() const override { return own_ ? own_->frozen_bytes() : 0; }
   std::vector<int> frozen_units(int64_t batch) override {
     return own_ ? own_->frozen_units(batch) : std::vector<int>();

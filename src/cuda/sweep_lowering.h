@@ -12,6 +12,13 @@ namespace ingot::cuda {
 
 class ProductTuning;
 
+// A packing that a product would begin with: of the value, into memory + the step's offsets.
+struct PackRequest {
+  ValueId value = kNoValue;
+  hopper::SplitStep step;
+  Address memory;
+};
+
 class SweepLowering {
  public:
   virtual ~SweepLowering() = default;
@@ -23,6 +30,10 @@ class SweepLowering {
   // What else can be done beforehand; the context is current.
   virtual void prepare(Context& context, int64_t batch) = 0;
   virtual void lower(const Lowering& to) = 0;
+  // Of a product: the packing of its rows that lower() would add for these tensors, and whether it
+  // adds one for dense tensors of this batch size.
+  virtual std::optional<PackRequest> packs(const Lowering&) { return std::nullopt; }
+  virtual bool packs_usually(int64_t) { return false; }
   // Weights kept for inference: their bytes, the units that packing and using them takes, and the
   // packing into Lowering::frozen. Steps of a run find them there.
   virtual size_t frozen_bytes() const { return 0; }
@@ -49,6 +60,8 @@ class KernelLowering {
   const KernelSource& source() const { return source_; }
   // splits: of partial states that are in the scratch memory already.
   void lower(const Lowering& to, const Override& instead = {}, int64_t splits = 0) const;
+  // For a source of generate_packing(): false, with nothing added, where it does not fit.
+  bool lower_packing(const Lowering& to, const PackRequest& request) const;
   nlohmann::json describe() const;
 
  private:
@@ -63,5 +76,11 @@ std::unique_ptr<SweepLowering> make_kernels_lowering(const Plan& plan, int sweep
 std::unique_ptr<SweepLowering> make_product_lowering(const Plan& plan, int sweep, Modules& modules,
                                                      const ProgramOptions& options,
                                                      const ProductTuning& tuning);
+
+// `sweep`, which is lowered by `plain`, packs on the way what the product of the next sweep packs
+// first, where it can; else `plain` alone.
+std::unique_ptr<SweepLowering> with_packing(const Plan& plan, int sweep,
+                                            std::unique_ptr<SweepLowering> plain,
+                                            SweepLowering& product, Modules& modules);
 
 }  // namespace ingot::cuda

@@ -132,6 +132,7 @@ class ProgramWriter {
           blocks = arguments = samples;
           break;
         case KernelRole::rows:
+        case KernelRole::rows_packed:
           arguments = source.batched ? times("batch", source.rows_per_sample)
                                      : std::to_string(source.rows_per_sample);
           blocks = entry->per_block == 1

@@ -136,6 +136,44 @@ TEST(Codegen, FewerSamplesAreFoldedAtOnceWhereSeveralTensorsAreLoaded) {
   EXPECT_THAT(columns_text({Finish::sum}), HasSubstr("32, 8, 4>(operands"));
 }
 
+// A value that a sweep stores and a product reads.
+Graph read_by_product(int64_t features, bool softmax) {
+  GraphBuilder builder;
+  const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 3, 1, features});
+  OperatorCall call;
+  call.args = {x};
+  const ValueId y = softmax ? find_operator("softmax")->define(builder, call)
+                            : builder.pointwise(PointwiseOp::tanh_, {x});
+  const ValueId w = builder.leaf(LeafRole::parameter, "w", DType::f32, {false, 64, 1, features});
+  builder.result(y, "y");
+  builder.result(builder.matmul(y, w, true), "z");
+  return builder.take();
+}
+
+std::optional<KernelSource> packing_source(int64_t features, bool softmax) {
+  const Plan plan = make_plan(read_by_product(features, softmax), cuda(true), Precision::fp32);
+  return generate_packing(plan, 0, product_operand(plan.graph, plan.sweeps.at(1), 0));
+}
+
+TEST(Codegen, ASweepPacksTheRowsThatAProductReads) {
+  for (const bool softmax : {false, true}) {
+    for (const int64_t features : {128, 1024, 4096, 16384}) {
+      const std::optional<KernelSource> source = packing_source(features, softmax);
+      ASSERT_TRUE(source) << features;
+      const KernelEntry& entry = source->entries.at(0);
+      EXPECT_EQ(entry.role, KernelRole::rows_packed);
+      const int64_t team = entry.threads / entry.per_block;
+      EXPECT_TRUE(team == 32 || entry.per_block == 1) << "a team is a warp or a block";
+      EXPECT_EQ(features % (4 * team), 0);
+      EXPECT_EQ(blocks_of(*source, entry, 5), (15 + entry.per_block - 1) / entry.per_block);
+      EXPECT_THAT(source->text, HasSubstr("place(const Operands& operands, i64 b, i64 e)"));
+      EXPECT_THAT(source->text, HasSubstr("packed[i] = "));
+    }
+    EXPECT_FALSE(packing_source(100, softmax)) << "no whole slabs";
+    EXPECT_FALSE(packing_source(1 << 16, softmax)) << "no block holds it";
+  }
+}
+
 TEST(Codegen, ASoftmaxHoldsItsRowInRegistersOrLoops) {
   const Plan held = make_plan(seed(1024, true), cuda(false), Precision::ieee);
   const std::vector<KernelSource> sources = generate(held);
@@ -349,8 +387,13 @@ TEST(Codegen, NvrtcCompilesEverySweepWithoutSpills) {
   }
 }
 
-TEST(Codegen, NvrtcCompilesSumsOfSeveralTensorsWithoutSpills) {
+TEST(Codegen, NvrtcCompilesSweepsThatPackOrSumSeveralTensorsWithoutSpills) {
   if (!cuda::nvrtc_info().available) GTEST_SKIP() << cuda::nvrtc_info().why;
+  for (const bool softmax : {false, true}) {
+    for (const int64_t features : {128, 1024, 4096, 16384}) {
+      expect_compiled_without_spills(packing_source(features, softmax).value());
+    }
+  }
   const Graph graph = reductions_of_products({Finish::sum, Finish::mean});
   for (const KernelSource& source : generate(make_plan(graph, cuda(false), Precision::ieee))) {
     expect_compiled_without_spills(source);

@@ -64,6 +64,41 @@ TEST(LaunchProgram, PacksAnOperandOnceForProductsThatShareIt) {
   EXPECT_THAT(packed(program_of(two_products("1"))), Contains("other"));
 }
 
+// What a sweep makes of x is a result, and read by a product.
+std::string product_of(const std::string& made, int64_t features) {
+  const std::string k = std::to_string(features);
+  return R"({"ingot_graph": 1, "name": "made", "values": [
+    {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 2, 1, )" +
+         k + R"(]},
+    {"op": "parameter", "name": "w", "dtype": "f32", "shape": [1, 384, 1, )" +
+         k + R"(]},
+    {"op": ")" +
+         made + R"(", "args": [0]}, {"op": "linear", "args": [2, 1, -1]}],
+    "results": [{"value": 2, "name": "made"}, {"value": 3, "name": "z"}]})";
+}
+
+TEST(LaunchProgram, PacksInTheSweepThatMakesAProductsRows) {
+  if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
+  for (const char* made : {"tanh", "softmax"}) {
+    const json program = program_of(product_of(made, 512));
+    EXPECT_THAT(packed(program), Not(Contains("made"))) << made;
+    const json& sweep = program["steps"][0];
+    EXPECT_EQ(sweep["kind"], "sweep");
+    EXPECT_THAT(sweep["kernel"].get<std::string>(), ::testing::EndsWith("_packed"));
+    const std::vector<std::string> memory = sweep["memory"];
+    ASSERT_THAT(memory, ElementsAre("x", "made", ::testing::EndsWith(" packed"),
+                                    ::testing::EndsWith("'s exponents")));
+    const std::vector<std::string> read = program["steps"].back()["memory"];
+    EXPECT_THAT(read, AllOf(Contains(memory[2]), Contains(memory[3])));
+    // Where rows are no whole slabs, or a library multiplies, the sweep is what it was.
+    EXPECT_THAT(packed(program_of(product_of(made, 500))), Contains("made")) << made;
+    const json library =
+        program_of(product_of(made, 512), R"({"device": "cuda", "sm": 90, "precision": "ieee"})");
+    EXPECT_THAT(library["steps"][0]["kernel"].get<std::string>(),
+                Not(::testing::EndsWith("_packed")));
+  }
+}
+
 // What a backward pass has: a gradient by a product, behind an activation, and `sums` of columns.
 std::string with_sums(int sums) {
   std::string text = R"({"ingot_graph": 1, "name": "sums", "values": [

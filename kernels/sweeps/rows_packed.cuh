@@ -1,0 +1,62 @@
+// The rows sweep (rows.cuh) that also packs one of the values it stores into the form in which a
+// product reads it (product/split.cuh): the row is in registers, so that nothing reads it again.
+// Exponents and halves are those of a packing pass of its own.
+//
+// The body's finish() hands out the value: finish(const Operands&, const Row&, i64 b, i64 e,
+// Element<V>&, float (&packed)[V]); it is stored at place(const Operands&, i64 b, i64 e). The body
+// may have no reductions: then a row is what the product sums over.
+#pragma once
+
+#include "product/split.cuh"
+#include "sweeps/rows.cuh"
+
+namespace ingot {
+
+// Grid: ceil(rows / Teams) blocks of Team·Teams threads; a team is a warp or a whole block. Rows
+// are whole vectors of all its threads.
+template <class Body, int Team, int Teams>
+INGOT_D void rows_packed(const typename Body::Operands& operands, i64 rows, void* packed,
+                         i32* exponent) {
+  using Held = RegisterRow<Body, 4, Team>;
+  static_assert(Held::kFull && (Team == 32 || Teams == 1), "slabs belong to lanes of one warp");
+  const int rank = static_cast<int>(threadIdx.x % Team);
+  const i64 index = static_cast<i64>(blockIdx.x) * Teams + threadIdx.x / Team;
+  const i64 b = index / Body::kRowsPerSample;
+  const i64 e = index % Body::kRowsPerSample * Body::kRow;
+
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  if (index >= rows) return;  // whole teams
+
+  typename Body::Row row;
+  Held held;
+  Body::row(operands, b, e, row);
+  RowsInRegisters<Body, 4, Team, Teams>::template resolve_phases<0>(operands, held, row, b, e,
+                                                                    rank);
+  float value[Held::kVectors][4];
+  float amax = 0.f;
+  INGOT_UNROLL
+  for (int k = 0; k < Held::kVectors; ++k) {
+    const i64 at = e + Held::offset(k, rank);
+    Body::template finish<4>(operands, row, b, at, held.element[k], value[k]);
+  }
+  INGOT_UNROLL
+  for (int k = 0; k < Held::kVectors; ++k) {
+    const float4 v = {value[k][0], value[k][1], value[k][2], value[k][3]};
+    float* place = Body::place(operands, b, e + Held::offset(k, rank));
+    __stcs(reinterpret_cast<float4*>(place), v);  // what is read next is the packed row
+    amax = max_magnitude(amax, v);
+  }
+  const i32 own = scale_exponent(row_maximum<Team>(amax), kExactTarget);
+  u32* line = static_cast<u32*>(packed) + index * Body::kRow;
+  INGOT_UNROLL
+  for (int k = 0; k < Held::kVectors; ++k) {
+    const float4 v = {value[k][0], value[k][1], value[k][2], value[k][3]};
+    store_packed_pieces(line, k * Team + rank, v, pow2(-own), true);
+  }
+  if (rank != 0) return;
+  exponent[index] = own;
+  Body::finish_row(operands, row, b, e);
+}
+
+}  // namespace ingot
