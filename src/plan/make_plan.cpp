@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "plan/cost.h"
 #include "plan/describe.h"
 #include "plan/normalise.h"
 #include "plan/schedule.h"
@@ -78,20 +79,61 @@ void copy_views_to_callers(Graph& graph) {
 }
 
 // Nothing where views leave the values of a sweep without one factoring in which all can be seen.
-std::optional<Plan> plan_once(Graph graph, const Target& target, Precision precision,
-                              bool cut_views, const std::vector<ValueId>& deferred) {
+std::optional<Plan> plan_storing(Graph graph, const Target& target, Precision precision,
+                                 bool cut_views, const std::vector<ValueId>& deferred,
+                                 const std::vector<ValueId>& unloaded) {
   Plan plan;
-  if (cut_views) copy_views_to_callers(graph);
   plan.graph = std::move(graph);
   plan.target = target;
   plan.precision = precision;
   std::optional<Schedule> schedule = make_schedule(plan.graph, target, cut_views, deferred);
   if (!schedule) return std::nullopt;
   std::optional<std::vector<Sweep>> sweeps =
-      build_sweeps(plan.graph, target, *std::move(schedule), deferred);
+      build_sweeps(plan.graph, target, *std::move(schedule), deferred, unloaded);
   if (!sweeps) return std::nullopt;
   plan.sweeps = *std::move(sweeps);
   place_values(plan);
+  return plan;
+}
+
+// Of sweeps that store several values of each sample for later ones: these.
+std::vector<ValueId> stored_together(const Plan& plan) {
+  std::vector<ValueId> all;
+  for (const Sweep& sweep : plan.sweeps) {
+    std::vector<ValueId> own;
+    for (const ValueId id : sweep.stores) {
+      const bool ours = plan.placements[static_cast<size_t>(id)].kind == Placement::Kind::workspace;
+      if (ours && plan.graph[id].shape == sweep.space && sweep.space.batched) own.push_back(id);
+    }
+    if (own.size() > 1) all.insert(all.end(), own.begin(), own.end());
+  }
+  return all;
+}
+
+double predicted_seconds(const Plan& plan) {
+  double seconds = 0;
+  for (const Sweep& sweep : plan.sweeps) seconds += plan.cost(sweep, kPlanningBatch).seconds;
+  return seconds;
+}
+
+// Sweeps are built from the last on, each loading what is cheapest for itself. Where two load what
+// follows from one another, one of the values may serve both.
+std::optional<Plan> plan_once(Graph graph, const Target& target, Precision precision,
+                              bool cut_views, const std::vector<ValueId>& deferred) {
+  if (cut_views) copy_views_to_callers(graph);
+  std::optional<Plan> plan = plan_storing(graph, target, precision, cut_views, deferred, {});
+  if (!plan || target.device != Target::Device::cuda) return plan;
+  std::vector<ValueId> unloaded;
+  for (const ValueId id : stored_together(*plan)) {
+    unloaded.push_back(id);
+    std::optional<Plan> other =
+        plan_storing(graph, target, precision, cut_views, deferred, unloaded);
+    if (other && predicted_seconds(*other) < predicted_seconds(*plan)) {
+      plan = std::move(other);
+    } else {
+      unloaded.pop_back();
+    }
+  }
   return plan;
 }
 

@@ -37,11 +37,12 @@ struct TimedSweep {
 class SweepBuilder {
  public:
   SweepBuilder(const Graph& graph, const Target& target, Schedule schedule,
-               const std::vector<ValueId>& deferred)
+               const std::vector<ValueId>& deferred, const std::vector<ValueId>& unloaded)
       : graph_(graph),
         target_(target),
         schedule_(std::move(schedule)),
         deferred_(deferred),
+        unloaded_(unloaded),
         demand_(graph.nodes.size()) {}
 
   std::optional<std::vector<Sweep>> run() {
@@ -180,6 +181,7 @@ class SweepBuilder {
     const double once = bytes_of(graph_, id, kPlanningBatch) / target_.bandwidth;
     const Node& node = graph_[id];
     if (node.kind == NodeKind::leaf) return once;
+    if (contains(unloaded_, id)) return kImpossible;
     const Label& own = label(id);
     const Demand& wanted = demand_of(id);
     if (own.via != Via::free) {
@@ -272,8 +274,7 @@ class SweepBuilder {
   bool build_map(const Group& group) {
     Sweep sweep;
     sweep.kind = SweepKind::map;
-    build_body(group, {}, sweep);
-    return finish(group, std::move(sweep));
+    return build_body(group, {}, sweep) && finish(group, std::move(sweep));
   }
 
   bool build_group(size_t index) {
@@ -286,8 +287,7 @@ class SweepBuilder {
     host_free_values(index);
     std::vector<ValueId> targets;
     for (const ValueId id : sweep.statistics) add_once(targets, graph_[id].args[0]);
-    build_body(group, targets, sweep);
-    return finish(group, std::move(sweep));
+    return build_body(group, targets, sweep) && finish(group, std::move(sweep));
   }
 
   // Free values that are wanted and that this group evaluates anyway are stored here.
@@ -354,7 +354,8 @@ class SweepBuilder {
     place_if(hosted, [&](ValueId id) { group.tail_stores.push_back(id); });
   }
 
-  void build_body(const Group& group, std::vector<ValueId> targets, Sweep& sweep) {
+  // False where it cannot be computed without what is not to be loaded.
+  bool build_body(const Group& group, std::vector<ValueId> targets, Sweep& sweep) {
     targets.insert(targets.end(), group.stores.begin(), group.stores.end());
     const std::set<ValueId> stores(group.stores.begin(), group.stores.end());
     const bool copies = !group.stores.empty() && is_deferred(group.stores.front());
@@ -369,6 +370,7 @@ class SweepBuilder {
       return cost;
     };
     const Frontier frontier = cheapest_frontier(graph_, cost_of, targets);
+    if (!frontier.feasible && !unloaded_.empty()) return false;
     if (!frontier.feasible) throw std::logic_error("a sweep's values cannot be computed");
     for (const ValueId id : frontier.computed) {
       if (id != group.matmul) sweep.body.push_back(id);
@@ -376,6 +378,7 @@ class SweepBuilder {
     for (const ValueId id : frontier.loaded) add_once(sweep.loads, id);
     if (group.matmul != kNoValue) load_operands(group.matmul, sweep);
     sweep.stores.insert(sweep.stores.begin(), group.stores.begin(), group.stores.end());
+    return true;
   }
 
   void load_operands(ValueId matmul, Sweep& sweep) const {
@@ -414,7 +417,7 @@ class SweepBuilder {
   const Graph& graph_;
   const Target& target_;
   Schedule schedule_;
-  const std::vector<ValueId>& deferred_;
+  const std::vector<ValueId>&deferred_, &unloaded_;
   std::vector<Demand> demand_;
   std::set<ValueId> homeless_;            // free values that are wanted and have no place yet
   std::vector<std::vector<bool>> cones_;  // by group
@@ -425,8 +428,9 @@ class SweepBuilder {
 
 std::optional<std::vector<Sweep>> build_sweeps(const Graph& graph, const Target& target,
                                                Schedule schedule,
-                                               const std::vector<ValueId>& deferred) {
-  return SweepBuilder(graph, target, std::move(schedule), deferred).run();
+                                               const std::vector<ValueId>& deferred,
+                                               const std::vector<ValueId>& unloaded) {
+  return SweepBuilder(graph, target, std::move(schedule), deferred, unloaded).run();
 }
 
 }  // namespace ingot

@@ -9,9 +9,10 @@
 namespace ingot {
 
 // Sweeps in the order in which they run; nothing where one cannot see all its values in one
-// factoring.
+// factoring. unloaded: values that no sweep is to load; nothing where one cannot do without.
 std::optional<std::vector<Sweep>> build_sweeps(const Graph& graph, const Target& target,
                                                Schedule schedule,
-                                               const std::vector<ValueId>& deferred);
+                                               const std::vector<ValueId>& deferred,
+                                               const std::vector<ValueId>& unloaded = {});
 
 }  // namespace ingot

@@ -140,6 +140,32 @@ Graph summed_behind_softmax(bool columns) {
   return builder.take();
 }
 
+TEST(Plan, StoresOneOfTwoValuesThatFollowFromOneAnotherOnAGpu) {
+  // Of u, which a softmax's sweep computes, and v = s·u: columns of both are summed, v is the
+  // result.
+  GraphBuilder builder;
+  const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, 12});
+  const ValueId g = builder.leaf(LeafRole::input, "g", DType::f32, {true, 1, 1, 12});
+  const ValueId s = builder.leaf(LeafRole::parameter, "s", DType::f32, {});
+  const auto times = [&](ValueId a, ValueId b) {
+    return builder.pointwise(PointwiseOp::mul_, {a, b});
+  };
+  const OperatorCall call{{x}, {{"axes", std::vector<int64_t>{kFeatures}}}};
+  const ValueId u = times(apply_operator(builder, "softmax", call), g), v = times(u, s);
+  builder.result(builder.reduce(Finish::sum, times(u, x), axis_bit(kBatch)), "sum");
+  const ValueId mean = builder.reduce(Finish::mean, times(v, x), axis_bit(kBatch));
+  builder.result(builder.pointwise(PointwiseOp::sub_, {v, mean}), "centred");
+  const Graph graph = builder.take();
+  Target target = target_with(true);
+  target.device = Target::Device::cuda;
+  target.bandwidth = 4e12;
+  target.units = 132;
+  const Plan plan = make_plan(graph, target, Precision::fp32);
+  ASSERT_THAT(kinds(plan), ElementsAre(SweepKind::rows, SweepKind::columns, SweepKind::map));
+  EXPECT_EQ(plan.sweeps[0].stores.size(), 1u);
+  expect_meaning(graph, plan);
+}
+
 TEST(Plan, SumsColumnsFirstWhereStatisticsOfColumnsAreTakenAnyway) {
   const Graph graph = summed_behind_softmax(true);
   const Plan plan = make_plan(graph, target_with(true), Precision::fp32);
