@@ -15,6 +15,7 @@
 //
 // The body (generated):
 //   static constexpr i64 kColumns, kLeading, kInner;  static constexpr bool kBackwards;
+//   static constexpr bool kFeatureOfColumn;   whether Feature is the same for all of a column
 //   using Value = float;  using Statistics = Together<Moments<Value>, ...>;
 //   struct Operands;  template <int V> struct Feature, Element;
 //   static i64 flat(i64 column, i64 inner);            element within the sample (inner layout)
@@ -56,8 +57,8 @@ struct ColumnChunk {
       const i64 s = first + k * step;
       const i64 e = offset(s, column);
       if (k >= count) continue;
-      if constexpr (Body::kLeading == 1) {
-        Body::template values<V>(operands, shared, element[k], s, e, x[k]);
+      if constexpr (Body::kLeading == 1 || Body::kFeatureOfColumn) {
+        Body::template values<V>(operands, shared, element[k], s / Body::kLeading, e, x[k]);
       } else {
         Feature own;
         Body::template feature<V>(operands, e, own);
@@ -123,7 +124,9 @@ INGOT_D void columns_sweep(const typename Body::Operands& operands, i64 samples,
   for (int i = 0; i < V; ++i) states[i] = Statistics::identity();
   if (vector < kVectors) {
     typename Body::template Feature<V> feature;
-    if constexpr (Body::kLeading == 1) Body::template feature<V>(operands, column, feature);
+    if constexpr (Body::kLeading == 1 || Body::kFeatureOfColumn) {
+      Body::template feature<V>(operands, column, feature);
+    }
     for (i64 s = begin + row; s < end; s += Rows * Chunk) {
       ColumnChunk<Body, V, Chunk>::fold(operands, feature, s, Rows, (end - s + Rows - 1) / Rows,
                                         column, states);
@@ -148,36 +151,107 @@ INGOT_D void columns_sweep(const typename Body::Operands& operands, i64 samples,
   }
 }
 
-// Inner layout. Grid: kColumns · splits blocks of Threads threads; samples are batch entries.
+// A vector of a column that a thread of the inner layout reads, and those that it reads next.
 template <class Body, int V, int Threads>
+struct InnerPlace {
+  static constexpr i64 kVectors = Body::kInner / V;
+  i64 b, vector;
+
+  INGOT_D static InnerPlace first(i64 begin) {
+    const u32 own = threadIdx.x;
+    return {begin + own / static_cast<u32>(kVectors), own % static_cast<u32>(kVectors)};
+  }
+  INGOT_D InnerPlace next() const {
+    const i64 beyond = vector + Threads % kVectors - kVectors;
+    return {b + Threads / kVectors + (beyond >= 0), beyond >= 0 ? beyond : beyond + kVectors};
+  }
+  INGOT_D i64 index() const { return (b * kVectors + vector) * V; }
+  // An element within the sample. Of fewer than 2^32 a division takes a third of the instructions.
+  INGOT_D i64 element(i64 column) const {
+    const i64 e = Body::flat(column, vector * V);
+    return Body::kColumns * Body::kInner >> 32 == 0 ? static_cast<i64>(static_cast<u32>(e)) : e;
+  }
+};
+
+// What one thread sees of `Chunk` vectors of a column: all loads first, then the values.
+template <class Body, int V, int Threads, int Chunk>
+struct InnerChunk {
+  using Statistics = typename Body::Statistics;
+  using Feature = typename Body::template Feature<V>;
+  using Place = InnerPlace<Body, V, Threads>;
+  static constexpr int kCount = Statistics::kCount;
+
+  INGOT_D static typename Statistics::State lift(const typename Body::Operands& operands,
+                                                 const Feature& shared, i64 column,
+                                                 const Place (&place)[Chunk]) {
+    using Value = typename Body::Value;
+    typename Body::template Element<V> element[Chunk];
+    Value all[kCount][Chunk * V];
+    INGOT_UNROLL
+    for (int k = 0; k < Chunk; ++k) {
+      Body::template load<V>(operands, place[k].b, place[k].element(column), element[k]);
+    }
+    INGOT_UNROLL
+    for (int k = 0; k < Chunk; ++k) {
+      const i64 e = place[k].element(column);
+      Value x[kCount][V];
+      if constexpr (Body::kFeatureOfColumn) {
+        Body::template values<V>(operands, shared, element[k], place[k].b, e, x);
+      } else {
+        Feature own;
+        Body::template feature<V>(operands, e, own);
+        Body::template values<V>(operands, own, element[k], place[k].b, e, x);
+      }
+      INGOT_UNROLL
+      for (int n = 0; n < kCount; ++n) {
+        INGOT_UNROLL
+        for (int i = 0; i < V; ++i) all[n][k * V + i] = x[n][i];
+      }
+    }
+    return Statistics::lift(all, place[0].index(), 1);
+  }
+};
+
+// Inner layout. Grid: kColumns · splits blocks of Threads threads; samples are batch entries.
+template <class Body, int V, int Threads, int Chunk>
 INGOT_D void columns_inner_sweep(const typename Body::Operands& operands, i64 samples,
                                  i64 split_samples, void* partials) {
   using Statistics = typename Body::Statistics;
   using State = typename Statistics::State;
-  using Value = typename Body::Value;
-  constexpr i64 kVectors = Body::kInner / V;
-  constexpr int kCount = Statistics::kCount;
+  using Place = InnerPlace<Body, V, Threads>;
+  // Positions are told of values that follow each other alone.
+  constexpr int kChunk = Statistics::kPositions ? 1 : Chunk;
   __shared__ TeamStorage<Statistics, Threads> storage;
 
-  const i64 column = blockIdx.x % Body::kColumns;
-  const i64 split = blockIdx.x / Body::kColumns;
+  const i64 column = blockIdx.x % static_cast<u32>(Body::kColumns);
+  const i64 split = blockIdx.x / static_cast<u32>(Body::kColumns);
   const i64 begin = split * split_samples;
   const i64 end = begin + split_samples < samples ? begin + split_samples : samples;
 
   let_next_kernel_start();
   wait_for_previous_kernel();
 
+  typename Body::template Feature<V> feature;
+  if constexpr (Body::kFeatureOfColumn) {
+    Body::template feature<V>(operands, Body::flat(column, 0), feature);
+  }
   State state = Statistics::identity();
-  for (i64 t = begin * kVectors + threadIdx.x; t < end * kVectors; t += Threads) {
-    const i64 b = t / kVectors, inner = (t % kVectors) * V;
-    const i64 e = Body::flat(column, inner);
-    typename Body::template Feature<V> feature;
-    typename Body::template Element<V> element;
-    Value x[kCount][V];
-    Body::template feature<V>(operands, e, feature);
-    Body::template load<V>(operands, b, e, element);
-    Body::template values<V>(operands, feature, element, b, e, x);
-    state = Statistics::merge(state, Statistics::lift(x, b * Body::kInner + inner, 1));
+  Place place = Place::first(begin);
+  for (;;) {
+    Place chunk[kChunk];
+    chunk[0] = place;
+    INGOT_UNROLL
+    for (int k = 1; k < kChunk; ++k) chunk[k] = chunk[k - 1].next();
+    if (chunk[kChunk - 1].b >= end) break;
+    const State lifted =
+        InnerChunk<Body, V, Threads, kChunk>::lift(operands, feature, column, chunk);
+    state = Statistics::merge(state, lifted);
+    place = chunk[kChunk - 1].next();
+  }
+  for (; place.b < end; place = place.next()) {
+    const Place one[1] = {place};
+    state = Statistics::merge(
+        state, InnerChunk<Body, V, Threads, 1>::lift(operands, feature, column, one));
   }
   state = merge_team<Statistics, Threads>(state, storage);
   if (threadIdx.x == 0) {

@@ -27,6 +27,23 @@ struct Fold {
 };
 
 template <class C>
+struct Fold<Average<C>> {
+  template <class T, int N>
+  INGOT_D static typename Average<C>::State lift(const T (&x)[N], i64, i64) {
+    C sum = x[0];
+    INGOT_UNROLL
+    for (int i = 1; i < N; ++i) sum += x[i];
+    return {sum, C(N)};
+  }
+};
+
+// Whether a state depends on where its values stood.
+template <class M>
+inline constexpr bool kReadsPositions = false;
+template <class C>
+inline constexpr bool kReadsPositions<ArgMax<C>> = true;
+
+template <class C>
 struct Fold<ArgMax<C>> {
   template <class T, int N>
   INGOT_D static typename ArgMax<C>::State lift(const T (&x)[N], i64 index, i64 step) {
@@ -89,6 +106,7 @@ template <class M, class... Rest>
 struct Together {
   using Others = Together<Rest...>;
   static constexpr int kCount = 1 + Others::kCount;
+  static constexpr bool kPositions = kReadsPositions<M> || Others::kPositions;
   struct State {
     typename M::State first;
     typename Others::State others;
@@ -113,6 +131,7 @@ struct Together {
 template <class M>
 struct Together<M> {
   static constexpr int kCount = 1;
+  static constexpr bool kPositions = kReadsPositions<M>;
   struct State {
     typename M::State first;
   };

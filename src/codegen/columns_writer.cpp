@@ -12,6 +12,9 @@ constexpr int kColumnThreads = 256;
 // Samples that a thread folds at once: fewer where it loads several tensors, since registers then
 // leave a multiprocessor but one block.
 constexpr int kChunk = 8, kChunkOfSeveral = 4;
+// Vectors of a column that a thread reads ahead in the inner layout, and of how many elements at
+// most, since they are registers.
+constexpr int kInnerChunk = 4, kInnerElements = 16;
 constexpr int kMergeLanes = 16;     // columns of a merging block
 constexpr int kMergeSegments = 32;  // ranges of splits that it merges side by side
 
@@ -25,21 +28,26 @@ int64_t extent_over(const Shape& space, AxisMask mask) {
 
 // e = Σ coordinate·stride, each coordinate taken from `column` (kept axes) or `inner` (reduced).
 std::string flat_expression(const Shape& space, AxisMask reduced) {
-  std::string text;
+  std::vector<std::string> terms;
+  const int64_t all_kept = extent_over(space, static_cast<AxisMask>(~reduced));
+  const int64_t all_reduced = extent_over(space, reduced);
   int64_t stride = 1, kept_inner = 1, reduced_inner = 1;
   for (const Axis axis : {kFeatures, kGroups, kRows}) {
     const int64_t extent = space.extent(axis, 1);
     if (extent == 1) continue;
     const bool is_reduced = (reduced & axis_bit(axis)) != 0;
     int64_t& before = is_reduced ? reduced_inner : kept_inner;
-    if (!text.empty()) text = " + " + text;
-    text =
-        fmt::format("{} / {} % {} * {}", is_reduced ? "inner" : "column", before, extent, stride) +
-        text;
+    std::string term = is_reduced ? "inner" : "column";
+    if (before > 1) term += fmt::format(" / {}", before);
+    if (before * extent < (is_reduced ? all_reduced : all_kept)) {
+      term += fmt::format(" % {}", extent);
+    }
+    if (stride > 1) term += fmt::format(" * {}", stride);
+    terms.insert(terms.begin(), term);
     before *= extent;
     stride *= extent;
   }
-  return text.empty() ? "0" : text;
+  return terms.empty() ? "0" : fmt::format("{}", fmt::join(terms, " + "));
 }
 
 // Whether a sweep loads a tensor of every sample that the other touches.
@@ -176,16 +184,28 @@ class ColumnsWriter {
 
   std::string constants() {
     std::vector<std::string> monoids;
-    for (const SharedState& state : states_) {
-      monoids.push_back(monoid_type(state.monoid, value_type_));
-      source_.state_bytes += (state_bytes(state.monoid, value_type_) + 7) / 8 * 8;
+    for (size_t n = 0; n < states_.size(); ++n) {
+      const MonoidKind monoid = states_[n].monoid;
+      monoids.push_back(monoid_type(monoid, value_type_));
+      source_.state_bytes += (state_bytes(monoid, value_type_) + 7) / 8 * 8;
     }
     return fmt::format(
         "  static constexpr i64 kColumns = {}, kLeading = {}, kInner = {};\n"
-        "  static constexpr bool kBackwards = {};\n"
+        "  static constexpr bool kBackwards = {}, kFeatureOfColumn = {};\n"
         "  using Value = {};\n  using Statistics = Together<{}>;\n",
         source_.columns, source_.leading, leading_ ? 1 : extent_over(context_.space(), reduced_),
-        runs_backwards(context_.plan(), source_.sweep), value_type_, fmt::join(monoids, ", "));
+        runs_backwards(context_.plan(), source_.sweep), has_features_of_column(), value_type_,
+        fmt::join(monoids, ", "));
+  }
+
+  // Whether what is loaded once for all samples varies along none of the reduced axes.
+  bool has_features_of_column() const {
+    const Sweep& s = context_.sweep();
+    return std::all_of(s.loads.begin(), s.loads.end(), [&](ValueId id) {
+      const auto seen = s.shapes.find(id);
+      if (seen == s.shapes.end()) return true;  // the tail's alone
+      return seen->second.batched || (seen->second.static_axes() & reduced_) == 0;
+    });
   }
 
   std::string flat_function() const {
@@ -227,10 +247,11 @@ class ColumnsWriter {
         entry.tiles = source_.columns;
         const int64_t vectors = extent_over(context_.space(), reduced_) / w;
         entry.per_block = std::max<int64_t>(1, 4 * kColumnThreads / vectors);
-        parts.kernels.push_back(kernel_text(
-            entry.name, functor_, kColumnThreads, parameters,
-            fmt::format("columns_inner_sweep<ingot::{}, {}, {}>", functor_, w, kColumnThreads) +
-                arguments));
+        parts.kernels.push_back(
+            kernel_text(entry.name, functor_, kColumnThreads, parameters,
+                        fmt::format("columns_inner_sweep<ingot::{}, {}, {}, {}>", functor_, w,
+                                    kColumnThreads, std::min(kInnerChunk, kInnerElements / w)) +
+                            arguments));
       }
       source_.entries.push_back(entry);
     }

@@ -400,6 +400,36 @@ TEST(Codegen, NvrtcCompilesSweepsThatPackOrSumSeveralTensorsWithoutSpills) {
   }
 }
 
+// Statistics of x times a weight over the batch and the planes of [N, C, space].
+Graph statistics_of_channels(DType dtype, bool with_sum) {
+  GraphBuilder builder;
+  const AxisMask axes = axis_bit(kBatch) | axis_bit(kFeatures);
+  const ValueId x = builder.leaf(LeafRole::input, "x", dtype, {true, 24, 1, 1000});
+  const ValueId w = builder.leaf(LeafRole::parameter, "w", dtype, {false, 24, 1, 1});
+  const ValueId y = builder.pointwise(PointwiseOp::mul_, {x, w});
+  builder.result(builder.reduce(Finish::mean, y, axes), "mean");
+  if (with_sum) builder.result(builder.reduce(Finish::sum, y, axes), "sum");
+  return builder.take();
+}
+
+TEST(Codegen, AMeanBesideASumCountsItsValues) {
+  const auto text_of = [](DType dtype, bool with_sum) {
+    return last_source(statistics_of_channels(dtype, with_sum)).text;
+  };
+  const std::string both = text_of(DType::f32, true);
+  EXPECT_THAT(both, HasSubstr("using Statistics = Together<Average<float>>;"));
+  EXPECT_THAT(both, HasSubstr("Average<float>::mean(state.first)"));
+  EXPECT_THAT(both, HasSubstr("Average<float>::value(state.first)"));
+  EXPECT_THAT(text_of(DType::f32, false), HasSubstr("Together<Moments<float>>"));
+}
+
+TEST(Codegen, AColumnsThreadReadsSeveralVectorsAtOnceAndWhatIsOfTheColumnOnce) {
+  const std::string text = last_source(statistics_of_channels(DType::f32, true)).text;
+  EXPECT_THAT(text, HasSubstr("columns_inner_sweep<"));
+  EXPECT_THAT(text, HasSubstr(", 4, 256, 4>"));
+  EXPECT_THAT(text, HasSubstr("kFeatureOfColumn = true"));
+}
+
 TEST(Codegen, NvrtcCompilesSweepsBehindConvolutionsWithoutSpills) {
   if (!cuda::nvrtc_info().available) GTEST_SKIP() << cuda::nvrtc_info().why;
   const AxisMask channels = axis_bit(kRows);
