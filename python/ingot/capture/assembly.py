@@ -195,7 +195,7 @@ class _Assembly:
         stored = self._stored(level, region, list(given), results, layouts) if made else {}
         names += [node.name for node, at in stored.items() if at >= len(names)]
         statistics = self._statistics(level, region, results, layouts) if made else {}
-        names += [f"{node.name}_{kind}" for node in statistics for kind in ("mean", "variance")]
+        names += [f"{node.name}_{kind}" for node, kinds in statistics.items() for kind in kinds]
         nodes = [node for node, own in self.taken.items() if own == level]
         updates = any(self.entries[n].level == level and moves_statistics(n) for n in nodes)
         if not results and not updates:
@@ -284,22 +284,26 @@ class _Assembly:
         ]
 
     def _statistics(self, level: int, region, results: list, layouts: list) -> dict:
-        """Of batch norms in training, what backward reads: the places of mean and variance among
-        the region's results, to which they are added. The norm's own sweep makes them, from what is
-        then rounded where a 16-bit result is stored: x̂ must come from one and the same."""
-        found: dict[torch.fx.Node, tuple[int, int]] = {}
-        if any(layout.dtype in (torch.float16, torch.bfloat16) for layout in layouts):
+        """Of batch norms in training, what backward reads: the places of mean and variance (or of
+        what follows from it) among the region's results, to which they are added. The norm's own
+        sweep makes them: behind a product from what is then rounded where a 16-bit result is
+        stored, but x̂ must come from one and the same."""
+        found: dict[torch.fx.Node, dict[str, int]] = {}
+        halves = any(layout.dtype in (torch.float16, torch.bfloat16) for layout in layouts)
+        behind_product = self.cut.has_product(level)
+        if halves and behind_product:
             return found
         for node, own in self.taken.items() if self.gradients else ():
             trained = node.target is torch.ops.ingot.batch_norm.default and node.args[6]
             if own != level or not trained:
                 continue
-            statistics = batch_statistics(region, self.entries[node].value)
-            if statistics is not None:
-                for identity, layout in statistics:
-                    results.append(identity)
-                    layouts.append(layout)
-                found[node] = (len(results) - 2, len(results) - 1)
+            value = self.entries[node].value
+            for kind, (identity, layout) in batch_statistics(
+                region, value, not behind_product
+            ).items():
+                found.setdefault(node, {})[kind] = len(results)
+                results.append(identity)
+                layouts.append(layout)
         return found
 
     def _torch_step(self, node: torch.fx.Node, slots: dict) -> TorchStep:

@@ -95,22 +95,46 @@ def _cudnn_batch_norm_backward(x, grad, weight, mean, var, save_mean, save_rstd,
 
 
 class BatchNormByStatistics(torch.autograd.Function):
-    """Batch norm in training mode from mean and variance that were stored."""
+    """Batch norm in training mode from statistics that were stored: mean, rstd, and rstd times the
+    weight, or None."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, mean, variance, eps):
+    def forward(ctx, x, weight, bias, mean, rstd, scale):
         shape = _channels(x)[1]
-        rstd = torch.rsqrt(variance + eps)
-        ctx.save_for_backward(x, weight, mean, rstd)
-        y = (_wide(x) - mean.reshape(shape)) * rstd.reshape(shape)
-        return _affine(y, weight, bias, shape).to(x.dtype)
+        if scale is None:
+            scale = rstd if weight is None else rstd * _wide(weight)
+        ctx.save_for_backward(x, weight, mean, rstd, scale)
+        # As the forward pass rounds it: what an activation let through is let through again.
+        y = (_wide(x) - mean.reshape(shape)) * scale.reshape(shape)
+        return _affine(y, None, bias, shape).to(x.dtype)
 
     @staticmethod
     def backward(ctx, grad):
-        x, weight, mean, rstd = ctx.saved_tensors
-        needs = ctx.needs_input_grad[:3]
-        found = _batch_norm_backward(grad, x, weight, None, None, mean, rstd, True, 0.0, needs)
-        return *found, None, None, None
+        x, weight, mean, rstd, scale = ctx.saved_tensors
+        (axes, shape), (for_x, for_weight, for_bias) = _channels(x), ctx.needs_input_grad[:3]
+        mean, rstd, scale = (t.reshape(shape) for t in (mean, rstd, scale))
+        wide, normal = _wide(grad), (_wide(x) - mean) * rstd
+        found: list = [None] * 6
+        if for_x:
+            found[0] = _through_statistics(wide, normal, scale, axes).to(x.dtype)
+        like = x.dtype if weight is None else weight.dtype
+        found[1] = (wide * normal).sum(axes).to(like) if for_weight else None
+        found[2] = wide.sum(axes).to(like) if for_bias else None
+        return tuple(found)
+
+
+class ReluByResult(torch.autograd.Function):
+    """ReLU where its result was stored: backward need not compute what it was applied to."""
+
+    @staticmethod
+    def forward(ctx, x, result):
+        ctx.save_for_backward(result)
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (result,) = ctx.saved_tensors
+        return _aten.threshold_backward.default(grad, result, 0), None
 
 
 # Layer norm, RMS norm, group norm -----------------------------------------------------------------

@@ -21,6 +21,7 @@ import ingot.capture.reductions
 import ingot.capture.views  # noqa: F401
 from ingot.capture.captured import CaptureError, Source, Unsupported
 from ingot.capture.feed import Feed
+from ingot.capture.gains import without_gain
 from ingot.capture.layout import Leaf, UnfitError, Value
 from ingot.capture.nodes import (
     computes,
@@ -40,6 +41,7 @@ from ingot.capture.table import SHAPE_OPERATORS, TABLE, Call
 from ingot.runtime.program import DTYPE_NAMES
 
 _LAST = 1 << 30
+_MOVED = ("running_mean", "running_var", "num_batches_tracked")
 
 
 @dataclass
@@ -118,7 +120,8 @@ class Cut:
         for dimension, size in enumerate(shape):
             if isinstance(size, int):
                 symbolic = self.feed.batch is None and leading_batch and dimension == 0
-                sizes.append(-1 if symbolic else size)
+                kept = symbolic and self.feed.static_batch in (None, size)
+                sizes.append(-1 if kept else size)
                 continue
             if self.feed.batch is None:
                 return None
@@ -207,9 +210,14 @@ class Cut:
         elif isinstance(value, (bool, int, float)):
             self.entries[node].level = 0
 
-    @staticmethod
-    def _check(value: Any, sizes: tuple[int, ...] | None) -> None:
-        if isinstance(value, (Value, Leaf)) and sizes is not None and value.sizes != sizes:
+    def _check(self, value: Any, sizes: tuple[int, ...] | None) -> None:
+        if not isinstance(value, (Value, Leaf)) or sizes is None or value.sizes == sizes:
+            return
+        # The sum over a batch of one, kept as a dimension, has the size of the batch.
+        alike = self.feed.static_batch == 1 and tuple(map(abs, value.sizes)) == tuple(
+            map(abs, sizes)
+        )
+        if not alike:
             raise UnfitError(f"its shape came out as {value.sizes}, not {sizes}")
         axes = [axis for run in value.dims for axis in run] if isinstance(value, Value) else []
         if len(set(axes)) < len(axes):
@@ -241,7 +249,7 @@ class Cut:
         arguments = named_arguments(node)
         if not arguments.get("training", True):
             return
-        for name in ("running_mean", "running_var", "num_batches_tracked"):
+        for name in _MOVED:
             buffer = arguments.get(name)
             if isinstance(buffer, torch.fx.Node):
                 self.updated.add(buffer)
@@ -282,6 +290,29 @@ class Cut:
             )
         )
 
+    def has_product(self, level: int) -> bool:
+        return any(value["op"] == "matmul" for value in self.regions[level].values)
+
+    def is_moved_elsewhere(self, norm: torch.fx.Node) -> bool:
+        """Whether the running statistics of a norm are read by what is not in its region, which
+        would have to see them moved in order."""
+        level = self.taken[norm]
+        buffers = [named_arguments(norm).get(name) for name in _MOVED]
+        return any(
+            self.taken.get(reader) != level or reader.name in self.refused
+            for buffer in buffers
+            if isinstance(buffer, torch.fx.Node)
+            for reader in buffer.users
+        )
+
+    def computes(self, node: torch.fx.Node) -> bool:
+        """Whether a node of a region is more than a view of a tensor, or a number."""
+        return (
+            schema_name(node.target) not in SHAPE_OPERATORS
+            and node.target is not operator.getitem
+            and isinstance(self.entries[node].value, (Value, tuple))
+        )
+
     def weak_nodes(self) -> set[str]:
         """Nodes of regions too small to be worth a program of their own."""
         weak = set()
@@ -291,17 +322,13 @@ class Cut:
                 for node, own in self.taken.items()
                 if own == level and node.name not in self.refused
             ]
-            computing = [
-                node
-                for node in nodes
-                if schema_name(node.target) not in SHAPE_OPERATORS
-                and node.target is not operator.getitem
-                and isinstance(self.entries[node].value, (Value, tuple))
-            ]
-            products = any(value["op"] == "matmul" for value in region.values)
-            # Without a product, what backward computes again costs what forward saves. What reads
-            # no tensor (it takes the shape of one) has nothing to say where it should run.
-            small = not products and (self.gradients or len(computing) < 2)
+            if self.gradients and not self.has_product(level):
+                weak.update(node.name for node in without_gain(self, nodes))
+                continue
+            computing = [node for node in nodes if self.computes(node)]
+            # What reads no tensor (it takes the shape of one) has nothing to say where it should
+            # run.
+            small = not self.has_product(level) and len(computing) < 2
             small = small or (self.gradients and all(map(self._is_plain_half_product, computing)))
             if computing and (small or not region.leaves):
                 weak.update(node.name for node in nodes)

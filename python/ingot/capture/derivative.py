@@ -22,13 +22,15 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 
-from ingot.capture.backward_operators import BatchNormByStatistics
+from ingot.capture.backward_operators import BatchNormByStatistics, ReluByResult
 from ingot.capture.captured import Region
 from ingot.capture.nodes import is_pure, mutates
 from ingot.capture.reference import Reference
 from ingot.runtime.program import BATCH
 
 _aten = torch.ops.aten
+# What leaves a tensor's elements in their order.
+_REGROUPING = {_aten.unflatten.int, _aten.flatten.using_ints, _aten.view.default}
 
 
 @dataclass
@@ -37,10 +39,10 @@ class Derivative:
     leaves in `wanted`, in this order; a gradient that is zero everywhere is None.
 
     differentiable: which results depend on a leaf in `wanted`; stored: places of products, their
-    operands and statistics among the region's results; reads: which of the inputs it uses, batched:
-    which of them have the batch in front; batch: the only batch size that it is for, or None;
-    symbol: what the batch size is in the sizes of the graph's values, or None where these are
-    numbers.
+    operands, statistics and results of ReLUs among the region's results; reads: which of the
+    inputs it uses, batched: which of them have the batch in front; batch: the only batch size that
+    it is for, or None; symbol: what the batch size is in the sizes of the graph's values, or None
+    where these are numbers.
     """
 
     graph: torch.fx.GraphModule
@@ -89,13 +91,14 @@ def derivative_of(
     graph.recompile()
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     bound = batch is None or bool(shapes.replacements) or bool(shapes.guards)
-    results = [*traced.places, *traced.statistics]
+    stored = (*traced.places, *traced.statistics, *traced.kept)
+    results = list(stored)
     results += [i for i, has in enumerate(traced.differentiable) if has]
     return Derivative(
         graph,
         wanted,
         traced.differentiable,
-        (*traced.places, *traced.statistics),
+        stored,
         tuple(bool(n.users) for n in placeholders),
         (
             *(_batch_dimensions(region, index) == (0,) for index in range(len(leaves))),
@@ -219,24 +222,29 @@ class _Trace:
         self.leaves, self.wanted = leaves, wanted
         self.places = sorted(set(reference.products.values()))
         norms = reference.statistics if by_statistics else {}
-        self.statistics = [place for places in norms.values() for place in places]
+        self.statistics = [place for places in norms.values() for place in places.values()]
         layouts = (region.result_layouts[place] for place in self.statistics)
         self.examples = [leaves[0].new_empty(la.shape, dtype=la.dtype) for la in layouts]
-        self.module = _reading_stored(reference, self.places, norms)
+        relus = _relus_by_result(reference) if by_statistics else {}
+        self.kept = list(relus.values())
+        self.module = _reading_stored(reference, self.places, norms, relus)
         with torch.enable_grad():
             results, products = self._run(leaves, self._nothing())
         self.differentiable = tuple(r.requires_grad for r in results)
         self.results, self.products = results, products
 
     def _nothing(self) -> list[None]:
-        return [None] * (len(self.places) + len(self.statistics))
+        return [None] * (len(self.places) + len(self.statistics) + len(self.kept))
 
     def inputs(self) -> list[torch.Tensor]:
         gradients = [r for r, has in zip(self.results, self.differentiable) if has]
-        products, gradients = (
-            [torch.empty_like(t.detach()) for t in given] for given in (self.products, gradients)
+        kept = [self.results[place] for place in self.kept]
+        products, kept, gradients = (
+            [torch.empty_like(t.detach()) for t in given]
+            for given in (self.products, kept, gradients)
         )
-        return [*(leaf.detach() for leaf in self.leaves), *products, *self.examples, *gradients]
+        leaves = [leaf.detach() for leaf in self.leaves]
+        return [*leaves, *products, *self.examples, *kept, *gradients]
 
     def _run(self, leaves, stored):
         leaves = [
@@ -257,11 +265,30 @@ class _Trace:
         return list(torch.autograd.grad(results, self.variables, given, allow_unused=True))
 
 
+def _relus_by_result(reference: Reference) -> dict[str, int]:
+    """Those whose results tell what they let through, with their places among the results: what a
+    norm alone is computed from is read anyway, but what was added to it need not be kept."""
+    if reference.products:
+        return {}
+    (output,) = (node for node in reference.module.graph.nodes if node.op == "output")
+    found: dict[str, int] = {}
+    for place, node in enumerate(output.args[0]):
+        while node.target in _REGROUPING:
+            node = node.args[0]
+        computed = node.args[0] if node.target is _aten.relu.default else None
+        if computed is not None and computed.target is not _aten.batch_norm.default:
+            found[node.name] = place
+    return found
+
+
 def _reading_stored(
-    reference: Reference, places: list[int], norms: dict[str, tuple[int, int]]
+    reference: Reference,
+    places: list[int],
+    norms: dict[str, dict[str, int]],
+    relus: dict[str, int],
 ) -> torch.fx.GraphModule:
-    """The reference with stored products and statistics as further inputs, and the products as
-    further outputs. Given None, it computes."""
+    """The reference with stored products, statistics and results of ReLUs as further inputs, and
+    the products as further outputs. Given None, it computes."""
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
     output = graph.graph_copy(reference.module.graph, copies)
@@ -283,19 +310,31 @@ def _reading_stored(
         node.replace_all_uses_with(used, delete_user_cb=lambda user, keep=used: user is not keep)
         output = torch.fx.node.map_arg(output, lambda n, a=node, b=used: b if n is a else n)
         made.append(used)
-    for name, (mean, variance) in norms.items():
+    for name, places in norms.items():
         node = copies[originals[name]]
-        node.args = (placeholder(mean), placeholder(variance), *node.args)
+        node.args = ({kind: placeholder(at) for kind, at in places.items()}, *node.args)
         node.target = _batch_norm
+    for name, place in relus.items():
+        node = copies[originals[name]]
+        node.args = (*node.args, placeholder(place))
+        node.target = _relu
     graph.output((*output, *made))
     return torch.fx.GraphModule(reference.module, graph)
 
 
-def _batch_norm(mean: torch.Tensor | None, variance: torch.Tensor | None, *args: Any):
-    if mean is None:
+def _batch_norm(stored: dict[str, torch.Tensor | None], *args: Any):
+    if stored["mean"] is None:
         return _aten.batch_norm.default(*args)
     x, weight, bias, *_, eps, _ = args
-    return BatchNormByStatistics.apply(x, weight, bias, mean, variance, eps)
+    rstd = stored["rstd"] if "rstd" in stored else torch.rsqrt(stored["variance"] + eps)
+    statistics = (stored["mean"], rstd, stored.get("scale"))
+    return BatchNormByStatistics.apply(x, weight, bias, *statistics)
+
+
+def _relu(x: torch.Tensor, result: torch.Tensor | None) -> torch.Tensor:
+    if result is None:
+        return _aten.relu.default(x)
+    return ReluByResult.apply(x, result.reshape(x.shape))
 
 
 def _stored(computed: torch.Tensor, stored: torch.Tensor | None) -> torch.Tensor:

@@ -32,7 +32,9 @@ class Feed:
     that the graph is for, or None; out_spec, constant_outputs: how a module's result is put
     together from the graph's outputs; rewritten: whether the graph has been brought into the form
     that the importer reads; lays_out: whether dimensions of results lie in memory in the order that
-    PyTorch gives them; example_batch: the batch size of the call that it was traced for, if known.
+    PyTorch gives them; example_batch: the batch size of the call that it was traced for, if known;
+    trains_chains: whether chains without a product may be taken where gradients are needed, since
+    what runs them has derivatives that are regions.
     """
 
     graph: torch.fx.Graph
@@ -46,6 +48,7 @@ class Feed:
     rewritten: bool = False
     lays_out: bool = False
     example_batch: int | None = None
+    trains_chains: bool = False
 
 
 def device_type_of(values: list) -> str:

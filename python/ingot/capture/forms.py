@@ -39,7 +39,7 @@ def _of_reference(reference: Reference) -> Hashable:
     return (
         tuple((n.op, _target(reference, n), placed((n.args, n.kwargs))) for n in nodes),
         tuple(sorted((by_name[name], at) for name, at in reference.products.items())),
-        tuple(sorted((by_name[name], at) for name, at in reference.statistics.items())),
+        tuple(sorted((by_name[name], repr(at)) for name, at in reference.statistics.items())),
     )
 
 

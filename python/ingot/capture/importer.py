@@ -11,6 +11,7 @@ from ingot.capture.feed import Feed
 from ingot.capture.leading_axes import merge_leading_axes
 from ingot.capture.merged_axes import merge_axes
 from ingot.capture.plain_products import take_products_apart
+from ingot.capture.trial import chosen
 
 
 def import_graph(
@@ -33,7 +34,9 @@ def import_graph(
     if not feed.rewritten:
         decompose(feed.graph)
         merge_leading_axes(feed.graph)
-        if not gradients:  # with them, chains without a product are PyTorch's
+        if gradients:  # with them, most chains without a product are PyTorch's
+            merge_axes(feed.graph, *chosen(feed, dict(refused or {}), autocast))
+        else:
             if adds_biases_apart(feed.device_type) and not autocast:
                 separate_biases(feed.graph)
             merge_axes(feed.graph)

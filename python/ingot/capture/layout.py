@@ -99,7 +99,7 @@ CHANNELS_LAST = "ingot_channels_last"
 
 def has_channels_last(node: Any) -> bool:
     if CHANNELS_LAST in node.meta:
-        return True
+        return node.meta[CHANNELS_LAST]
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dim() < 4:
         return False
@@ -107,6 +107,17 @@ def has_channels_last(node: Any) -> bool:
     if any(not isinstance(size, int) for size in inner) or inner[0] == 1:
         return False
     return max(inner[1:]) > 1 and value.stride(1) == 1
+
+
+def hand_on_channels_last(graph: torch.fx.Graph) -> None:
+    """To tensors [N, C, space] that lie so, which do not tell it themselves: any matrix may be
+    transposed."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.dim() == 3:
+            channels, space = value.shape[1:]
+            if isinstance(channels, int) and isinstance(space, int) and min(channels, space) > 1:
+                node.meta[CHANNELS_LAST] = value.stride(1) == 1
 
 
 def memory_order(leaf: Leaf) -> list[int] | None:

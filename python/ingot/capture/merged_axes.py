@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 import torch
@@ -48,10 +48,13 @@ _LEAST_RANK = 4
 Gap = tuple[torch.fx.Node, int]
 
 
-def merge_axes(graph: torch.fx.Graph) -> None:
+def merge_axes(graph: torch.fx.Graph, only: Set | None = None, theirs: Set = frozenset()) -> None:
+    """only: the nodes of chains that are to be rewritten, or None for all of them; theirs: nodes
+    that PyTorch will run, whatever Ingot has of their names."""
     chains = [node for node in graph.nodes if _kind(node) and _in_company(node)]
+    chains = [node for node in chains if only is None or node in only]
     if any(len(_sizes(node)) >= _LEAST_RANK for node in _tensors_of(chains)):
-        _Merging(graph, _Gaps(graph, set(chains))).run(chains)
+        _Merging(graph, _Gaps(graph, set(chains), theirs)).run(chains)
 
 
 def may_be_taken(node: torch.fx.Node) -> bool:
@@ -129,7 +132,7 @@ def _reduced(node: torch.fx.Node) -> tuple[set[int], bool]:
 class _Gaps:
     """Which gaps may be closed."""
 
-    def __init__(self, graph: torch.fx.Graph, chains: set[torch.fx.Node]):
+    def __init__(self, graph: torch.fx.Graph, chains: Set[torch.fx.Node], theirs: Set):
         self._parent: dict[Gap, Gap] = {}
         self._open: set[Gap] = set()  # representatives of gaps that some operator needs
         for node in graph.nodes:
@@ -138,7 +141,7 @@ class _Gaps:
                 for source in node.all_input_nodes:
                     if source not in chains and source.target is not operator.getitem:
                         self._read_strides(source)
-            elif node.op == "call_function" and not _is_pytorchs(node):
+            elif node.op == "call_function" and node not in theirs and not _is_pytorchs(node):
                 # Ingot's as it is, axis by axis.
                 for each in (node, *node.all_input_nodes):
                     self._need_all(each, schema_name(node.target) in SHAPE_OPERATORS)

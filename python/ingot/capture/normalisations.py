@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from ingot.capture.layout import UnfitError, Value
-from ingot.capture.region import RegionBuilder, axis_names
+from ingot.capture.region import RegionBuilder, axis_names, json_shape
 from ingot.capture.table import Call, row
-from ingot.runtime.program import AXES, ResultLayout
+from ingot.runtime.program import AXES, DTYPE_NAMES, ResultLayout
 
 
 def _flat_parameter(call: Call, name: str, x: Value) -> int:
@@ -76,21 +76,35 @@ def _batch_norm(call: Call) -> Value:
 
 
 def batch_statistics(
-    region: RegionBuilder, norm: Value
-) -> tuple[tuple[int, ResultLayout], ...] | None:
-    """Mean and variance that a batch norm in training normalises by: values and their layouts."""
+    region: RegionBuilder, norm: Value, with_scale: bool
+) -> dict[str, tuple[int, ResultLayout]]:
+    """Of a batch norm in training, what backward reads, as values and their layouts: the mean that
+    it normalises by, and the variance; or, with_scale, rstd and the scale that it has of it."""
     made = region.values[norm.id]
     channels = norm.dims[1] if made["op"] == "batch_norm" and len(norm.dims) > 1 else ()
     if len(channels) != 1:
-        return None
+        return {}
     x, dtype = made["args"][0], norm.dtype
     if dtype in (torch.float16, torch.bfloat16):
-        return None
+        # As the norm itself reads it.
+        dtype = torch.float32
+        x = region.emit("cast", [x], {"dtype": DTYPE_NAMES[dtype]})
     axes, extents = made["attributes"]["axes"], [1] * AXES
     extents[channels[0]] = norm.extents[channels[0]]
     layout = ResultLayout((norm.sizes[1],), (tuple(channels),), tuple(extents), dtype)
     mean = region.emit("mean", [x], {"axes": axes})
-    return (mean, layout), (region.emit("var", [x], {"axes": axes, "unbiased": False}), layout)
+    variance = region.emit("var", [x], {"axes": axes, "unbiased": False})
+    if not with_scale:
+        return {"mean": (mean, layout), "variance": (variance, layout)}
+    eps = region.constant(made["attributes"]["eps"])
+    rstd = region.emit("rsqrt", [region.emit("add", [variance, eps])])
+    found = {"mean": (mean, layout), "rstd": (rstd, layout)}
+    weight = made["args"][1]
+    if weight >= 0:
+        weight = region.emit("view", [weight], {"shape": json_shape(extents)})
+        weight = region.emit("cast", [weight], {"dtype": DTYPE_NAMES[dtype]})
+        found["scale"] = (region.emit("mul", [rstd, weight]), layout)
+    return found
 
 
 @row("aten::batch_norm", "aten::_native_batch_norm_legit_no_training")

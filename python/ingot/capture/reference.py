@@ -20,23 +20,24 @@ _LIKE = {"aten::zeros_like": 0.0, "aten::ones_like": 1.0, "aten::full_like": Non
 class Reference:
     """module: leaves -> results, ATen operators only; no buffer is moved. products: names of its
     nodes whose values the region stores, with their place among the region's results; statistics:
-    of its batch norms in training, the places of mean and variance."""
+    of its batch norms in training, the places of "mean" and "variance", or of "mean", "rstd" and,
+    where there is a weight, rstd times that ("scale")."""
 
     module: torch.fx.GraphModule
     products: dict[str, int]
-    statistics: dict[str, tuple[int, int]] = field(default_factory=dict)
+    statistics: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 def reference_of(
     leaves: Sequence[torch.fx.Node],
     results: Sequence[torch.fx.Node],
     stored: dict[torch.fx.Node, int],
-    statistics: dict[torch.fx.Node, tuple[int, int]],
+    statistics: dict[torch.fx.Node, dict[str, int]],
     literals: dict[torch.fx.Node, bool | int | float],
 ) -> Reference:
     """leaves, results: nodes of the graph that the region was cut from. stored: nodes of products
-    with their place among the region's results; statistics: batch norms with those of mean and
-    variance. literals: nodes that stand for plain numbers."""
+    with their place among the region's results; statistics: batch norms with those of what is
+    stored of them. literals: nodes that stand for plain numbers."""
     return _Extraction(leaves, literals).run(results, stored, statistics)
 
 

@@ -199,6 +199,7 @@ def _fed(
 
 
 def _with_refused(feed: Feed) -> tuple[Feed, dict[str, str]]:
+    feed.trains_chains = True
     return feed, dict.fromkeys(views_among_results(feed.graph), "")
 
 

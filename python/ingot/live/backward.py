@@ -14,6 +14,7 @@ from ingot.capture.captured import Captured, CaptureError, Region, Source, Torch
 from ingot.capture.derivative import Derivative, derivative_of
 from ingot.capture.feed import Feed, Placeholder
 from ingot.capture.importer import import_graph
+from ingot.capture.layout import hand_on_channels_last
 from ingot.capture.nodes import mutates, schema_name
 from ingot.capture.products import PRODUCTS
 from ingot.capture.table import SHAPE_OPERATORS
@@ -21,7 +22,7 @@ from ingot.live.operands import apart
 from ingot.live.products import product, transposed_product, with_own_products
 from ingot.log import logger
 from ingot.runtime.library import IngotError
-from ingot.runtime.program import Program
+from ingot.runtime.program import LeafLayout, Program
 
 _aten = torch.ops.aten
 # Operators that may stay PyTorch's in a backward pass whose rest runs by regions.
@@ -78,6 +79,8 @@ def _by_regions(region, leaves, needed, batch, precision, compile) -> tuple | No
         if any(mutates(node) for node in graph.nodes):
             raise CaptureError("it writes into tensors")
         _with_own_products(graph, precision, (transposed_product,))
+        if not region.reference.products and any(map(_has_channels_last, region.leaf_layouts)):
+            hand_on_channels_last(graph)
         captured = import_graph(_feed_of(derivative, region, leaves))
         _check_gain(captured)
         return derivative, compile(with_own_products(apart(captured), precision))
@@ -86,6 +89,12 @@ def _by_regions(region, leaves, needed, batch, precision, compile) -> tuple | No
     except Exception as error:  # a fault of ours must not stop a program that PyTorch can run
         logger.error("backward of %s failed: %r", region.graph["name"], error, exc_info=True)
     return None
+
+
+def _has_channels_last(layout: LeafLayout) -> bool:
+    """Of a leaf [N, C, space]."""
+    batch, space, _, channels = layout.axes
+    return batch is not None and space is not None and channels == 1
 
 
 def _by_operators(region, leaves, needed, batch, precision, compile) -> tuple:

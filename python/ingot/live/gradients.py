@@ -14,7 +14,7 @@ from ingot.capture.forms import form_of
 from ingot.capture.reference import gradients_reach
 from ingot.live.ahead import compile_ahead
 from ingot.live.backward import Backward
-from ingot.runtime.program import Program
+from ingot.runtime.program import Binding, Program
 
 _with_gradients = torch.is_grad_enabled
 _functorch_is_active = torch._C._are_functorch_transforms_active
@@ -68,17 +68,23 @@ class RegionCall:
         """Whether no result has a gradient that reaches it."""
         return leaf in self._severed
 
-    def forward(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        results = self.program.run(leaves)
+    def forward(
+        self, leaves: Sequence[torch.Tensor], binding: Binding | None = None
+    ) -> list[torch.Tensor]:
+        program = self.program
+        results = program.run_bound(binding or program.bind(leaves), leaves)
         if self._updated:
             _increment_versions([leaves[index] for index in self._updated])
         return results
 
     def backward(
-        self, leaves: Sequence[torch.Tensor], needed: tuple[bool, ...], autocast: tuple
+        self,
+        leaves: Sequence[torch.Tensor],
+        binding: Binding,
+        needed: tuple[bool, ...],
+        autocast: tuple,
     ) -> Backward:
         """Made when first needed: for any batch size where the region's operators allow it."""
-        binding = self.program.bind(leaves)
         last = self._last
         if last[0] is binding and last[1] == needed and last[2] == autocast:
             return last[3]
@@ -118,9 +124,10 @@ def _laid_out(leaf: torch.Tensor) -> tuple:
 class _RegionFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call: RegionCall, *leaves):
-        results = call.forward(leaves)
+        binding = call.program.bind(leaves)
+        results = call.forward(leaves, binding)
         autocast = _autocast_of(call.device_type)
-        way = call.backward(leaves, ctx.needs_input_grad[1:], autocast)
+        way = call.backward(leaves, binding, ctx.needs_input_grad[1:], autocast)
         ctx.call, ctx.way, ctx.autocast = call, way, autocast
         # Only what backward reads, as PyTorch's own functions keep it. A second derivative computes
         # the region again, from leaves that are still there.
@@ -137,7 +144,7 @@ class _RegionFunction(torch.autograd.Function):
         given = results[: call.results]
         # A result that the loss does not depend on gives no gradient, not one of zeros.
         ctx.set_materialize_grads(False)
-        ctx.like = [(r.shape, r.dtype, r.device) for r in given]
+        ctx.binding = binding
         if not way.all_differentiable:
             ctx.mark_non_differentiable(
                 *(r for r, has in zip(given, way.derivative.differentiable) if not has)
@@ -180,9 +187,10 @@ def _unreached(ctx, gradients: Sequence) -> set[int]:
 
 def _with_zeros(ctx, gradients: Sequence) -> list[torch.Tensor]:
     """For a backward pass of all results, those of results that have none are zeros."""
+    binding = ctx.binding
     return [
-        torch.zeros(shape, dtype=dtype, device=device) if g is None else g
-        for g, (shape, dtype, device) in zip(gradients, ctx.like)
+        torch.zeros(shape, dtype=dtype, device=binding.device) if g is None else g
+        for g, (shape, _, dtype) in zip(gradients, binding.outputs)
     ]
 
 

@@ -1,0 +1,104 @@
+"""Which chains without a product are worth a region where gradients are needed.
+
+PyTorch runs such a chain operator by operator, forward and backward, each a pass or more over
+memory. A region makes one of them, but costs more of the host's time than any of PyTorch's, and its
+derivative must be one that the importer takes whole. So chains of the operators named here are
+taken, from so many bytes on that the passes saved count for more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ingot.capture.layout import has_channels_last
+from ingot.capture.nodes import schema_name
+
+if TYPE_CHECKING:
+    from ingot.capture.cutting import Cut
+    from ingot.capture.feed import Feed
+
+# Bytes that a chain must save, over forward and backward: some 50 µs of an H200, since a region's
+# two passes cost the host that much more than PyTorch's operators (49 of them cost ResNet-50 2.7 to
+# 3 ms of a step that takes 17, of which PyTorch's host needs 14 in bf16 and 12 in TF32).
+_LEAST_SAVED = 200e6
+# Not on a GPU until they were measured there.
+takes_channels_last = False
+
+_NORM = "ingot::batch_norm"
+# How often a tensor of the result's size is read or written by PyTorch's operator, and not by a
+# region that has the operator inside: forward and backward.
+_SAVED = {_NORM: 0, "aten::add": 3, "aten::sub": 3}
+_POINTWISE = """
+    relu silu gelu hardswish hardsigmoid hardtanh relu6 leaky_relu mish elu softplus sigmoid tanh
+    mul div neg
+"""
+_SAVED |= {f"aten::{name}": 5 for name in _POINTWISE.split()}
+_PASSES = {f"aten::{name}" for name in ("to", "_to_copy", "contiguous", "clone", "dropout")}
+
+
+def least_saved(device_type: str) -> float:
+    """On a CPU, where a pass over memory is most of what an operator costs and PyTorch's are made
+    for its caches, none was seen to pay."""
+    return _LEAST_SAVED if device_type == "cuda" else float("inf")
+
+
+def may_pay(feed: Feed) -> bool:
+    norms = any(schema_name(node.target) == _NORM for node in feed.graph.nodes)
+    return norms and feed.trains_chains and least_saved(feed.device_type) < float("inf")
+
+
+def without_gain(cut: Cut, nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]:
+    """Of the nodes of a region without a product, those that PyTorch is to run."""
+    found: set[torch.fx.Node] = set()
+    for chain in _chains(nodes):
+        computing = [node for node in chain if cut.computes(node)]
+        strange = {node for node in computing if not _is_known(node)}
+        if computing and (strange or not _pays(cut, computing)):
+            found |= strange or set(chain)  # what is left without those is looked at again
+    return found
+
+
+def _is_known(node: torch.fx.Node) -> bool:
+    name = schema_name(node.target)
+    return name in _PASSES or name in _SAVED
+
+
+def _chains(nodes: Iterable[torch.fx.Node]) -> list[list[torch.fx.Node]]:
+    """What hangs together within a region."""
+    own = list(nodes)
+    chain_of = {node: [node] for node in own}
+    for node in own:
+        for argument in node.all_input_nodes:
+            other = chain_of.get(argument)
+            if other is None or other is chain_of[node]:
+                continue
+            other += chain_of[node]
+            for member in chain_of[node]:
+                chain_of[member] = other
+    return list({id(chain): chain for chain in chain_of.values()}.values())
+
+
+def _pays(cut: Cut, computing: list[torch.fx.Node]) -> bool:
+    computing = [n for n in computing if schema_name(n.target) not in _PASSES]
+    norms = [n for n in computing if schema_name(n.target) == _NORM]
+    if len(computing) < 2 or not norms or not cut.feed.trains_chains:
+        return False
+    if any(cut.is_moved_elsewhere(norm) for norm in norms):
+        return False
+    inputs = [source for node in computing for source in node.all_input_nodes]
+    if not takes_channels_last and any(map(has_channels_last, inputs)):
+        return False
+    saved = sum(_SAVED[schema_name(n.target)] * _bytes(n.meta.get("val")) for n in computing)
+    return saved >= least_saved(cut.device_type)
+
+
+def _bytes(tensor: Any) -> int:
+    if not isinstance(tensor, torch.Tensor):
+        return 0
+    count = tensor.element_size()
+    for size in tensor.shape:
+        count *= int(size.node.hint) if isinstance(size, torch.SymInt) else size
+    return count

@@ -1,0 +1,44 @@
+"""Cuts a copy of a graph, to know what regions will take before the graph itself is rewritten."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ingot.capture.cutting import Cut
+from ingot.capture.feed import Feed
+from ingot.capture.gains import may_pay
+from ingot.capture.merged_axes import merge_axes
+
+# In the meta of a copy's nodes: the node that each was, or was put in for.
+_ORIGINAL = "ingot_original"
+
+
+def chosen(feed: Feed, refused: dict[str, str], autocast: bool) -> tuple[set, set]:
+    """Nodes of chains without a product that regions take, and those that PyTorch runs, found on a
+    copy of the graph with all axes merged: what stays PyTorch's keeps its dimensions."""
+    if not may_pay(feed):
+        return set(), set()
+    for node in feed.graph.nodes:
+        node.meta[_ORIGINAL] = node
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(feed.graph, copies))
+    names = {copies[n].name: refused[n.name] for n in feed.graph.nodes if n.name in refused}
+    placeholders = {copies[node]: known for node, known in feed.placeholders.items()}
+    merge_axes(graph)
+    trial = replace(feed, graph=graph, placeholders=placeholders, rewritten=True)
+    while True:
+        cut = Cut(trial, names, autocast, True)
+        weak = cut.weak_nodes()
+        if not weak:
+            break
+        names |= dict.fromkeys(weak, "")
+    taken = {n for n, level in cut.taken.items() if not cut.has_product(level)}
+    of_product = {n for n, level in cut.taken.items() if cut.has_product(level)}
+    taken, of_product = ({n.meta[_ORIGINAL] for n in some} for some in (taken, of_product))
+    for node in feed.graph.nodes:
+        del node.meta[_ORIGINAL]
+    theirs = {node for node in feed.graph.nodes if node not in taken and node not in of_product}
+    return taken - of_product, theirs
