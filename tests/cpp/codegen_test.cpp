@@ -128,8 +128,8 @@ TEST(Codegen, AColumnsSweepBeginsWhereTheOneBeforeEnded) {
   const std::vector<KernelSource> sources =
       generate(make_plan(builder.take(), cuda(false), Precision::ieee));
   ASSERT_EQ(sources.size(), 2u);
-  EXPECT_THAT(sources[0].text, HasSubstr("kBackwards = false;"));
-  EXPECT_THAT(sources[1].text, HasSubstr("kBackwards = true;"));
+  EXPECT_THAT(sources[0].text, HasSubstr("kBackwards = false"));
+  EXPECT_THAT(sources[1].text, HasSubstr("kBackwards = true"));
 }
 
 TEST(Codegen, FewerSamplesAreFoldedAtOnceWhereSeveralTensorsAreLoaded) {

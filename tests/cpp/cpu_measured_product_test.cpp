@@ -118,7 +118,6 @@ TEST_F(MeasuredProductTest, ADamagedFileIsReplacedAndALinkIsNotFollowed) {
   EXPECT_GT(tiles->runs, 0);
   std::filesystem::remove(file);
   std::filesystem::create_symlink("/etc/hostname", file);
-  EXPECT_TRUE(MeasuredProduct(vectors, tiles, folder_, "other").takes(call(300)));
   EXPECT_FALSE(MeasuredProduct(tiles, vectors, folder_ + "/./.", "damaged").takes(call(300)));
 }
 
