@@ -86,23 +86,25 @@ def _input(shape: tuple, layout: str, batch: int, drawn: torch.Generator) -> tor
 # Drawing -----------------------------------------------------------------------------------------
 
 UNARY = """
-    torch.relu({a}) F.gelu({a}) torch.tanh({a}) torch.sigmoid({a}) F.silu({a}) torch.exp(-{a}*{a})
-    F.leaky_relu({a},0.1) F.elu({a}) F.softplus({a}) {a}*0.5+1 {a}.clamp(-1.0,0.5) {a}**2 2-{a} {a}/3
-    torch.where({a}>0,{a},0.1*{a}) {a}.masked_fill({a}>1.0,0.5) F.hardswish({a})
+    torch.relu({a}) F.gelu({a}) torch.tanh({a}) torch.sigmoid({a}) F.silu({a})
+    torch.exp(-{a}*{a}) F.leaky_relu({a},0.1) F.elu({a}) F.softplus({a}) {a}*0.5+1
+    {a}.clamp(-1.0,0.5) {a}**2 2-{a} {a}/3 torch.where({a}>0,{a},0.1*{a})
+    {a}.masked_fill({a}>1.0,0.5) F.hardswish({a})
 """.split()
 BINARY = """
     {a}+{b} {a}+{b} {a}*{b} {a}-{b} torch.maximum({a},{b}) torch.where({a}>{b},{a},{b})
     {a}/(1+{b}*{b}) torch.add({a},{b},alpha=2) torch.lerp({a},{b},0.3) F.silu({a})*{b}
-    torch.sigmoid({a})*{b} torch.rsub({a},{b},alpha=2) {a}+{b}.detach() torch.addcmul({a},{b},{a})
+    torch.sigmoid({a})*{b} torch.rsub({a},{b},alpha=2) {a}+{b}.detach()
+    torch.addcmul({a},{b},{a})
 """.split()
 LAYOUTS = """
-    {a}.permute({order}) {a}.permute({order}) {a}.transpose({i},{j}) {a}.transpose({i},{j}) {a}.mT
-    {a}.mT {a}.flatten({i},{j}) {a}.flatten({i},{j}) {a}.unflatten({i},({n},-1))
+    {a}.permute({order}) {a}.permute({order}) {a}.transpose({i},{j}) {a}.transpose({i},{j})
+    {a}.mT {a}.mT {a}.flatten({i},{j}) {a}.flatten({i},{j}) {a}.unflatten({i},({n},-1))
     {a}.unflatten({i},(-1,{n})) {a}.reshape({a}.size(0),-1) {a}.reshape(-1,{a}.size(-1))
     {a}.reshape({a}.size(0),{n},-1) {a}.unsqueeze({i}) {a}.unsqueeze({i}) {a}.squeeze({i})
     {a}[:,:,None] {a}[:,None] {a}.contiguous() {a}.movedim({i},{j}) {a}.view(-1,{n})
-    {a}.expand(-1,{n},-1) {a}.expand({n},-1,-1) {a}.expand(-1,-1,{n}) {a}.expand_as({b}) {a}.clone()
-    {a}.expand(-1,-1,-1,{n}) {a}.T {a}.reshape({b}.shape)
+    {a}.expand(-1,{n},-1) {a}.expand({n},-1,-1) {a}.expand(-1,-1,{n}) {a}.expand_as({b})
+    {a}.clone() {a}.expand(-1,-1,-1,{n}) {a}.T {a}.reshape({b}.shape)
 """.split()
 PARTS = """
     {a}[:,1:] {a}[...,:{n}] {a}[...,1:] {a}[:,::2] {a}.chunk(2,{i})[1] {a}.select({i},1)
@@ -112,47 +114,54 @@ PARTS = """
 """.split()
 REDUCTIONS = """
     {a}.sum({i}) {a}.mean({i}) {a}.amax({i}) {a}.amin({i}) torch.logsumexp({a},{i}) {a}.var({i})
-    {a}.sum({i},True) {a}.mean({i},True) {a}.amax({i},True) {a}.mean(({i},{j})) {a}.sum(({i},{j}))
-    {a}.mean(({i},{j}),True) {a}.var(({i},{j}),unbiased=False,keepdim=True) {a}.max({i})[0]
-    {a}.max({i},True)[0] torch.logsumexp({a},{i},True) {a}.norm(dim={i}) {a}.mean() {a}.sum((0,1,2))
-    {a}.amax(({i},{j}),True) F.normalize({a},dim={i}) {a}.argmax({i})
+    {a}.sum({i},True) {a}.mean({i},True) {a}.amax({i},True) {a}.mean(({i},{j}))
+    {a}.sum(({i},{j})) {a}.mean(({i},{j}),True) {a}.var(({i},{j}),unbiased=False,keepdim=True)
+    {a}.max({i})[0] {a}.max({i},True)[0] torch.logsumexp({a},{i},True) {a}.norm(dim={i})
+    {a}.mean() {a}.sum((0,1,2)) {a}.amax(({i},{j}),True) F.normalize({a},dim={i})
+    {a}.argmax({i})
 """.split()
 ALONG = """
     F.softmax({a},{i}) F.softmax({a},{i}) F.log_softmax({a},{i}) {a}-{a}.mean({i},True)
     ({a}-{a}.mean({i},True))*torch.rsqrt({a}.var({i},keepdim=True)+0.1)
     {a}*torch.rsqrt({a}.square().mean({i},True)+0.1) {a}*{a}.amax(({i},{j}),True)
     F.layer_norm({a},({n},)) F.layer_norm({a},({n},{n})) F.instance_norm({a}) F.softmin({a},{i})
-    F.batch_norm({a},None,None,training=True) F.group_norm({a},1) F.layer_norm({a},{a}.shape[1:])
-    F.layer_norm({a},({n},),{b}) F.layer_norm({a},({n},{n}),{b},{c}) F.rms_norm({a},({n},),{b})
+    F.batch_norm({a},None,None,training=True) F.group_norm({a},1)
+    F.layer_norm({a},{a}.shape[1:]) F.layer_norm({a},({n},),{b})
+    F.layer_norm({a},({n},{n}),{b},{c}) F.rms_norm({a},({n},),{b})
     F.batch_norm({a},None,None,{b},{c},True) F.group_norm({a},{n},{b},{c}) F.prelu({a},{b})
-    F.layer_norm({a},{a}.shape) F.max_pool1d({a},2) F.avg_pool1d({a},2) F.rms_norm({a},({n},{n}))
-    F.adaptive_avg_pool2d({a},1)
+    F.layer_norm({a},{a}.shape) F.max_pool1d({a},2) F.avg_pool1d({a},2)
+    F.rms_norm({a},({n},{n})) F.adaptive_avg_pool2d({a},1)
 """.split()
 PRODUCTS = """
     {a}@{b} {a}@{b} {a}@{b}.mT {a}.mT@{b} {a}@{a}.mT {a}.mT@{a} torch.bmm({a},{b}) {a}@self.w
-    torch.bmm({a},{b}.transpose(1,2)) F.linear({a},{b}) F.linear({a},self.w,self.v) {a}@self.w.t()
-    torch.einsum('bij,bjk->bik',{a},{b}) torch.einsum('bij,bkj->bki',{a},{b}) {a}@self.v
-    torch.einsum('bi,bij->bj',{a},{b}) torch.einsum('bi,ij->bj',{a},{b}) torch.addmm({a},{b},{c})
-    torch.einsum('bij,kj->bki',{a},{b}) torch.einsum('bij,jk->kbi',{a},{b}) torch.mm({a},{b})
-    torch.einsum('bi,bj->bij',{a},{b}) torch.einsum('bij,bij->bi',{a},{b}) torch.mm({a}.t(),{b})
-    torch.baddbmm({a},{b},{c}) F.linear({a},{b},{c}) torch.einsum('...i,ji->...j',{a},{b})
+    torch.bmm({a},{b}.transpose(1,2)) F.linear({a},{b}) F.linear({a},self.w,self.v)
+    {a}@self.w.t() torch.einsum('bij,bjk->bik',{a},{b}) torch.einsum('bij,bkj->bki',{a},{b})
+    {a}@self.v torch.einsum('bi,bij->bj',{a},{b}) torch.einsum('bi,ij->bj',{a},{b})
+    torch.addmm({a},{b},{c}) torch.einsum('bij,kj->bki',{a},{b})
+    torch.einsum('bij,jk->kbi',{a},{b}) torch.mm({a},{b}) torch.einsum('bi,bj->bij',{a},{b})
+    torch.einsum('bij,bij->bi',{a},{b}) torch.mm({a}.t(),{b}) torch.baddbmm({a},{b},{c})
+    F.linear({a},{b},{c}) torch.einsum('...i,ji->...j',{a},{b})
     torch.einsum('bcij,cd->bdij',{a},{b}) torch.einsum('bhij,bhjk->bhik',{a},{b}) self.w@{a}
-    torch.einsum('bij,bik->bjk',{a},{b}) torch.einsum('bij->bji',{a}) torch.addmm({a},{b},{c},beta=0)
-    F.scaled_dot_product_attention({a},{b},{c}) torch.outer({a},{b}) torch.mv({a},{b})
+    torch.einsum('bij,bik->bjk',{a},{b}) torch.einsum('bij->bji',{a})
+    torch.addmm({a},{b},{c},beta=0) F.scaled_dot_product_attention({a},{b},{c})
+    torch.outer({a},{b}) torch.mv({a},{b})
 """.split()
 IN_PLACE = """
     {a}.add_({b}) {a}.mul_({b}) {a}.mul_(0.5) {a}.relu_() {a}[:,0]={b} {a}[...,1:]*=2 {a}[0]=1
     {a}[:,:,0].add_({b}) {a}.transpose(0,1).add_({b}) {a}.copy_({b}) {a}.sigmoid_() {a}.t_()
 """.split()
 MODULES = """
-    nn.Linear({n},{n}) nn.Linear({n},{n}) nn.Linear({n},{n},bias=False) nn.Linear({n},{n}) nn.PReLU({n})
-    nn.Linear({n}*{n},{n}) nn.Linear({n},2*{n}) nn.BatchNorm1d({n}) nn.BatchNorm1d({n}) nn.PReLU()
-    nn.BatchNorm2d({n}) nn.LayerNorm({n}) nn.LayerNorm(({n},{n})) nn.GroupNorm(2,{n}) nn.RMSNorm({n})
-    nn.GroupNorm(1,{n}) nn.GroupNorm({n},{n}) nn.InstanceNorm1d({n},affine=True) nn.Linear({n},1)
-    nn.InstanceNorm2d({n},affine=True,track_running_stats=True) nn.BatchNorm3d({n}) nn.BatchNorm1d(1)
-    nn.Conv1d({n},{n},3,padding=1) nn.Conv2d({n},{n},1) nn.Conv2d({n},{n},3,padding=1) nn.BatchNorm2d(1)
-    nn.Conv3d({n},{n},1) nn.BatchNorm1d({n}*{n}) nn.LayerNorm({n},elementwise_affine=False)
-    nn.BatchNorm1d({n},affine=False,momentum=None) nn.InstanceNorm1d({n},track_running_stats=True)
+    nn.Linear({n},{n}) nn.Linear({n},{n}) nn.Linear({n},{n},bias=False) nn.Linear({n},{n})
+    nn.PReLU({n}) nn.Linear({n}*{n},{n}) nn.Linear({n},2*{n}) nn.BatchNorm1d({n})
+    nn.BatchNorm1d({n}) nn.PReLU() nn.BatchNorm2d({n}) nn.LayerNorm({n}) nn.LayerNorm(({n},{n}))
+    nn.GroupNorm(2,{n}) nn.RMSNorm({n}) nn.GroupNorm(1,{n}) nn.GroupNorm({n},{n})
+    nn.InstanceNorm1d({n},affine=True) nn.Linear({n},1)
+    nn.InstanceNorm2d({n},affine=True,track_running_stats=True) nn.BatchNorm3d({n})
+    nn.BatchNorm1d(1) nn.Conv1d({n},{n},3,padding=1) nn.Conv2d({n},{n},1)
+    nn.Conv2d({n},{n},3,padding=1) nn.BatchNorm2d(1) nn.Conv3d({n},{n},1)
+    nn.BatchNorm1d({n}*{n}) nn.LayerNorm({n},elementwise_affine=False)
+    nn.BatchNorm1d({n},affine=False,momentum=None)
+    nn.InstanceNorm1d({n},track_running_stats=True)
 """.split()
 PARAMETERS = "{n} {n},{n} {n},{n} {n},1 {n},1,1 1,{n} {n},{n},{n} 1,{n},1 1".split()
 SHAPES = ["B,{n}", "B,{n},{n}", "B,{n},{n}", "B,{n},{n},{n}", "B,{n},{n},{n}", "B,1,{n}", "B,{n},1"]
