@@ -263,7 +263,6 @@ class _Writer:
             self.parts.append(part)
         return True
 
-
     def _share(self, a: str, b: str) -> bool:
         first, second = (self.worlds[0][name].untyped_storage().data_ptr() for name in (a, b))
         return a != b and first == second
