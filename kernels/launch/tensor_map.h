@@ -23,6 +23,9 @@ struct TensorMapSpec {
   // Rows, a multiple of eight, as three dimensions: which half of eight they lie in, which eight,
   // which of the half's four. Row 8c + 4j + i of a box of 32 is then its line 8i + 2c + j.
   bool eights = false;
+  // Of a batch: matrices like this one, and the bytes between them (a multiple of 16). 0: one, and
+  // no dimension for it.
+  uint64_t entries = 0, entry_bytes = 0;
 };
 
 // Of fp32 as it lies in memory: an operand, the result.
@@ -45,19 +48,25 @@ inline TensorMapSpec packed_map(int64_t row_bytes, int64_t rows, int box_rows) {
 // What the driver is told of one.
 struct TensorMapExtents {
   int rank = 2;
-  uint64_t extents[4] = {}, strides[3] = {};  // bytes, from the second dimension on
-  uint32_t box[4] = {}, steps[4] = {1, 1, 1, 1};
+  uint64_t extents[5] = {}, strides[4] = {};  // bytes, from the second dimension on
+  uint32_t box[5] = {}, steps[5] = {1, 1, 1, 1, 1};
 };
 
 inline TensorMapExtents extents_of(const TensorMapSpec& spec) {
   const uint64_t row = spec.row_bytes;
-  if (!spec.eights) {
-    return {2, {spec.columns, spec.rows}, {row}, {spec.box_columns, spec.box_rows}};
-  }
-  return {4,
+  TensorMapExtents of = {2, {spec.columns, spec.rows}, {row}, {spec.box_columns, spec.box_rows}};
+  if (spec.eights) {
+    of = {4,
           {spec.columns, 2, spec.rows / 8, 4},
           {4 * row, 8 * row, row},
           {spec.box_columns, 2, spec.box_rows / 8, 4}};
+  }
+  if (spec.entries > 0) {
+    of.extents[of.rank] = spec.entries;
+    of.strides[of.rank - 1] = spec.entry_bytes;
+    of.box[of.rank++] = 1;
+  }
+  return of;
 }
 
 // cuTensorMapEncodeTiled.

@@ -216,13 +216,13 @@ std::string product_kernel_text(const ProductEpilogue& epilogue, const ProductTe
       "// {0}: a matrix product with everything behind it that needs no wait.\n"
       "#include \"common/pointwise.cuh\"\n#include \"{1}\"\n#include \"sweeps/tensor.cuh\"\n\n"
       "namespace ingot {{\n\n{2}\n}}  // namespace ingot\n\n"
-      "extern \"C\" __global__ void __launch_bounds__({3}, 1) {0}(\n{4}"
+      "extern \"C\" __global__ void __launch_bounds__({3}, {9}) {0}(\n{4}"
       "    const __grid_constant__ ingot::hopper::ProductArgs args,\n"
       "    const __grid_constant__ ingot::{5}::Params params) {{\n"
       "  using namespace ingot::{6};\n"
-      "  {7}<{8}, ingot::{5}>({9}, args, params);\n}}\n",
+      "  {7}<{8}, ingot::{5}>({10}, args, params);\n}}\n",
       epilogue.kernel, product.header, epilogue.functor_text, product.threads, parameters,
-      epilogue.functor, space, product.function, product.config,
+      epilogue.functor, space, product.function, product.config, product.resident,
       product.tensor_maps ? "w, x, y" : "operands");
 }
 

@@ -27,6 +27,7 @@ struct ProductTemplate {
   std::string header, function, config;
   int threads = 0;
   bool tensor_maps = false;  // it takes its operands as tensor maps; else as addresses
+  int resident = 1;          // blocks that a multiprocessor is to hold
 };
 // The translation unit of a product kernel.
 std::string product_kernel_text(const ProductEpilogue& epilogue, const ProductTemplate& product);

@@ -15,7 +15,7 @@ CUtensorMap encode_map(const hopper::TensorMapSpec& spec, void* base) {
 bool same_matrix(const hopper::TensorMapSpec& a, const hopper::TensorMapSpec& b) {
   return a.element == b.element && a.columns == b.columns && a.rows == b.rows &&
          a.row_bytes == b.row_bytes && a.box_columns == b.box_columns && a.box_rows == b.box_rows &&
-         a.eights == b.eights;
+         a.eights == b.eights && a.entries == b.entries && a.entry_bytes == b.entry_bytes;
 }
 
 // A map follows from its arguments alone, and calls in a row mostly describe the same matrices:

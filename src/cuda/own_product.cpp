@@ -14,6 +14,7 @@ namespace {
 
 using hopper::ProductPlan;
 using hopper::ProductShape;
+using hopper::SlicedStep;
 using hopper::SplitStep;
 
 // Of the epilogue: kernel parameters may take 4 KB, tensor maps and arguments included.
@@ -53,6 +54,22 @@ Unit split_unit(const SplitStep& step) {
       "extern \"C\" __global__ void __launch_bounds__({}{}) {}(\n"
       "    const __grid_constant__ ingot::SplitArgs args) {{\n  ingot::{}(args);\n}}\n",
       step.header, step.threads, resident, name, step.kernel);
+  return {{name, text}, {name}, step.shared_bytes};
+}
+
+Unit sliced_unit(const ProductPlan& plan) {
+  const SlicedStep& step = plan.sliced;
+  const std::string name = "product_slices_" + identifier(plan.config);
+  const std::string text = fmt::format(
+      "// The products of slices of K, which the product kernel adds.\n"
+      "#include \"{}\"\n\n"
+      "extern \"C\" __global__ void __launch_bounds__({}, {}) {}(\n"
+      "    const __grid_constant__ ingot::TensorMap w,\n"
+      "    const __grid_constant__ ingot::TensorMap x,\n"
+      "    const __grid_constant__ ingot::hopper::ProductArgs args) {{\n"
+      "  using namespace ingot::hopper;\n"
+      "  {}<{}>(w, x, args);\n}}\n",
+      plan.header, step.threads, step.resident, name, step.kernel, plan.config);
   return {{name, text}, {name}, step.shared_bytes};
 }
 
@@ -130,9 +147,9 @@ ProductShape OwnProduct::usual_shape(int64_t batch) const {
 }
 
 std::string OwnProduct::kernel_text(const ProductPlan& plan) const {
-  return product_kernel_text(epilogue_,
-                             {plan.header, plan.kernel, plan.config, static_cast<int>(plan.threads),
-                              plan.variant != hopper::Variant::portable});
+  return product_kernel_text(
+      epilogue_, {plan.header, plan.kernel, plan.config, static_cast<int>(plan.threads),
+                  plan.variant != hopper::Variant::portable, static_cast<int>(plan.resident)});
 }
 
 const OwnProduct::Prepared& OwnProduct::prepared(const ProductShape& shape) const {
@@ -161,6 +178,7 @@ const OwnProduct::Prepared& OwnProduct::prepared(const ProductShape& shape) cons
   if (p->plan.variant != hopper::Variant::unsupported) {
     p->product_unit = modules_.add(
         {{epilogue_.kernel, kernel_text(p->plan)}, {epilogue_.kernel}, p->plan.shared_bytes});
+    if (p->plan.sliced.kernel != nullptr) p->sliced_unit = modules_.add(sliced_unit(p->plan));
     for (const SplitStep& step : p->plan.splits) {
       p->split_units.push_back(modules_.add(split_unit(step)));
     }
@@ -229,6 +247,7 @@ void OwnProduct::add_units(std::set<int>& units, int64_t batch, bool frozen) {
     shape.weight_packed = frozen;
     const Prepared& p = prepared(shape);
     units.insert(p.split_units.begin(), p.split_units.end());
+    units.insert(p.sliced_unit);
     units.insert(p.product_unit);
   }
   if (merge_) units.insert(merge_->unit());
@@ -347,6 +366,7 @@ bool OwnProduct::lower(const Lowering& to) {
     to.pack(product_operand(plan_.graph, sweep_, is_x ? 0 : 1), (is_x ? call->x : call->w).address,
             step, p.split_units[i], to.scratch);
   }
+  if (p.sliced_unit >= 0) lower_slices(to, p, call->x, call->w);
   lower_product(to, p, call->x, call->w, call->y);
   if (merge_) {
     Lowering behind = to;
@@ -378,6 +398,22 @@ bool OwnProduct::packs_usually(int64_t batch) const {
   return p.product_unit >= 0 && dense_rows(p) != nullptr;
 }
 
+void OwnProduct::lower_slices(const Lowering& to, const Prepared& p, const MatrixOperand& x,
+                              const MatrixOperand& w) const {
+  const ProductPlan& plan = p.plan;
+  const Address sums = to.scratch + plan.sums_offset;
+  to.overwrite(sums, plan.sums_bytes);
+  to.name("sums of slices", sums, plan.sums_bytes);
+  Arguments arguments;
+  arguments.add_map(plan.w_map, w.address);
+  arguments.add_map(plan.x_map, x.address);
+  const size_t at = arguments.add(hopper::args_of(plan, p.shape));
+  arguments.set(at + offsetof(hopper::ProductArgs, sums), sums);
+  to.launch(StepKind::product, p.sliced_unit, 0, plan.sliced.grid,
+            static_cast<int>(plan.sliced.threads), std::move(arguments), plan.sliced.shared_bytes,
+            plan.cluster);
+}
+
 void OwnProduct::lower_product(const Lowering& to, const Prepared& p, const MatrixOperand& x,
                                const MatrixOperand& w, const MatrixOperand& y) const {
   using hopper::OperandView;
@@ -399,6 +435,9 @@ void OwnProduct::lower_product(const Lowering& to, const Prepared& p, const Matr
   arguments.set(at + offsetof(ProductArgs, w_exponent),
                 frozen ? to.frozen + frozen_exponents() : to.scratch + plan.w_exponent_offset);
   if (!plan.tma_store) arguments.set(at + offsetof(ProductArgs, y), y.address);
+  if (p.sliced_unit >= 0) {
+    arguments.set(at + offsetof(ProductArgs, sums), to.scratch + plan.sums_offset);
+  }
   Address partials = to.scratch + align_up(plan.workspace_bytes, kWorkspaceAlignment);
   for (int i = 0; i < epilogue_.moments; ++i) {
     const size_t bytes = partial_bytes(p, i);
@@ -431,6 +470,10 @@ nlohmann::json OwnProduct::describe(int64_t batch) {
   nlohmann::json kernels = nlohmann::json::array();
   for (const SplitStep& step : p.plan.splits) {
     const Unit unit = split_unit(step);
+    kernels.push_back({{"name", unit.source.name}, {"text", unit.source.text}});
+  }
+  if (p.plan.sliced.kernel != nullptr) {
+    const Unit unit = sliced_unit(p.plan);
     kernels.push_back({{"name", unit.source.name}, {"text", unit.source.text}});
   }
   kernels.push_back({{"name", epilogue_.kernel}, {"text", kernel_text(p.plan)}});

@@ -50,6 +50,7 @@ class OwnProduct {
     std::string choice;  // of ProductTuning
     const char* chosen_by = "";
     int product_unit = -1;
+    int sliced_unit = -1;  // where slices of K meet in memory
     std::vector<int> split_units;
     bool pays = true;  // a frozen weight's: splitting it inside the product is not faster
   };
@@ -75,6 +76,8 @@ class OwnProduct {
   std::optional<Call> call_of(const Lowering& to) const;
   std::optional<MatrixOperand> result(const Lowering& to, const MatrixOperand& x,
                                       const MatrixOperand& w) const;
+  void lower_slices(const Lowering& to, const Prepared& p, const MatrixOperand& x,
+                    const MatrixOperand& w) const;
   void lower_product(const Lowering& to, const Prepared& p, const MatrixOperand& x,
                      const MatrixOperand& w, const MatrixOperand& y) const;
 

@@ -93,7 +93,8 @@ void add_operands(const ProductPlan& plan, const ProductOperands& operands, Argu
     arguments.set(start + offsetof(portable::PackedOperands, x), operands.x_packed);
     return;
   }
-  if (plan.variant == Variant::direct) {  // the kernel has the addresses from its ProductArgs
+  // The kernel has the addresses, or those of slices' sums, from its ProductArgs.
+  if (plan.variant == Variant::direct || plan.sliced.kernel != nullptr) {
     for (int map = 0; map < 3; ++map) arguments.add_zeros(sizeof(CUtensorMap));
     return;
   }

@@ -31,6 +31,9 @@ std::string text_of(const Arguments& arguments) {
                         static_cast<int>(map.spec.element), map.spec.columns, map.spec.rows,
                         map.spec.row_bytes, map.spec.box_columns, map.spec.box_rows);
     if (map.spec.eights) text += " in eights";
+    if (map.spec.entries > 0) {
+      text += fmt::format(" {} entries {}", map.spec.entries, map.spec.entry_bytes);
+    }
   }
   return text;
 }

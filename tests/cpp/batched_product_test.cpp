@@ -55,8 +55,8 @@ SplitArgs split_args(const SplitStep& step, const Operand& operand) {
 template <int kSamples, int kFeatures = 128>
 void check_tiles(const ProductShape& shape, const TileChoice& choice) {
   using Config = Tiles<kSamples, kFeatures>;
-  const bool direct =
-      choice.variant == Variant::direct;  // it reads the operands, and has no scales
+  // It reads the operands, and has no scales.
+  const bool direct = choice.variant == Variant::direct || choice.variant == Variant::streamed;
   const ProductPlan plan = plan_with(shape, choice, DeviceLimits());
   const Operand x(shape.batches, shape.m, shape.k, shape.x),
       w(shape.batches, shape.n, shape.k, shape.w);
@@ -125,6 +125,44 @@ ProductShape batch_of(int64_t batches, int64_t m, int64_t n, int64_t k) {
   return shape;
 }
 
+// Besides, a map for the copy engine: an entry is a dimension of its own, so that no box reaches
+// into the next one.
+void check_streamed_tiles(const ProductShape& shape, const TileChoice& choice) {
+  const ProductPlan plan = plan_with(shape, choice, DeviceLimits());
+  for (const auto& [map, operand] : {std::pair{&plan.w_map, &shape.w}, {&plan.x_map, &shape.x}}) {
+    const bool shared = operand->batch_stride == 0;
+    EXPECT_EQ(map->entries, shared ? 1 : uint64_t(shape.batches));
+    EXPECT_EQ(map->entry_bytes, shared ? 16 : uint64_t(operand->batch_stride) * 4);
+  }
+  EXPECT_EQ(plan.x_map.eights, shape.x.k_stride != 1);
+  const TensorMapExtents extents = extents_of(plan.w_map);
+  EXPECT_EQ(extents.rank, plan.w_map.eights ? 5 : 3);
+  EXPECT_EQ(extents.extents[extents.rank - 1], plan.w_map.entries);
+  EXPECT_EQ(extents.box[extents.rank - 1], 1u);
+  switch (choice.samples * 1000 + choice.features) {
+    case 16032:
+      return check_tiles<16, 32>(shape, choice);
+    case 8064:
+      return check_tiles<8, 64>(shape, choice);
+    case 64016:
+      return check_tiles<64, 16>(shape, choice);
+    case 32032:
+      return check_tiles<32, 32>(shape, choice);
+    case 32064:
+      return check_tiles<32, 64>(shape, choice);
+    case 64064:
+      return check_tiles<64, 64>(shape, choice);
+    case 128128:
+      return check_tiles<128, 128>(shape, choice);
+    case 128064:
+      return check_tiles<128, 64>(shape, choice);
+    case 256032:
+      return check_tiles<256, 32>(shape, choice);
+    default:
+      FAIL() << "no tile like this";
+  }
+}
+
 void check_all_tiles(const ProductShape& shape) {
   for (const TileChoice& choice : candidate_choices(shape, DeviceLimits())) {
     SCOPED_TRACE(name_of(choice));
@@ -133,6 +171,10 @@ void check_all_tiles(const ProductShape& shape) {
       if (choice.features == 16) check_tiles<64, 16>(shape, choice);
       if (choice.features == 32 && choice.samples == 64) check_tiles<64, 32>(shape, choice);
       if (choice.features == 32 && choice.samples == 256) check_tiles<256, 32>(shape, choice);
+      continue;
+    }
+    if (choice.variant == Variant::streamed) {
+      check_streamed_tiles(shape, choice);
       continue;
     }
     if (choice.samples == 64) check_tiles<64>(shape, choice);

@@ -60,6 +60,7 @@ TEST(OwnProduct, HaveThreeMapsOnHopper) {
     seen.insert(choice.variant);
   }
   EXPECT_TRUE(seen.contains(hopper::Variant::direct));
+  EXPECT_TRUE(seen.contains(hopper::Variant::streamed));
 }
 
 TEST(OwnProduct, AreChosenByArchitectureAndCapabilities) {
@@ -444,6 +445,39 @@ TEST(OwnProduct, CompileWithoutSpillsWhereOperandsAreReadAsTheyAre) {
     }
   }
   EXPECT_GE(compiled, 3);
+}
+
+// Every tile, in every order of the operands, as one kernel and in slices; what the host takes a
+// tile to need is what the kernel says.
+TEST(OwnProduct, StreamWithoutSpills) {
+  if (!nvrtc_info().available) GTEST_SKIP() << nvrtc_info().why;
+  for (hopper::TileChoice tile : hopper::kStreamedTiles) {
+    for (const auto& [w_along_k, x_along_k] :
+         {std::pair{true, true}, {false, true}, {false, false}}) {
+      tile.w_along_k = w_along_k;
+      tile.x_along_k = x_along_k;
+      const std::string config = hopper::config_text(tile, false);
+      const int threads = 128 + 32 * hopper::streamed_warps(tile);
+      const std::string text = fmt::format(
+          "#include \"product/hopper/streamed.cuh\"\nusing namespace ingot;\n"
+          "using namespace ingot::hopper;\nusing C = {0};\n"
+          "static_assert(C::kSharedBytes == {1} && C::kThreads == {2} && C::kResident == {3} &&\n"
+          "              C::kFeatures == {4} && C::kSamples == {5} && 8 * C::kPartGroups == {6});\n"
+          "extern \"C\" __global__ void __launch_bounds__({2}, {3}) slices(\n"
+          "    const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,\n"
+          "    const __grid_constant__ ProductArgs args) {{ streamed_slices<C>(w, x, args); }}\n",
+          config, hopper::streamed_bytes(tile), threads, hopper::streamed_resident(tile),
+          tile.features, tile.samples, hopper::streamed_part_samples(tile));
+      std::vector<std::string> options = compile_options(nvrtc_architecture(90));
+      options.emplace_back("--ptxas-options=-v");
+      const Compilation result = nvrtc_compile("slices", text, headers_of(text), options);
+      EXPECT_THAT(result.log, Not(HasSubstr("error"))) << config;
+      EXPECT_THAT(result.log, Not(HasSubstr("warning"))) << config;
+      EXPECT_THAT(result.log, HasSubstr(" 0 bytes spill stores")) << config;
+      EXPECT_THAT(result.log, Not(::testing::ContainsRegex("[1-9][0-9]* bytes stack frame")))
+          << config;
+    }
+  }
 }
 
 // The longest rows take the most registers.

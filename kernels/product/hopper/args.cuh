@@ -49,6 +49,9 @@ struct ProductArgs {
   i32 entry_tiles;                     // tiles of samples
   i32 x_entry_rows;                    // of packed x from one entry to the next: m, or 0 if shared
   i64 x_entry_stride, w_entry_stride;  // elements of x and w
+  // Of a product whose K is cut into slices that meet in memory (streamed.cuh).
+  i32 slices;
+  float* sums;  // [slices][tiles][values of a tile, as its warps hold them]
 };
 
 INGOT_HD i32 entry_of(const ProductArgs& args, i32 sample_tile) {

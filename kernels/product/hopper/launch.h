@@ -4,7 +4,8 @@
 //
 // Steps of a plan, in order:
 //   1. every entry of `splits` (fills the workspace's packed operands and exponents),
-//   2. the product kernel.
+//   2. where slices of K meet in memory, `sliced` (fills the workspace's sums),
+//   3. the product kernel.
 // All may be launched with programmatic dependent launch: each waits for its predecessors before it
 // touches memory, and the product lets its dependents start when its last tiles begin.
 #pragma once
@@ -32,6 +33,14 @@ struct SplitStep {
   size_t packed_offset = 0, exponent_offset = 0;  // in the workspace
 };
 
+// The kernel that multiplies slices of K, whose sums the product kernel adds. It takes the maps of
+// w and x, and ProductArgs.
+struct SlicedStep {
+  const char* kernel = nullptr;  // of the plan's header and configuration; none without slices
+  unsigned grid = 0, threads = 0, resident = 1;
+  size_t shared_bytes = 0;
+};
+
 struct ProductPlan {
   Variant variant = Variant::unsupported;
   std::string reason;  // why none
@@ -41,7 +50,9 @@ struct ProductPlan {
   std::string config;           // its Config argument
   std::string header;           // to include
   unsigned grid = 0, threads = 384, cluster = 1;
+  unsigned resident = 1;  // blocks that a multiprocessor is to hold, which bounds their registers
   int slices = 1;
+  SlicedStep sliced;
   size_t shared_bytes = 0;
   int tile_samples = 0;  // of all blocks that share a weight's tile
   int64_t sample_tiles = 0;
@@ -53,6 +64,7 @@ struct ProductPlan {
   std::vector<SplitStep> splits;
   size_t workspace_bytes = 0;  // base aligned to 256
   size_t x_packed_offset = 0, x_exponent_offset = 0, w_packed_offset = 0, w_exponent_offset = 0;
+  size_t sums_offset = 0, sums_bytes = 0;  // of slices of K
 };
 
 // Of the partial states of one statistic, as the merging kernel finds them one behind the other.
@@ -201,6 +213,8 @@ inline const char* name_of(Variant variant) {
       return "scaled";
     case Variant::direct:
       return "direct";
+    case Variant::streamed:
+      return "streamed";
     case Variant::half:
       return "half";
     default:
@@ -235,10 +249,62 @@ inline ProductPlan direct_plan(const ProductShape& shape, const TileChoice& choi
   return plan;
 }
 
+// An operand as TMA streams it, in boxes of 32 of K.
+inline TensorMapSpec streamed_map(TensorMapSpec::Source source, const OperandShape& operand,
+                                  int64_t rows, int tile, const ProductShape& shape) {
+  const bool along_k = operand.k_stride == 1;
+  TensorMapSpec spec = along_k ? matrix_map(shape.k, rows, operand.row_stride, tile)
+                               : columns_map(rows, shape.k, operand.k_stride);
+  if (shape.batches > 1) {
+    spec.entries = operand.batch_stride == 0 ? 1 : uint64_t(shape.batches);
+    spec.entry_bytes = operand.batch_stride == 0 ? 16 : uint64_t(operand.batch_stride) * 4;
+  }
+  return from(source, spec);
+}
+
+inline ProductPlan streamed_plan(const ProductShape& shape, const TileChoice& choice,
+                                 const DeviceLimits& device) {
+  using Source = TensorMapSpec::Source;
+  ProductPlan plan;
+  plan.variant = choice.variant;
+  plan.tma_store = false;
+  plan.kernel = "product_streamed";
+  plan.header = "product/hopper/streamed.cuh";
+  plan.config = config_text(choice, false);
+  plan.shared_bytes = shared_bytes(choice);
+  plan.threads = unsigned(128 + 32 * streamed_warps(choice));
+  plan.resident = unsigned(streamed_resident(choice));
+  plan.tile_samples = choice.samples;
+  plan.entry_tiles = divide_up(shape.m, choice.samples);
+  plan.sample_tiles = shape.batches * plan.entry_tiles;
+  plan.moment_tiles = shape.batches * divide_up(shape.m, streamed_part_samples(choice));
+  plan.raster_feature_tiles = int(divide_up(shape.n, choice.features));
+  plan.raster_group = std::min(choice.raster_group, plan.raster_feature_tiles);
+  plan.chunks = int(divide_up(shape.k, kStreamedChunk));
+  plan.slices = choice.slices;
+  plan.w_map = streamed_map(Source::w, shape.w, shape.n, choice.features, shape);
+  plan.x_map = streamed_map(Source::x, shape.x, shape.m, choice.samples, shape);
+  const int64_t tiles = tiles_of(shape, choice);
+  plan.grid = unsigned(
+      std::min(tiles * choice.slices, int64_t(device.multiprocessors) * int64_t(plan.resident)));
+  if (choice.slices == 1) return plan;
+  plan.sliced = {"streamed_slices", plan.grid, plan.threads, plan.resident, plan.shared_bytes};
+  const int64_t tile_values = int64_t(choice.features) * choice.samples;
+  plan.kernel = "product_merged";
+  plan.threads = kMergeThreads;
+  plan.resident = 1;
+  plan.shared_bytes = 0;
+  plan.grid = unsigned(tiles * tile_values / (16 * merged_samples(choice)));
+  plan.sums_bytes = size_t(tiles * choice.slices * tile_values) * 4;
+  plan.workspace_bytes = align_up(plan.sums_bytes, 256);
+  return plan;
+}
+
 // Fills in everything that follows from the choice of tile.
 inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice,
                              const DeviceLimits& device) {
   if (choice.variant == Variant::direct) return direct_plan(shape, choice);
+  if (choice.variant == Variant::streamed) return streamed_plan(shape, choice, device);
   ProductPlan plan;
   plan.variant = choice.variant;
   // A box must not reach into the next entry of a batch.
@@ -348,7 +414,8 @@ inline std::vector<int64_t> representative_samples(ProductShape shape, const Dev
   std::vector<int64_t> samples;
   std::vector<std::string> seen;
   for (shape.m = kTile; shape.m <= kMost; shape.m += shape.m < kFine ? kTile : shape.m) {
-    const std::string config = plan_product(shape, device).config;
+    const ProductPlan plan = plan_product(shape, device);
+    const std::string config = plan.kernel + plan.config;
     if (std::find(seen.begin(), seen.end(), config) != seen.end()) continue;
     seen.push_back(config);
     samples.push_back(shape.m);
@@ -382,6 +449,7 @@ inline ProductArgs args_of(const ProductPlan& plan, const ProductShape& shape) {
   args.k = i32(shape.k);
   args.chunks = plan.chunks;
   args.raster = {plan.raster_feature_tiles, i32(plan.sample_tiles), plan.raster_group};
+  args.slices = plan.slices;
   if (shape.batches > 1) {
     args.entry_tiles = i32(plan.entry_tiles);
     args.x_entry_rows = shape.shares_samples() ? 0 : args.m;

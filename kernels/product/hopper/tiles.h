@@ -23,7 +23,8 @@ enum class Scheme {
 enum class Variant {
   fused_split,   // fp32 weight split inside the product; only x is packed beforehand
   packed,        // both operands packed beforehand
-  direct,        // fp32 operands as they are, split in registers: small, thin and deep products
+  direct,        // fp32 operands as they are, split in registers, whatever their strides
+  streamed,      // the same by TMA: small, thin and deep products, and batches of them
   fused_scaled,  // Scheme::scaled: fp32 weight rounded inside the product
   scaled,        // Scheme::scaled, both operands packed beforehand
   half,          // fp16 or bf16 operands as they are
@@ -63,6 +64,7 @@ struct ProductShape {
   Element element = Element::f32;  // of x, w and y
   Scheme scheme = Scheme::split;   // of f32 operands
   int64_t batches = 1;             // products like this one, each with a weight of its own
+  bool may_stream = true;  // false where Variant::streamed has no launcher: standalone files
 
   bool shares_samples() const { return batches > 1 && x.batch_stride == 0; }
   // Over the whole batch, packed.
@@ -98,15 +100,17 @@ struct TileChoice {
   int staging = 0;        // buffers for TMA stores; not fused
   int cluster = 1;        // blocks that share samples
   int sample_blocks = 1;  // fused_scaled: blocks of a cluster that share weights
-  int slices = 1;         // fused: blocks that share a tile, each with its part of K
+  int slices = 1;         // fused, streamed: blocks that share a tile, each with its part of K
   int promotion = 1;      // fused_split: chunks of 64 of K that wgmma sums before they are promoted
   int raster_group = 8;   // feature tiles (clusters of them) a group
-  int features = 0;       // direct: of a tile
-  int depth_warps = 1;    // direct: warps that share K
-  bool w_along_k = true;  // direct, fused_split: how operands lie in memory
-  bool x_along_k = true, vectors = true;  // direct: the same
-  Element element = Element::f32;         // half: of the operands
-  bool batched = false;                   // a weight for every entry of a batch
+  int features = 0;       // direct, streamed: of a tile
+  int depth_warps = 1;    // direct, streamed: warps that share K
+  int feature_warps = 1, sample_warps = 1;  // streamed: that share a tile's features, its samples
+  bool w_along_k = true;           // direct, streamed, fused_split: how operands lie in memory
+  bool x_along_k = true;           // direct, streamed: the same
+  bool vectors = true;             // direct: in whole pieces of 16 bytes
+  Element element = Element::f32;  // half: of the operands
+  bool batched = false;            // a weight for every entry of a batch
 };
 
 inline int64_t divide_up(int64_t a, int64_t b) {
@@ -117,6 +121,7 @@ inline size_t align_up(size_t bytes, size_t to) {
 }
 
 inline int cluster_of(const TileChoice& c) {
+  if (c.variant == Variant::streamed) return 1;  // its slices meet in memory
   return c.cluster * c.sample_blocks * c.slices;
 }
 // Tiles that are under way at once.
@@ -126,7 +131,8 @@ inline int64_t cluster_slots(const TileChoice& c, const DeviceLimits& device) {
 
 // Clusters' worth of tiles of the result.
 inline int64_t tiles_of(const ProductShape& shape, const TileChoice& c) {
-  const int features = c.variant == Variant::direct ? c.features : 128 * c.cluster;
+  const bool own = c.variant == Variant::direct || c.variant == Variant::streamed;
+  const int features = own ? c.features : 128 * c.cluster;
   return shape.batches * divide_up(shape.m, c.samples * c.sample_blocks) *
          divide_up(shape.n, features);
 }
@@ -137,7 +143,42 @@ inline int direct_warps(const TileChoice& c) {
   return c.samples / kDirectSamples * c.depth_warps;
 }
 
+// streamed: K of a chunk, warps that multiply in a block, and a block's shared memory; the same as
+// StreamedConfig says (bench and tests hold them to each other).
+constexpr int kStreamedChunk = 32;
+inline int streamed_warps(const TileChoice& c) {
+  return c.feature_warps * c.sample_warps * c.depth_warps;
+}
+inline size_t streamed_stage_bytes(const TileChoice& c) {
+  const auto operand = [](int rows, bool along_k) {
+    return along_k ? size_t(rows) * 128 : size_t(divide_up(rows, 32)) * 4096;
+  };
+  return operand(c.features, c.w_along_k) + operand(c.samples, c.x_along_k);
+}
+inline size_t streamed_bytes(const TileChoice& c) {
+  const size_t exchanged = c.depth_warps == 1 ? 0 : size_t(c.depth_warps) * 4;
+  return 1024 + size_t(c.stages) * (streamed_stage_bytes(c) + 16) +
+         exchanged * size_t(c.features) * size_t(c.samples);
+}
+// Blocks that a multiprocessor holds.
+inline int streamed_resident(const TileChoice& c) {
+  constexpr size_t kShared = 228 * 1024, kReserved = 1024;
+  return streamed_warps(c) == 4 && 2 * (streamed_bytes(c) + kReserved) <= kShared ? 2 : 1;
+}
+// Of a block that adds slices: threads; samples that it has, of 16 features.
+constexpr int kMergeThreads = 512;
+inline int merged_samples(const TileChoice& c) {
+  return std::min(16, c.samples / c.sample_warps);
+}
+// A part of a tile that one warp finishes, and has statistics of.
+inline int streamed_part_samples(const TileChoice& c) {
+  if (c.slices > 1) return merged_samples(c);
+  const int blocks = c.features / c.feature_warps / 16;
+  return c.samples / c.sample_warps / std::max(1, c.depth_warps / blocks);
+}
+
 inline size_t shared_bytes(const TileChoice& c) {
+  if (c.variant == Variant::streamed) return streamed_bytes(c);
   if (c.variant == Variant::direct) {
     return size_t(direct_warps(c) * c.stages) * size_t(c.features + kDirectSamples) * kDirectChunk *
            4;
@@ -176,6 +217,13 @@ inline std::string config_text(const TileChoice& c, bool tma_store) {
       return "DirectConfig<" + number(c.features / 16) + ", " + number(c.samples / kDirectSamples) +
              ", " + number(c.depth_warps) + ", " + number(c.stages) + flag(c.w_along_k) +
              flag(c.x_along_k) + flag(c.vectors) + (c.batched ? ", true" : "") + ">";
+    }
+    case Variant::streamed: {
+      const auto flag = [](bool v) { return std::string(v ? ", true" : ", false"); };
+      return "StreamedConfig<" + number(c.features / c.feature_warps / 16) + ", " +
+             number(c.samples / c.sample_warps / 8) + ", " + number(c.feature_warps) + ", " +
+             number(c.sample_warps) + ", " + number(c.depth_warps) + ", " + number(c.stages) +
+             flag(c.w_along_k) + flag(c.x_along_k) + (c.batched ? ", true" : "") + ">";
     }
     case Variant::half:
       return std::string("HalfConfig<ingot::") + (c.element == Element::bf16 ? "bf16" : "f16") +

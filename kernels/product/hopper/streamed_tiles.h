@@ -1,0 +1,113 @@
+// Tiles of the product that streams fp32 operands as they lie in memory (streamed.cuh), and what
+// they take. Plain C++, no CUDA header.
+#pragma once
+
+#include <vector>
+
+#include "product/hopper/scheme.h"
+
+namespace ingot::hopper {
+
+// Whether TMA can read an operand: along k in rows of whole pieces of 16 bytes, or along its rows
+// with k in whole eights.
+inline bool streams(const OperandShape& operand, int64_t k) {
+  if (!operand.aligned || operand.batch_stride % 4 != 0) return false;
+  if (operand.k_stride == 1) return operand.row_stride % 4 == 0;
+  return operand.row_stride == 1 && operand.k_stride % 4 == 0 && k % 8 == 0;
+}
+inline bool streams(const ProductShape& shape) {
+  return shape.may_stream && !shape.weight_packed && shape.element == Element::f32 &&
+         streams(shape.x, shape.k) && streams(shape.w, shape.k);
+}
+
+// Tiles in order of what they are for: few samples, few features, small products, deep ones, short
+// sums over many samples.
+inline constexpr TileChoice kStreamedTiles[] = {
+    {.variant = Variant::streamed, .samples = 16, .stages = 16, .features = 32, .depth_warps = 4},
+    {.variant = Variant::streamed, .samples = 8, .stages = 10, .features = 64, .depth_warps = 4},
+    {.variant = Variant::streamed, .samples = 64, .stages = 7, .features = 16, .depth_warps = 4},
+    {.variant = Variant::streamed, .samples = 32, .stages = 10, .features = 32, .depth_warps = 4},
+    {.variant = Variant::streamed,
+     .samples = 32,
+     .stages = 12,
+     .features = 64,
+     .depth_warps = 4,
+     .feature_warps = 2},
+    {.variant = Variant::streamed,
+     .samples = 64,
+     .stages = 9,
+     .features = 64,
+     .depth_warps = 4,
+     .feature_warps = 2},
+    {.variant = Variant::streamed,
+     .samples = 128,
+     .stages = 6,
+     .features = 128,
+     .feature_warps = 4,
+     .sample_warps = 2},
+    {.variant = Variant::streamed,
+     .samples = 64,
+     .stages = 6,
+     .features = 64,
+     .feature_warps = 2,
+     .sample_warps = 2},
+    {.variant = Variant::streamed,
+     .samples = 128,
+     .stages = 4,
+     .features = 64,
+     .feature_warps = 2,
+     .sample_warps = 2},
+    {.variant = Variant::streamed, .samples = 256, .stages = 3, .features = 32, .sample_warps = 4},
+};
+
+// With the slices of K that fill the GPU once, where tiles alone do not.
+inline void add_streamed_tiles(std::vector<TileChoice>& menu, const ProductShape& shape,
+                               const DeviceLimits& device) {
+  constexpr int kLeastChunks = 2;  // of a slice
+  if (!streams(shape)) return;
+  for (TileChoice tile : kStreamedTiles) {
+    tile.w_along_k = shape.w.k_stride == 1;
+    tile.x_along_k = shape.x.k_stride == 1;
+    const int64_t tiles = tiles_of(shape, tile);
+    if (tiles > INT32_MAX) continue;
+    menu.push_back(tile);
+    if (shape.batches > 1) continue;
+    const int64_t slots = int64_t(device.multiprocessors) * streamed_resident(tile);
+    const int64_t most = divide_up(shape.k, kStreamedChunk) / kLeastChunks;
+    const int64_t slices = std::min(slots / tiles, most);
+    for (const int64_t count : {slices, slices / 2}) {
+      if (count < 2) break;
+      tile.slices = int(count);
+      menu.push_back(tile);
+    }
+  }
+}
+
+// Microseconds, launches included, fitted on an H200.
+inline double estimate_streamed(const ProductShape& shape, const TileChoice& c,
+                                const DeviceLimits& device) {
+  constexpr double kLaunch = 5.5, kTile = 1.2, kMerge = 2.2, kMma = 1.2e-3, kChunk = 0.1;
+  constexpr double kFillBytes = 42e3;     // a microsecond, of a multiprocessor
+  constexpr double kMemoryBytes = 3.9e6;  // a microsecond
+  const double m = double(shape.m), n = double(shape.n), k = double(shape.k);
+  const double batches = double(shape.batches);
+  const int64_t units = tiles_of(shape, c) * c.slices;
+  const int64_t each = divide_up(units, device.multiprocessors);  // of the busiest one
+  const int64_t resident = std::min<int64_t>(each, streamed_resident(c));
+  const double chunks = double(divide_up(divide_up(shape.k, kStreamedChunk), c.slices));
+  // A chunk of 32 of K: what tensor cores take, what filling the ring does, and what a warp waits.
+  const double mma = double(c.features / 16 * (c.samples / 8)) * 12 * kMma;
+  const double rows = std::min(double(c.features), n) + std::min(double(c.samples), m);
+  const double fill = rows * 128 / kFillBytes;
+  const double wait = kChunk * double(c.features / c.feature_warps * c.samples / c.sample_warps) /
+                      512 / double(c.depth_warps * int(resident));
+  const double work =
+      double(each) * (chunks * std::max({mma, fill, wait}) + kTile / double(resident));
+  const double bytes = 4 * (double(shape.x_rows()) * k + batches * n * k +
+                            (shape.stores_result ? batches * m * n : 0));
+  const double sums = c.slices == 1 ? 0 : 8.0 * double(units) * c.features * c.samples;
+  const double merge = c.slices == 1 ? 0 : kMerge + sums / kMemoryBytes;
+  return kLaunch + std::max(work, bytes / kMemoryBytes) + merge;
+}
+
+}  // namespace ingot::hopper
