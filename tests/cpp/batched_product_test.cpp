@@ -144,8 +144,8 @@ void check_streamed_tiles(const ProductShape& shape, const TileChoice& choice) {
       return check_tiles<16, 32>(shape, choice);
     case 8064:
       return check_tiles<8, 64>(shape, choice);
-    case 64016:
-      return check_tiles<64, 16>(shape, choice);
+    case 128016:
+      return check_tiles<128, 16>(shape, choice);
     case 32032:
       return check_tiles<32, 32>(shape, choice);
     case 32064:

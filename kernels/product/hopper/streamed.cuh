@@ -69,7 +69,7 @@ struct StreamedConfig {
   static constexpr u32 kExchangeBytes = kDepthWarps > 1 ? kConsumers* kWarpValues * 128 : 0;
   static constexpr u32 kSharedBytes = 1024 + kStages * kStageBytes + kExchangeBytes + 16 * kStages;
   static_assert(kSharedBytes <= 232448, "more shared memory than a Hopper block can have");
-  static_assert(kStages >= kDepthWarps, "a stage for each warp that shares K");
+  static_assert(kStages % kDepthWarps == 0, "a slot is always the same warps'");
   static_assert(kConsumers == 4 || kConsumers == 8, "whole warpgroups, which change registers");
   // Of a multiprocessor: blocks, and registers of a consumer's thread; a loading one has 40. One
   // block of few threads has as many as it likes.
@@ -250,23 +250,29 @@ INGOT_D void multiply_half(Sums<Config>& sum, u32 slot, int half, const Place& p
   }
 }
 
-// The warp's chunks of a slice; `start`: chunks that the block has had before.
+// The warp's chunks of a slice; `start`: chunks that the block has had before. Groups take chunks
+// in turn through all of the block's tiles, so that a slot is always the same group's: the parity
+// of a barrier tells neighbouring phases apart, and no group may look at one that is two phases
+// behind.
 template <class Config>
 INGOT_D void accumulate(Sums<Config>& sum, const Ring& ring, u32 start, i32 chunks,
                         const Place& place) {
+  constexpr u32 kDepth = Config::kDepthWarps;
   const FragmentReader<Config::kWAlongK> w_reader(place.lane);
   const FragmentReader<Config::kXAlongK> x_reader(place.lane);
-  u32 slot = (start + place.depth_warp) % Config::kStages;
-  u32 parity = (start + place.depth_warp) / Config::kStages & 1;
-  for (i32 chunk = place.depth_warp; chunk < chunks; chunk += Config::kDepthWarps) {
+  const u32 first = (place.depth_warp + kDepth - start % kDepth) % kDepth;
+  u32 slot = (start + first) % Config::kStages;
+  u32 parity = (start + first) / Config::kStages & 1;
+  for (i32 chunk = static_cast<i32>(first); chunk < chunks; chunk += Config::kDepthWarps) {
     ptx::mbarrier_wait(ring.full_barrier(slot), parity);
+    // A loop: with both halves at once, some tiles take more registers than there are.
 #pragma unroll 1
     for (int half = 0; half < 2; ++half) {
       multiply_half<Config>(sum, ring.slot(slot), half, place, w_reader, x_reader);
     }
     __syncwarp();
     if (place.lane == 0) ptx::mbarrier_arrive(ring.empty_barrier(slot));
-    slot += Config::kDepthWarps;
+    slot += kDepth;
     if (slot >= Config::kStages) slot -= Config::kStages, parity ^= 1;
   }
 }
