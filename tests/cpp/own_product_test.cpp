@@ -429,7 +429,7 @@ TEST(OwnProduct, CompileWithoutSpillsWhereOperandsAreReadAsTheyAre) {
   const json tuning = sweep_of(R"({"device": "cuda", "sm": 90})")["tuning"];
   int compiled = 0;
   for (const std::string name : tuning["candidates"]) {
-    if (!name.starts_with("DirectConfig")) continue;
+    if (!name.starts_with("DirectConfig") && !name.starts_with("StreamedConfig")) continue;
     const json options = {
         {"device", "cuda"}, {"sm", 90}, {"product_choices", {{tuning["key"], name}}}};
     const json sweep = sweep_of(options.dump());
@@ -444,7 +444,46 @@ TEST(OwnProduct, CompileWithoutSpillsWhereOperandsAreReadAsTheyAre) {
       ++compiled;
     }
   }
-  EXPECT_GE(compiled, 3);
+  EXPECT_GE(compiled, 3 + 10);
+}
+
+// What a call with few tiles and a long K launches: the slices, then what adds them.
+TEST(OwnProduct, AddSlicesThatMeetInMemory) {
+  hopper::ProductShape shape;
+  shape.m = shape.n = 64, shape.k = 65536;
+  shape.x = shape.w = {1, 64, true};
+  shape.y_stride = 64;
+  std::vector<hopper::TileChoice> menu;
+  hopper::add_streamed_tiles(menu, shape, {132});
+  const auto found = std::find_if(menu.begin(), menu.end(), [](const hopper::TileChoice& c) {
+    return c.features == 64 && c.samples == 64 && c.depth_warps == 4 && c.slices > 1;
+  });
+  ASSERT_NE(found, menu.end());
+  const hopper::ProductPlan plan = hopper::plan_with(shape, *found, {132});
+  EXPECT_EQ(plan.slices, 132);
+  EXPECT_STREQ(plan.sliced.kernel, "streamed_slices");
+  EXPECT_EQ(plan.sliced.grid, 132u);
+  EXPECT_EQ(plan.kernel, "product_merged");
+  EXPECT_EQ(plan.grid, 16u);  // 16 × 16 of the tile each
+  EXPECT_EQ(plan.sums_bytes, size_t(132) * 64 * 64 * 4);
+  EXPECT_GE(plan.workspace_bytes, plan.sums_bytes);
+  const hopper::ProductArgs args = hopper::args_of(plan, shape);
+  EXPECT_EQ(args.slices, 132);
+  EXPECT_EQ(args.chunks, 2048);
+  // Along its rows an operand is read in whole eights of K, and rows in whole pieces of 16 bytes.
+  for (const auto& [k, stride] : {std::pair<int64_t, int64_t>{65540, 64}, {65536, 66}}) {
+    hopper::ProductShape odd = shape;
+    odd.k = k, odd.x.k_stride = stride;
+    EXPECT_FALSE(hopper::streams(odd));
+  }
+  hopper::ProductShape standalone = shape;
+  standalone.may_stream = false;
+  EXPECT_FALSE(hopper::streams(standalone));
+  // A warp that has all of K to itself makes no long chain of sums.
+  for (const hopper::TileChoice& c : menu) {
+    if (c.depth_warps > 1) continue;
+    EXPECT_LE(hopper::divide_up(2048, c.slices), 64) << hopper::name_of(c);
+  }
 }
 
 // Every tile, in every order of the operands, as one kernel and in slices; what the host takes a
