@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 _LEAST_SAVED = 200e6
 # Not on a GPU until they were measured there.
 takes_channels_last = False
-# A ResNet-50's step under bf16 autocast, whose time is the host's, gained nothing (0.995 of eager's)
-# and took 2 % more memory at its peak (1343 MB, eager 1316; H200): PyTorch's until that is understood.
+# A ResNet-50's step under bf16 autocast, whose time is the host's, gained nothing (0.995 of
+# eager's) and took 2 % more memory at its peak (1343 MB, eager 1316; H200): PyTorch's until that is
+# understood.
 takes_halves = False
 
 _NORM = "ingot::batch_norm"
