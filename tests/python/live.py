@@ -36,8 +36,8 @@ def regions_run():
     names: list[str] = []
     forward = RegionCall.forward
 
-    def counted(call, leaves):
-        results = forward(call, leaves)
+    def counted(call, leaves, *binding):
+        results = forward(call, leaves, *binding)
         names.append(call.program.graph["name"])
         return results
 
