@@ -75,7 +75,7 @@ def gpu(monkeypatch, recorded):
     """A GPU as far as the commands see; what would run on it gives the recorded result."""
     there = SimpleNamespace(result=recorded, options=None)
 
-    def verified(original: str, candidate: str, options) -> SimpleNamespace:
+    def verified(original: str, candidate: str, options, *started) -> SimpleNamespace:
         there.options = options
         Path(candidate).read_text(encoding="utf-8")
         found = {**copy.deepcopy(there.result), "original": original, "candidate": candidate}
