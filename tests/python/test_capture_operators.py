@@ -1,11 +1,14 @@
 """Every row of the importer's table against PyTorch in double precision."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import selection
 import torch
 from capture_support import check_capture, whole
+from ingot.capture.cutting import Cut
+from ingot.capture.layout import UnfitError, Value
 from torch import nn
 from torch.nn import functional as F
 
@@ -445,3 +448,13 @@ SQUARE = {
 def test_equal_extents_are_not_taken_for_equal_axes(name):
     """Adding y and its transpose moves elements, also where both sides have the same extent."""
     check_capture(Chain(lambda y, m: SQUARE[name](y)), torch.randn(5, FEATURES, 8))
+
+
+def test_no_two_dimensions_share_an_axis():
+    """Whatever a row of the table gives: such a result has no place in memory for each element."""
+    cut = SimpleNamespace(feed=SimpleNamespace(static_batch=None))
+    value = Value(0, (-1, 1, 1, 4), ((0,), (3,), (3,)), (-1, 4, 4), torch.float32)
+    with pytest.raises(UnfitError, match="two dimensions on one axis"):
+        Cut._check(cut, value, value.sizes)
+    apart = Value(0, (-1, 4, 1, 4), ((0,), (1,), (3,)), value.sizes, value.dtype)
+    Cut._check(cut, apart, apart.sizes)

@@ -28,7 +28,7 @@ from ingot.capture.products import KEEPING_OPERANDS, PASSING_ON, PRODUCTS
 from ingot.capture.recurrent import run_recurrent
 from ingot.capture.reference import reference_of
 from ingot.capture.region import RegionBuilder
-from ingot.capture.table import SHAPE_OPERATORS
+from ingot.capture.table import HALVES, SHAPE_OPERATORS
 
 _aten = torch.ops.aten
 
@@ -289,7 +289,7 @@ class _Assembly:
         sweep makes them: behind a product from what is then rounded where a 16-bit result is
         stored, but x̂ must come from one and the same."""
         found: dict[torch.fx.Node, dict[str, int]] = {}
-        halves = any(layout.dtype in (torch.float16, torch.bfloat16) for layout in layouts)
+        halves = any(layout.dtype in HALVES for layout in layouts)
         behind_product = self.cut.has_product(level)
         if halves and behind_product:
             return found

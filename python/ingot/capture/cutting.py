@@ -37,7 +37,7 @@ from ingot.capture.nodes import (
 )
 from ingot.capture.products import PRODUCTS
 from ingot.capture.region import RegionBuilder
-from ingot.capture.table import SHAPE_OPERATORS, TABLE, Call
+from ingot.capture.table import HALVES, SHAPE_OPERATORS, TABLE, Call
 from ingot.runtime.program import DTYPE_NAMES
 
 _LAST = 1 << 30
@@ -211,14 +211,13 @@ class Cut:
             self.entries[node].level = 0
 
     def _check(self, value: Any, sizes: tuple[int, ...] | None) -> None:
-        if not isinstance(value, (Value, Leaf)) or sizes is None or value.sizes == sizes:
+        if not isinstance(value, (Value, Leaf)):
             return
-        # The sum over a batch of one, kept as a dimension, has the size of the batch.
-        alike = self.feed.static_batch == 1 and tuple(map(abs, value.sizes)) == tuple(
-            map(abs, sizes)
-        )
-        if not alike:
-            raise UnfitError(f"its shape came out as {value.sizes}, not {sizes}")
+        if sizes is not None and value.sizes != sizes:
+            # The sum over a batch of one, kept as a dimension, has the size of the batch.
+            plain, wanted = (tuple(map(abs, some)) for some in (value.sizes, sizes))
+            if self.feed.static_batch != 1 or plain != wanted:
+                raise UnfitError(f"its shape came out as {value.sizes}, not {sizes}")
         axes = [axis for run in value.dims for axis in run] if isinstance(value, Value) else []
         if len(set(axes)) < len(axes):
             raise UnfitError("two dimensions on one axis")
@@ -338,7 +337,7 @@ class Cut:
         """A product in 16 bits with a bias at most, which PyTorch runs by the same kernels, forward
         and backward, in less of the host's time."""
         value = self.entries[node].value
-        is_half = getattr(value, "dtype", None) in (torch.float16, torch.bfloat16)
+        is_half = getattr(value, "dtype", None) in HALVES
         return is_half and schema_name(node.target) in (*PRODUCTS, "aten::to", "aten::_to_copy")
 
 

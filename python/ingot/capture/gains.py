@@ -15,6 +15,7 @@ import torch
 
 from ingot.capture.layout import has_channels_last
 from ingot.capture.nodes import schema_name
+from ingot.capture.table import HALVES
 
 if TYPE_CHECKING:
     from ingot.capture.cutting import Cut
@@ -102,7 +103,7 @@ def _pays(cut: Cut, computing: list[torch.fx.Node]) -> bool:
 
 
 def _is_half(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+    return isinstance(value, torch.Tensor) and value.dtype in HALVES
 
 
 def _bytes(tensor: Any) -> int:

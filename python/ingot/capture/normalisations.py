@@ -9,7 +9,7 @@ import torch
 
 from ingot.capture.layout import UnfitError, Value
 from ingot.capture.region import RegionBuilder, axis_names, json_shape
-from ingot.capture.table import Call, row
+from ingot.capture.table import HALVES, Call, row
 from ingot.runtime.program import AXES, DTYPE_NAMES, ResultLayout
 
 
@@ -18,7 +18,7 @@ def _flat_parameter(call: Call, name: str, x: Value) -> int:
     operand = call.get(name)
     if operand is None:
         return -1
-    half = x.dtype in (torch.float16, torch.bfloat16) and operand.dtype == torch.float32
+    half = x.dtype in HALVES and operand.dtype == torch.float32
     if operand.dtype not in (x.dtype, torch.int64) and not half and not call.autocast:
         raise UnfitError("parameters of another dtype than its input's")
     parameter = call.region.materialise(operand)
@@ -85,7 +85,7 @@ def batch_statistics(
     if len(channels) != 1:
         return {}
     x, dtype = made["args"][0], norm.dtype
-    if dtype in (torch.float16, torch.bfloat16):
+    if dtype in HALVES:
         # As the norm itself reads it.
         dtype = torch.float32
         x = region.emit("cast", [x], {"dtype": DTYPE_NAMES[dtype]})

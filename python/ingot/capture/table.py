@@ -17,7 +17,8 @@ import torch
 from ingot.capture.layout import Leaf, UnfitError, Value
 from ingot.capture.region import Operand, RegionBuilder
 
-FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
+FLOATING = (torch.float32, torch.float64, *HALVES)
 
 
 class Call:
