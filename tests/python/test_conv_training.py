@@ -12,7 +12,7 @@ from test_gradients import (
     calls_of,
     check_against_fp64,
     error,
-    gradients_of,
+    near_under_autocast,
     peak_of,
     three_of,
 )
@@ -273,16 +273,9 @@ def test_gradients_of_any_strides(aside):
 
 def test_autocast():
     torch.manual_seed(12)
-    module, twin, exact = three_of(Net())
-    x = torch.randn(4, 3, 8, 8)
-    with torch.autocast("cpu", torch.bfloat16):
-        found, eager = gradients_of(module, [x]), gradients_of(twin, [x])
-    truth = gradients_of(exact, [x])
-    for own, other, exactly in zip(found, eager, truth):
-        assert own.dtype == other.dtype
-        if exactly.norm() > 1e-3:
-            assert error(own, exactly) <= max(0.02, 1.5 * error(other, exactly))
-    halves = [layout.dtype for call in calls_of(module) for layout in call.region.result_layouts]
+    three = three_of(Net())
+    near_under_autocast(three, torch.randn(4, 3, 8, 8), 1e-3)
+    halves = [layout.dtype for call in calls_of(three[0]) for layout in call.region.result_layouts]
     assert torch.bfloat16 in halves and torch.float32 in halves  # results, and statistics
 
 

@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch._decomp import get_decompositions
 
+from ingot.capture.table import HALVES
+
 _aten = torch.ops.aten
-_HALVES = (torch.float16, torch.bfloat16)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.to(torch.float32) if x.dtype in _HALVES else x
+    return x.to(torch.float32) if x.dtype in HALVES else x
 
 
 def _statistics(x: torch.Tensor, axes: Sequence[int], eps: float):
@@ -65,21 +66,26 @@ def _batch_norm_with_running(x, weight, bias, mean, var, training, momentum, eps
 
 
 def _batch_norm_backward(grad, x, weight, mean, var, save_mean, save_rstd, training, eps, mask):
-    axes, shape = _channels(x)
-    wide, dtype = _wide(grad), x.dtype
+    shape = _channels(x)[1]
     if training:
         mean, rstd = save_mean.reshape(shape), save_rstd.reshape(shape)
     else:
         mean, rstd = _wide(mean).reshape(shape), torch.rsqrt(_wide(var) + eps).reshape(shape)
     normal = (_wide(x) - mean) * rstd
+    scale = rstd if weight is None else rstd * _wide(weight).reshape(shape)
+    return _channel_gradients(grad, x, weight, normal, scale, training, mask)
+
+
+def _channel_gradients(grad, x, weight, normal, scale, training, mask):
+    """Of x, weight and bias, those in `mask`. normal: x̂; scale: rstd times the weight. The weight
+    is the same for all that a statistic is of: outside of the means, these are read off the same
+    sums as the parameters' gradients."""
+    (axes, _), wide = _channels(x), _wide(grad)
     grad_x = None
     if mask[0]:
-        # The weight is the same for all that a statistic is of: outside of the means, these are
-        # read off the same sums as the parameters' gradients.
-        scale = rstd if weight is None else rstd * _wide(weight).reshape(shape)
         grad_x = _through_statistics(wide, normal, scale, axes) if training else wide * scale
-        grad_x = grad_x.to(dtype)
-    like = dtype if weight is None else weight.dtype
+        grad_x = grad_x.to(x.dtype)
+    like = x.dtype if weight is None else weight.dtype
     grad_weight = (wide * normal).sum(axes).to(like) if mask[1] else None
     return grad_x, grad_weight, wide.sum(axes).to(like) if mask[2] else None
 
@@ -111,16 +117,11 @@ class BatchNormByStatistics(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         x, weight, mean, rstd, scale = ctx.saved_tensors
-        (axes, shape), (for_x, for_weight, for_bias) = _channels(x), ctx.needs_input_grad[:3]
+        shape = _channels(x)[1]
         mean, rstd, scale = (t.reshape(shape) for t in (mean, rstd, scale))
-        wide, normal = _wide(grad), (_wide(x) - mean) * rstd
-        found: list = [None] * 6
-        if for_x:
-            found[0] = _through_statistics(wide, normal, scale, axes).to(x.dtype)
-        like = x.dtype if weight is None else weight.dtype
-        found[1] = (wide * normal).sum(axes).to(like) if for_weight else None
-        found[2] = wide.sum(axes).to(like) if for_bias else None
-        return tuple(found)
+        normal, needs = (_wide(x) - mean) * rstd, ctx.needs_input_grad[:3]
+        found = _channel_gradients(grad, x, weight, normal, scale, True, needs)
+        return *found, None, None, None
 
 
 class ReluByResult(torch.autograd.Function):
