@@ -8,7 +8,6 @@
 #include <xxhash.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <ctime>
@@ -22,7 +21,7 @@ namespace ingot::cuda {
 namespace {
 
 constexpr char kMagic[8] = {'I', 'N', 'G', 'O', 'T', 'C', '0', '1'};
-constexpr auto kSuffix = ".cubin", kTemporary = ".tmp";
+constexpr auto kSuffix = ".cubin";
 
 struct Header {
   char magic[8];
@@ -32,31 +31,6 @@ struct Header {
 
 uint64_t content_hash(const std::string& key, const std::string& payload) {
   return XXH3_64bits_withSeed(payload.data(), payload.size(), XXH3_64bits(key.data(), key.size()));
-}
-
-bool write_all(int fd, const void* data, size_t size) {
-  const char* bytes = static_cast<const char*>(data);
-  while (size > 0) {
-    const ssize_t count = ::write(fd, bytes, size);
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return false;
-    bytes += count;
-    size -= static_cast<size_t>(count);
-  }
-  return true;
-}
-
-// A new file, of no other name's memory; `name` is what it was given.
-Descriptor create_temporary(const Descriptor& folder, std::string* name) {
-  constexpr int kTries = 64;  // other machines may share the folder, and the numbers of processes
-  static std::atomic<unsigned> counter{0};
-  for (int i = 0; i < kTries; ++i) {
-    *name = fmt::format(".{}-{}{}", ::getpid(), counter.fetch_add(1), kTemporary);
-    const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    Descriptor file(::openat(folder.get(), name->c_str(), flags, S_IRUSR | S_IWUSR));
-    if (file || errno != EEXIST) return file;
-  }
-  return Descriptor();
 }
 
 struct Entry {
@@ -79,7 +53,7 @@ std::vector<Entry> entries_of(const Descriptor& folder) {
     const std::string name = found->d_name;
     struct stat info {};
     if (::fstatat(folder.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
-    if (name.ends_with(kTemporary) && now - info.st_mtime > kLeftBehind) {
+    if (name.ends_with(kTemporarySuffix) && now - info.st_mtime > kLeftBehind) {
       ::unlinkat(folder.get(), name.c_str(), 0);
     }
     if (!name.ends_with(kSuffix) || !S_ISREG(info.st_mode)) continue;
@@ -137,16 +111,15 @@ bool CubinCache::store(const std::string& key, const std::string& payload) const
   const Descriptor folder = open_folder();
   if (!folder) return false;
   std::string temporary;
-  Descriptor file = create_temporary(folder, &temporary);
+  Descriptor file = create_private_file(folder, &temporary);
   if (!file) return false;
   Header header{};
   std::memcpy(header.magic, kMagic, sizeof(kMagic));
   header.key_bytes = key.size();
   header.payload_bytes = payload.size();
   header.hash = content_hash(key, payload);
-  bool ok = write_all(file.get(), &header, sizeof(header)) &&
-            write_all(file.get(), key.data(), key.size()) &&
-            write_all(file.get(), payload.data(), payload.size());
+  bool ok = write_all(file, &header, sizeof(header)) && write_all(file, key.data(), key.size()) &&
+            write_all(file, payload.data(), payload.size());
   ok = file.close() && ok;
   const std::string name = file_of(key);
   ok = ok && ::renameat(folder.get(), temporary.c_str(), folder.get(), name.c_str()) == 0;

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
@@ -96,6 +97,30 @@ std::optional<std::string> read_private_file(const Descriptor& folder, const std
 std::optional<std::string> read_private_file(const std::string& path, uint64_t most,
                                              std::string* why) {
   return read_at(AT_FDCWD, path.c_str(), most, why);
+}
+
+Descriptor create_private_file(const Descriptor& folder, std::string* name) {
+  constexpr int kTries = 64;  // other machines may share the folder, and the numbers of processes
+  static std::atomic<unsigned> counter{0};
+  for (int i = 0; i < kTries; ++i) {
+    *name = fmt::format(".{}-{}{}", ::getpid(), counter.fetch_add(1), kTemporarySuffix);
+    const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
+    Descriptor file(::openat(folder.get(), name->c_str(), flags, S_IRUSR | S_IWUSR));
+    if (file || errno != EEXIST) return file;
+  }
+  return Descriptor();
+}
+
+bool write_all(const Descriptor& file, const void* data, size_t size) {
+  const char* bytes = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t count = ::write(file.get(), bytes, size);
+    if (count < 0 && errno == EINTR) continue;
+    if (count <= 0) return false;
+    bytes += count;
+    size -= static_cast<size_t>(count);
+  }
+  return true;
 }
 
 }  // namespace ingot

@@ -2,6 +2,7 @@
 // decides how it runs, is read from no others; and nothing found in their place can make us wait.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -36,6 +37,14 @@ void make_private_folder(const std::string& path);
 // None where it is absent, no folder (a link is none), another user's, or others may write to it.
 // `why` stays empty where it is absent.
 Descriptor open_private_folder(const std::string& path, std::string* why);
+
+// How the names of create_private_file() end: what a process left behind when it died.
+inline constexpr const char* kTemporarySuffix = ".tmp";
+
+// A new file in a folder, of no other name's memory; `name` is what it was given. None where it
+// cannot be.
+Descriptor create_private_file(const Descriptor& folder, std::string* name);
+bool write_all(const Descriptor& file, const void* data, size_t size);
 
 // The whole text of a file. None where it is absent, larger than `most` bytes, no plain file (a
 // link or a FIFO is none), another user's, or others may write to it. `why` as above.

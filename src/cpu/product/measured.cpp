@@ -1,8 +1,6 @@
 #include "cpu/product/measured.h"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include <xxhash.h>
 
@@ -72,11 +70,10 @@ std::optional<Verdict> read_verdict(const Descriptor& folder, const std::string&
 
 // Whole or not at all, and never in the place of another's.
 bool keep_verdict(const Descriptor& folder, const std::string& name, const std::string& text) {
-  const std::string temporary = fmt::format(".{}-{}.tmp", name, ::getpid());
-  const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-  Descriptor file(::openat(folder.get(), temporary.c_str(), flags, S_IRUSR | S_IWUSR));
+  std::string temporary;
+  Descriptor file = create_private_file(folder, &temporary);
   if (!file) return false;
-  bool ok = ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  bool ok = write_all(file, text.data(), text.size());
   ok = file.close() && ok;
   ok = ok && ::linkat(folder.get(), temporary.c_str(), folder.get(), name.c_str(), 0) == 0;
   ::unlinkat(folder.get(), temporary.c_str(), 0);
