@@ -184,10 +184,9 @@ class ColumnsWriter {
 
   std::string constants() {
     std::vector<std::string> monoids;
-    for (size_t n = 0; n < states_.size(); ++n) {
-      const MonoidKind monoid = states_[n].monoid;
-      monoids.push_back(monoid_type(monoid, value_type_));
-      source_.state_bytes += (state_bytes(monoid, value_type_) + 7) / 8 * 8;
+    for (const SharedState& state : states_) {
+      monoids.push_back(monoid_type(state.monoid, value_type_));
+      source_.state_bytes += (state_bytes(state.monoid, value_type_) + 7) / 8 * 8;
     }
     return fmt::format(
         "  static constexpr i64 kColumns = {}, kLeading = {}, kInner = {};\n"

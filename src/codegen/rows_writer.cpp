@@ -63,6 +63,28 @@ int64_t inner_extent(const Shape& space, AxisMask row) {
   return inner;
 }
 
+// Members of the functor: {0} is the type of an element's index.
+constexpr const char* kFunctions =
+    R"(  INGOT_D static void row(const Operands& operands, i64 b, {0} e, Row& row) {{
+{1}  }}
+  template <int P, int V, int N>
+  INGOT_D static void phase(const Operands& operands, const Row& row, i64 b, {0} e,
+                            Element<V>& held, Value (&x)[N][V]) {{
+{2}
+  }}
+  template <int P, class State>
+  INGOT_D static void resolve(const Operands& operands, const State& state, i64 b, {0} e,
+                              Row& row) {{
+{3}
+  }}
+  template <int V>
+  INGOT_D static void finish(const Operands& operands, const Row& row, i64 b, {0} e,
+                             Element<V>& held{5}) {{
+{4}  }}
+  INGOT_D static void finish_row(const Operands& operands, const Row& row, i64 b, {0} e) {{
+{6}  }}
+)";
+
 // Writes the functor of kernels/sweeps/rows.cuh or rows_across.cuh. The functions are written
 // repeatedly: which values must be held across reductions, and which are one a row, is learnt from
 // what later phases ask for, until nothing new is asked.
@@ -248,28 +270,10 @@ class RowsWriter {
     }
     if (packed_ != kNoValue) finish.assign("packed", packed_);
     const char* index = across() ? "u32" : "i64";
-    return fmt::format(
-               "  INGOT_D static void row(const Operands& operands, i64 b, {0} e, Row& row) "
-               "{{\n{1}  }}\n"
-               "  template <int P, int V, int N>\n"
-               "  INGOT_D static void phase(const Operands& operands, const Row& row, i64 b, {0} "
-               "e,\n"
-               "                            Element<V>& held, Value (&x)[N][V]) {{\n{2}\n  }}\n"
-               "  template <int P, class State>\n"
-               "  INGOT_D static void resolve(const Operands& operands, const State& state, i64 b, "
-               "{0} "
-               "e,\n"
-               "                              Row& row) {{\n{3}\n  }}\n"
-               "  template <int V>\n"
-               "  INGOT_D static void finish(const Operands& operands, const Row& row, i64 b, {0} "
-               "e,\n"
-               "                             Element<V>& held{6}) {{\n{4}  }}\n"
-               "  INGOT_D static void finish_row(const Operands& operands, const Row& row, i64 b, "
-               "{0} e) "
-               "{{\n{5}  }}\n",
-               index, resolve_text(-1), phase_branches, resolve_branches, finish.text(4),
-               finish_row.text(4), packed_ == kNoValue ? "" : ", float (&packed)[V]") +
-           (packed_ == kNoValue ? "" : place_function());
+    const bool packs = packed_ != kNoValue;
+    return fmt::format(kFunctions, index, resolve_text(-1), phase_branches, resolve_branches,
+                       finish.text(4), packs ? ", float (&packed)[V]" : "", finish_row.text(4)) +
+           (packs ? place_function() : "");
   }
 
   // Where the packed value is stored: apart from finish(), so that all operands of a row are loaded
