@@ -4,7 +4,6 @@
 #include <cuda_runtime.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <functional>
 #include <map>
 #include <string>
@@ -20,15 +19,7 @@
 #include "product/portable/packed.cuh"
 #include "product/scaled_rows.cuh"
 #include "product/split.cuh"
-
-#define CHECK(call)                                                                           \
-  do {                                                                                        \
-    const cudaError_t status_ = (call);                                                       \
-    if (status_ != cudaSuccess) {                                                             \
-      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(status_)); \
-      std::exit(1);                                                                           \
-    }                                                                                         \
-  } while (0)
+#include "status.cuh"
 
 namespace bench {
 

@@ -1,7 +1,8 @@
 // Checks and times the product that reads its operands as they are (product/hopper/direct.cuh), for
 // operands along k and along their rows, against fp64 on the host.
 //
-//   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++20 -Ikernels bench/hopper/direct.cu
+//   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++20 -Ikernels -Ibench/hopper
+//   bench/hopper/direct.cu
 //   ./a.out      one line a tile: µs with a cold L2, relative error; the exit status is whether one
 //                is wrong
 #include <algorithm>
@@ -12,42 +13,21 @@
 #include <tuple>
 #include <vector>
 
+#include "epilogues.cuh"
 #include "product/hopper/direct.cuh"
+#include "status.cuh"
 
 using namespace ingot;
+using bench::PlainEpilogue;
 using hopper::DirectConfig;
 using hopper::ProductArgs;
 
 namespace {
 
-#define CHECK(call)                                                                          \
-  do {                                                                                       \
-    if (const cudaError_t status = (call)) {                                                 \
-      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(status)); \
-      std::exit(1);                                                                          \
-    }                                                                                        \
-  } while (0)
-
-struct Plain {
-  struct Params {};
-  struct Feature {};
-  struct Sample {};
-  static constexpr int kMoments = 0;
-  static constexpr u32 kSums = 0;
-  static constexpr bool kStore = true, kReadsElements = false;
-  INGOT_D static void prefetch(const Params&, i64, i64) {}
-  INGOT_D static Feature feature(const Params&, i64) { return {}; }
-  INGOT_D static Sample sample(const Params&, i64) { return {}; }
-  INGOT_D static float apply(const Params&, const Feature&, const Sample&, i64, i64, float product,
-                             float (&)[1]) {
-    return product;
-  }
-};
-
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
     product_kernel(const __grid_constant__ ProductArgs args) {
-  hopper::product_direct<Config, Plain>({}, {}, {}, args, {});
+  hopper::product_direct<Config, PlainEpilogue>({}, {}, {}, args, {});
 }
 
 constexpr double kMostError = 1e-6;

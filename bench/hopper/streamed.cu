@@ -14,44 +14,23 @@
 #include <string>
 #include <vector>
 
+#include "epilogues.cuh"
 #include "launch/runtime_maps.h"
 #include "product/hopper/candidates.h"
 #include "product/hopper/streamed.cuh"
+#include "status.cuh"
 
 using namespace ingot;
+using bench::PlainEpilogue;
 using namespace ingot::hopper;
 
 namespace {
-
-#define CHECK(call)                                                                          \
-  do {                                                                                       \
-    if (const cudaError_t status = (call)) {                                                 \
-      std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, #call, cudaGetErrorString(status)); \
-      std::exit(1);                                                                          \
-    }                                                                                        \
-  } while (0)
-
-struct Plain {
-  struct Params {};
-  struct Feature {};
-  struct Sample {};
-  static constexpr int kMoments = 0;
-  static constexpr u32 kSums = 0;
-  static constexpr bool kStore = true, kReadsElements = false;
-  INGOT_D static void prefetch(const Params&, i64, i64) {}
-  INGOT_D static Feature feature(const Params&, i64) { return {}; }
-  INGOT_D static Sample sample(const Params&, i64) { return {}; }
-  INGOT_D static float apply(const Params&, const Feature&, const Sample&, i64, i64, float product,
-                             float (&)[1]) {
-    return product;
-  }
-};
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kResident)
     product_kernel(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,
                    const __grid_constant__ ProductArgs args) {
-  product_streamed<Config, Plain>(w, x, x, args, {});
+  product_streamed<Config, PlainEpilogue>(w, x, x, args, {});
 }
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kResident)
@@ -63,7 +42,7 @@ template <class Config>
 __global__ void __launch_bounds__(kMergeThreads, 1)
     merged_kernel(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,
                   const __grid_constant__ ProductArgs args) {
-  product_merged<Config, Plain>(w, x, x, args, {});
+  product_merged<Config, PlainEpilogue>(w, x, x, args, {});
 }
 
 // By the kernel's name and its configuration.

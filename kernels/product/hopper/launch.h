@@ -228,23 +228,30 @@ inline int chunks_of(Variant variant, int64_t k) {
   return int(divide_up(k, is_fused(variant) ? 128 : 64) * 2);
 }
 
-// What follows from a tile whose operands are read as they are, by addresses: no maps, no
-// workspace.
-inline ProductPlan direct_plan(const ProductShape& shape, const TileChoice& choice) {
+// What follows from a tile whose operands are read as they are. part_samples: of a block's samples,
+// those that have a partial statistic of their own.
+inline ProductPlan unpacked_plan(const ProductShape& shape, const TileChoice& choice,
+                                 int part_samples) {
   ProductPlan plan;
   plan.variant = choice.variant;
   plan.tma_store = false;
-  plan.kernel = "product_direct";
-  plan.header = "product/hopper/direct.cuh";
   plan.config = config_text(choice, false);
   plan.shared_bytes = shared_bytes(choice);
-  plan.threads = unsigned(32 * direct_warps(choice));
   plan.tile_samples = choice.samples;
   plan.entry_tiles = divide_up(shape.m, choice.samples);
   plan.sample_tiles = shape.batches * plan.entry_tiles;
-  plan.moment_tiles = shape.batches * divide_up(shape.m, kDirectSamples);
+  plan.moment_tiles = shape.batches * divide_up(shape.m, part_samples);
   plan.raster_feature_tiles = int(divide_up(shape.n, choice.features));
   plan.raster_group = std::min(choice.raster_group, plan.raster_feature_tiles);
+  return plan;
+}
+
+// By addresses: no maps, no workspace.
+inline ProductPlan direct_plan(const ProductShape& shape, const TileChoice& choice) {
+  ProductPlan plan = unpacked_plan(shape, choice, kDirectSamples);
+  plan.kernel = "product_direct";
+  plan.header = "product/hopper/direct.cuh";
+  plan.threads = unsigned(32 * direct_warps(choice));
   plan.grid = unsigned(tiles_of(shape, choice));
   return plan;
 }
@@ -265,21 +272,11 @@ inline TensorMapSpec streamed_map(TensorMapSpec::Source source, const OperandSha
 inline ProductPlan streamed_plan(const ProductShape& shape, const TileChoice& choice,
                                  const DeviceLimits& device) {
   using Source = TensorMapSpec::Source;
-  ProductPlan plan;
-  plan.variant = choice.variant;
-  plan.tma_store = false;
+  ProductPlan plan = unpacked_plan(shape, choice, streamed_part_samples(choice));
   plan.kernel = "product_streamed";
   plan.header = "product/hopper/streamed.cuh";
-  plan.config = config_text(choice, false);
-  plan.shared_bytes = shared_bytes(choice);
   plan.threads = unsigned(128 + 32 * streamed_warps(choice));
   plan.resident = unsigned(streamed_resident(choice));
-  plan.tile_samples = choice.samples;
-  plan.entry_tiles = divide_up(shape.m, choice.samples);
-  plan.sample_tiles = shape.batches * plan.entry_tiles;
-  plan.moment_tiles = shape.batches * divide_up(shape.m, streamed_part_samples(choice));
-  plan.raster_feature_tiles = int(divide_up(shape.n, choice.features));
-  plan.raster_group = std::min(choice.raster_group, plan.raster_feature_tiles);
   plan.chunks = int(divide_up(shape.k, kStreamedChunk));
   plan.slices = choice.slices;
   plan.w_map = streamed_map(Source::w, shape.w, shape.n, choice.features, shape);

@@ -31,6 +31,7 @@
 
 #include "product/hopper/ring.cuh"
 #include "product/hopper/store.cuh"
+#include "product/hopper/tf32.cuh"
 
 namespace ingot::hopper {
 
@@ -83,24 +84,6 @@ namespace streamed {
 inline constexpr int kChunk = 32;           // of k
 inline constexpr int kMergeWarps = 16;      // of a block of product_merged
 inline constexpr int kMostMergeGroups = 2;  // of samples, of a warp there
-
-// v = hi + lo, as TF32 operands. Infinite and NaN values make hi or lo so.
-INGOT_D void split_tf32(float v, u32& hi, u32& lo) {
-  hi = (__float_as_uint(v) + 0x1000u) & 0xffffe000u;
-  lo = __float_as_uint(v - __uint_as_float(hi));
-}
-
-// The four elements of a lane, for two steps of 8 of k: [step][first or second].
-struct SplitElements {
-  u32 hi[2][2], lo[2][2];
-
-  INGOT_D void set(const float4& v) {
-    split_tf32(v.x, hi[0][0], lo[0][0]);
-    split_tf32(v.y, hi[0][1], lo[0][1]);
-    split_tf32(v.z, hi[1][0], lo[1][0]);
-    split_tf32(v.w, hi[1][1], lo[1][1]);
-  }
-};
 
 // Where a lane's elements of row 8·group + lane / 4 lie in an operand's part of a stage.
 template <bool kAlongK>
