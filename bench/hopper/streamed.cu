@@ -3,17 +3,22 @@
 //
 //   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++20 -Ikernels \
 //     bench/hopper/streamed.cu -ldl
-//   ./a.out      one line a tile: µs with a cold L2, relative error; the exit status is whether one
-//                is wrong
+//   ./a.out         one line a tile: µs with a cold L2, relative error; the exit status is whether
+//                   one is wrong
+//   ./a.out table   the same over the shapes that the cost model is held to, cuBLAS beside it, as
+//                   JSON: bench/results/config-sweep/nvidia-h200-streamed.json
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <functional>
 #include <map>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "blas.cuh"
 #include "epilogues.cuh"
 #include "launch/runtime_maps.h"
 #include "product/hopper/candidates.h"
@@ -147,73 +152,158 @@ void run(const ProductPlan& plan, const ProductArgs& args, float* x, float* w) {
   launch(kernels.at(plan.kernel + plan.config), plan, args, x, w);
 }
 
-void time_tile(const ProductShape& shape, const TileChoice& tile, const Matrix& x, const Matrix& w,
-               float* y) {
+// Median microseconds of a call behind which L2 is cold.
+double time_of(const std::function<void()>& call) {
+  constexpr int kRounds = 11;
+  static cudaEvent_t begin = nullptr, end = nullptr;
+  if (begin == nullptr) {
+    CHECK(cudaEventCreate(&begin));
+    CHECK(cudaEventCreate(&end));
+  }
+  std::vector<float> times(kRounds);
+  for (float& time : times) {
+    CHECK(cudaMemsetAsync(flush, 0, kFlushed));
+    CHECK(cudaEventRecord(begin));
+    call();
+    CHECK(cudaEventRecord(end));
+    CHECK(cudaEventSynchronize(end));
+    CHECK(cudaEventElapsedTime(&time, begin, end));
+  }
+  std::sort(times.begin(), times.end());
+  return 1e3 * double(times[kRounds / 2]);
+}
+
+struct Timed {
+  double us, error;
+};
+
+Timed time_tile(const ProductShape& shape, const TileChoice& tile, const Matrix& x, const Matrix& w,
+                float* y) {
   const ProductPlan plan = plan_with(shape, tile, DeviceLimits());
   ProductArgs args = args_of(plan, shape);
   args.x.data = x.device;
   args.w.data = w.device;
   args.y = y;
   if (plan.sums_bytes > 0) CHECK(cudaMalloc(&args.sums, plan.sums_bytes));
-  std::vector<float> results(size_t(shape.batches * shape.m * shape.n)), times;
+  std::vector<float> results(size_t(shape.batches * shape.m * shape.n));
   CHECK(cudaMemset(y, 0xff, results.size() * 4));
-  cudaEvent_t begin, end;
-  CHECK(cudaEventCreate(&begin));
-  CHECK(cudaEventCreate(&end));
-  for (int round = 0; round < 9; ++round) {
-    CHECK(cudaMemsetAsync(flush, round, kFlushed));
-    CHECK(cudaEventRecord(begin));
-    run(plan, args, x.device, w.device);
-    CHECK(cudaEventRecord(end));
-    CHECK(cudaEventSynchronize(end));
-    times.emplace_back();
-    CHECK(cudaEventElapsedTime(&times.back(), begin, end));
-  }
-  std::sort(times.begin(), times.end());
+  const double us = time_of([&] { run(plan, args, x.device, w.device); });
   CHECK(cudaMemcpy(results.data(), y, results.size() * 4, cudaMemcpyDeviceToHost));
   cudaFree(args.sums);
   const double error = error_of(results, x, w, shape);
   failures += !(error < kMostError);
-  std::printf("  %-60s %8.2f us, error %.2e%s\n", name_of(tile).c_str(), 1e3 * double(times[4]),
-              error, error < kMostError ? "" : " WRONG");
+  return {us, error};
 }
 
-void time_shape(bool w_along_k, bool x_along_k, i64 m, i64 k, i64 n, i64 batches = 1) {
+struct Extents {
+  bool w_along_k, x_along_k;
+  i64 m, k, n, batches = 1;
+};
+
+// Calls `each` with every tile of the shape and what it takes; `library` with cuBLAS's time.
+void time_shape(const Extents& e, const std::function<void(const TileChoice&, Timed)>& each,
+                const std::function<void(double)>& library = {}) {
   std::mt19937 random(1);
-  const Matrix x(x_along_k, batches, m, k, random), w(w_along_k, batches, n, k, random);
+  const Matrix x(e.x_along_k, e.batches, e.m, e.k, random);
+  const Matrix w(e.w_along_k, e.batches, e.n, e.k, random);
   ProductShape shape;
-  shape.m = m, shape.n = n, shape.k = k, shape.batches = batches;
+  shape.m = e.m, shape.n = e.n, shape.k = e.k, shape.batches = e.batches;
   shape.x = x.shape, shape.w = w.shape;
-  shape.y_stride = n;
+  shape.y_stride = e.n;
   float* y;
-  CHECK(cudaMalloc(&y, size_t(batches * m * n) * 4));
-  std::printf("%lld of %lld x %lld -> %lld, w along %s, x along %s\n", (long long)batches,
-              (long long)m, (long long)k, (long long)n, w_along_k ? "k" : "rows",
-              x_along_k ? "k" : "rows");
+  CHECK(cudaMalloc(&y, size_t(e.batches * e.m * e.n) * 4));
   std::vector<TileChoice> menu;
   add_streamed_tiles(menu, shape, DeviceLimits());
   for (TileChoice& tile : menu) {
-    tile.batched = batches > 1;
-    time_tile(shape, tile, x, w, y);
+    tile.batched = e.batches > 1;
+    each(tile, time_tile(shape, tile, x, w, y));
+  }
+  if (library) {
+    static const bench::Blas blas;
+    library(time_of([&] { blas.run(shape, x.device, w.device, y); }));
   }
   cudaFree(y);
 }
 
+void print_shape(const Extents& e) {
+  std::printf("%lld of %lld x %lld -> %lld, w along %s, x along %s\n", (long long)e.batches,
+              (long long)e.m, (long long)e.k, (long long)e.n, e.w_along_k ? "k" : "rows",
+              e.x_along_k ? "k" : "rows");
+  time_shape(e, [](const TileChoice& tile, Timed timed) {
+    std::printf("  %-60s %8.2f us, error %.2e%s\n", name_of(tile).c_str(), timed.us, timed.error,
+                timed.error < kMostError ? "" : " WRONG");
+  });
+}
+
+constexpr bool kK = true, kRows = false;  // how an operand lies
+
+// Squares, few samples, few features, short sums, deep ones, batches.
+constexpr Extents kTable[] = {
+    {kK, kK, 128, 128, 128},          {kRows, kK, 192, 192, 192},
+    {kRows, kK, 256, 256, 256},       {kRows, kK, 384, 384, 384},
+    {kRows, kK, 512, 512, 512},       {kRows, kRows, 512, 512, 512},
+    {kK, kK, 640, 640, 640},          {kRows, kK, 768, 768, 768},
+    {kRows, kK, 1024, 1024, 1024},    {kK, kK, 1024, 256, 1024},
+    {kK, kK, 2048, 128, 512},         {kK, kK, 1, 4096, 4096},
+    {kRows, kK, 1, 4096, 4096},       {kK, kK, 1, 1024, 1024},
+    {kK, kK, 8, 4096, 4096},          {kRows, kK, 8, 4096, 11008},
+    {kK, kK, 16, 4096, 4096},         {kK, kK, 16, 1024, 1024},
+    {kK, kK, 16, 16384, 1024},        {kK, kK, 32, 4096, 4096},
+    {kK, kK, 32, 768, 3072},          {kK, kK, 64, 4096, 4096},
+    {kRows, kK, 64, 1024, 1024},      {kK, kK, 128, 4096, 1024},
+    {kK, kK, 128, 512, 256},          {kK, kK, 256, 784, 12},
+    {kK, kK, 512, 64, 1000},          {kK, kK, 100000, 32, 32},
+    {kK, kK, 100000, 784, 12},        {kK, kK, 65536, 64, 64},
+    {kRows, kK, 65536, 128, 128},     {kRows, kK, 65536, 256, 256},
+    {kK, kK, 16384, 64, 256},         {kRows, kK, 16384, 16384, 16},
+    {kK, kK, 16384, 1024, 64},        {kRows, kK, 128, 512, 65536},
+    {kK, kK, 8192, 128, 128},         {kRows, kK, 256, 131072, 256},
+    {kRows, kK, 64, 262144, 64},      {kRows, kRows, 64, 262144, 64},
+    {kRows, kRows, 128, 500000, 128}, {kRows, kRows, 512, 65536, 512},
+    {kRows, kRows, 784, 8192, 16},    {kRows, kRows, 256, 4096, 256},
+    {kK, kK, 256, 8192, 256},         {kRows, kK, 64, 64, 64, 4096},
+    {kK, kK, 128, 64, 128, 1024},     {kK, kK, 196, 64, 196, 192},
+    {kK, kK, 512, 64, 512, 96},       {kRows, kK, 512, 512, 64, 96},
+    {kRows, kK, 128, 128, 128, 64},   {kK, kK, 1024, 128, 1024, 32},
+    {kRows, kK, 32, 32, 32, 8192},    {kRows, kK, 256, 256, 256, 16},
+    {kRows, kK, 1, 1024, 1024, 32},   {kRows, kK, 512, 512, 512, 8},
+};
+
+void print_table() {
+  std::printf("{\"shapes\": [\n");
+  for (const Extents& e : kTable) {
+    const char* between = &e == kTable ? "" : ",\n";
+    std::printf("%s {\"m\": %lld, \"k\": %lld, \"n\": %lld, \"batches\": %lld, \"w_along_k\": %d, ",
+                between, (long long)e.m, (long long)e.k, (long long)e.n, (long long)e.batches,
+                e.w_along_k);
+    std::printf("\"x_along_k\": %d,\n  \"us\": {", e.x_along_k);
+    const auto each = [](const TileChoice& tile, Timed timed) {
+      std::printf("\"%s\": %.2f,\n   ", name_of(tile).c_str(), timed.us);
+    };
+    time_shape(e, each, [](double us) { std::printf("\"library\": %.2f}}", us); });
+  }
+  std::printf("\n]}\n");
+}
+
 }  // namespace
 
-int main() {
+int main(int count, char** arguments) {
   CHECK(cudaMalloc(&flush, kFlushed));
   add_kernels();
-  for (const bool w_along_k : {true, false}) {
-    time_shape(w_along_k, true, 512, 512, 512);
-    time_shape(w_along_k, true, 77, 264, 131);
-    time_shape(w_along_k, true, 16, 4096, 4096);
-    time_shape(w_along_k, true, 20000, 64, 64);
-    time_shape(w_along_k, true, 100, 40, 72, 300);
+  if (count > 1 && std::strcmp(arguments[1], "table") == 0) {
+    print_table();
+    return failures == 0 ? 0 : 1;
   }
-  time_shape(false, false, 64, 65536, 64);
-  time_shape(false, false, 130, 1032, 67);
-  time_shape(true, true, 20000, 784, 10);
+  for (const bool w_along_k : {true, false}) {
+    print_shape({w_along_k, true, 512, 512, 512});
+    print_shape({w_along_k, true, 77, 264, 131});
+    print_shape({w_along_k, true, 16, 4096, 4096});
+    print_shape({w_along_k, true, 20000, 64, 64});
+    print_shape({w_along_k, true, 100, 40, 72, 300});
+  }
+  print_shape({false, false, 64, 65536, 64});
+  print_shape({false, false, 130, 1032, 67});
+  print_shape({true, true, 20000, 784, 10});
   std::printf("%d wrong\n", failures);
   return failures == 0 ? 0 : 1;
 }

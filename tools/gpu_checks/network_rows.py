@@ -21,6 +21,7 @@ from networks import Network
 from row_table import COMPILE, EAGER, INGOT, times_of
 from torch import nn
 from torch.utils import _pytree as pytree
+from turns import Turns
 
 SETTINGS = ("fp32", "tf32", "bf16")
 MODES = ("eval", "training")
@@ -41,6 +42,7 @@ class Options:
     rounds: int
     budget_s: float
     compiled: bool
+    turns: Turns
 
 
 @contextlib.contextmanager
@@ -331,10 +333,13 @@ def timed(subject: Subject, setting: str, made: nn.Module, options: Options) -> 
 
 def row_of(subject: Subject, setting: str, options: Options) -> dict:
     with under(setting, options.device), tempfile.TemporaryDirectory() as folder:
-        row, made = check(subject, setting, folder)
-        if row["wrong"]:
-            row["wrong"] = again(subject, setting, folder, options) and row["wrong"]
-        row |= timed(subject, setting, made, options) if options.rounds else {}
+        with options.turns.beside_others():
+            row, made = check(subject, setting, folder)
+            if row["wrong"]:
+                row["wrong"] = again(subject, setting, folder, options) and row["wrong"]
+        if options.rounds:
+            with options.turns.alone():
+                row |= timed(subject, setting, made, options)
     row["shape"] = " ".join("×".join(map(str, t.shape)) for t in tensors_of(subject.inputs))
     row["date"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -35,6 +36,7 @@ class RowTable:
     def __init__(self, path: Path | None, key: Callable[[dict], tuple]):
         self.path, self.key, self.hash = path, key, source_hash(ROOT)
         self.rows = {key(row): row for row in (read(path) if path else [])}
+        self._one = threading.Lock()
 
     def done(self, key: tuple, timed: bool) -> bool:
         """Whether it was right with the present sources, and timed where that is asked for."""
@@ -44,7 +46,9 @@ class RowTable:
 
     def add(self, row: dict) -> None:
         row["source_hash"] = self.hash
-        self.rows[self.key(row)] = row
-        if self.path:
+        with self._one:
+            self.rows[self.key(row)] = row
+            if not self.path:
+                return
             rows = [self.rows[key] for key in sorted(self.rows)]
             write_whole(self.path, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")

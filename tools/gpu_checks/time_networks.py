@@ -2,7 +2,7 @@
 
 python time_networks.py [--device cuda|cpu] [--small] [--seconds 500] [--networks A,B]
                         [--settings fp32,tf32,bf16] [--modes eval,training] [--rounds 20]
-                        [--compile] [--out FILE] [--again] [--list]
+                        [--jobs 1] [--compile] [--out FILE] [--again] [--list]
 
 Each network (networks.py) runs in a process of its own. A row is a network in a setting (fp32;
 tf32: PyTorch allows TF32; bf16: autocast) and a mode (eval without gradients; a training step:
@@ -12,7 +12,9 @@ from the same seed. Then times: interleaved rounds, cold L2, medians, and Ingot'
 with its 95 % interval. --rounds 0 takes none.
 
 Rows go to --out as they come; those of the present sources that were right are not repeated, so
-that a run goes on where the last one ended. Exit status: 1 something was wrong, 3 time ran out,
+that a run goes on where the last one ended, and what no sources have a row of comes first. With
+--jobs several networks are checked at once (their first calls take longer then); times are taken
+one network at a time, while the others wait. Exit status: 1 something was wrong, 3 time ran out,
 else 0.
 """
 
@@ -22,9 +24,12 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import traceback
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +39,7 @@ for folder in (ROOT / "python", Path(__file__).parent):
 import torch  # noqa: E402
 from networks import NETWORKS, named  # noqa: E402
 from row_table import RowTable  # noqa: E402
+from turns import Turns  # noqa: E402
 
 ROW = "network-row: "
 LEAST_S = 20.0
@@ -52,6 +58,7 @@ def child(arguments: argparse.Namespace) -> int:
         arguments.rounds,
         arguments.row_seconds,
         arguments.compile,
+        Turns(arguments.turns),
     )
     subjects: dict = {}
     longest = 0.0
@@ -63,7 +70,8 @@ def child(arguments: argparse.Namespace) -> int:
             row = {"network": network.name, "setting": setting, "mode": mode}
             try:
                 if mode not in subjects:
-                    subjects = {mode: Subject(network, mode, options)}
+                    with options.turns.beside_others():
+                        subjects = {mode: Subject(network, mode, options)}
                 row |= row_of(subjects[mode], setting, options)
             except Exception as error:  # the next setting may do better
                 row["wrong"] = f"{type(error).__name__}: {error}"[:600]
@@ -106,6 +114,7 @@ def measure(network, todo: list, table: RowTable, arguments, seconds: float) -> 
     command += ["--rounds", str(arguments.rounds), "--row-seconds", str(arguments.row_seconds)]
     command += ["--seconds", str(seconds)]
     command += ["--small"] * arguments.small + ["--compile"] * arguments.compile
+    command += ["--turns", str(arguments.turns)]
     late = time.monotonic() + seconds + LEAST_S
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     timer = _kill_at(process, late)
@@ -115,6 +124,7 @@ def measure(network, todo: list, table: RowTable, arguments, seconds: float) -> 
             said.append(text.rstrip())
             continue
         row = {**json.loads(text.removeprefix(ROW)), "small": arguments.small}
+        row["jobs"] = arguments.jobs
         owed.discard((row["setting"], row["mode"]))
         table.add(row)
         print(line(row), flush=True)
@@ -132,8 +142,6 @@ def measure(network, todo: list, table: RowTable, arguments, seconds: float) -> 
 
 
 def _kill_at(process: subprocess.Popen, when: float):
-    import threading
-
     timer = threading.Timer(max(0.0, when - time.monotonic()), process.kill)
     timer.daemon = True
     timer.start()
@@ -152,11 +160,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--settings", default="fp32,tf32,bf16")
     parser.add_argument("--modes", default="eval,training")
     parser.add_argument("--rounds", type=int, default=20, help="0: correctness alone")
+    parser.add_argument("--jobs", type=int, default=1, help="networks that are checked at once (1)")
     parser.add_argument("--compile", action="store_true", help="beside torch.compile too")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--again", action="store_true", help="repeat what was done")
     parser.add_argument("--list", action="store_true", help="what there is to do")
     parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--turns", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     known = {network.name for network in NETWORKS}
     unknown = {name for name in arguments.networks.split(",") if name} - known
@@ -169,32 +179,56 @@ def main() -> int:
     arguments = parse()
     if arguments.child:
         return child(arguments)
-    started, table, left, ours = time.monotonic(), RowTable(arguments.out, key_of), 0, []
+    table = RowTable(arguments.out, key_of)
     wanted = [n for n in arguments.networks.split(",") if n] or [n.name for n in NETWORKS]
-    absent = 0
-    for network in map(named, wanted):
-        if network.missing():
-            print(f"{network.name} is left out: {network.missing()}", flush=True)
-            absent += 1
-            continue
-        pairs = [(s, m) for m in arguments.modes.split(",") for s in arguments.settings.split(",")]
-        keys = {pair: (network.name, *pair, arguments.small) for pair in pairs}
-        ours += keys.values()
-        timed = arguments.rounds > 0
-        todo = [p for p in pairs if arguments.again or not table.done(keys[p], timed)]
-        if arguments.list:
-            print(f"{network.name:24} {len(pairs) - len(todo)} of {len(pairs)} rows are done")
-            continue
-        seconds = arguments.seconds - (time.monotonic() - started)
-        if not todo:
-            continue
-        if seconds < LEAST_S:
-            left += len(todo)
-            continue
-        left += measure(network, todo, table, arguments, seconds)
-    if arguments.list or absent == len(wanted):
+    missing = {name: named(name).missing() for name in wanted}
+    for name in [name for name in wanted if missing[name]]:
+        print(f"{name} is left out: {missing[name]}", flush=True)
+    work = [(network, todo_of(network, table, arguments)) for network in map(named, wanted)]
+    work = [(network, todo) for network, todo in work if not missing[network.name]]
+    if arguments.list:
+        for network, todo in work:
+            rows = len(pairs_of(arguments))
+            print(f"{network.name:24} {rows - len(todo)} of {rows} rows are done")
+    if arguments.list or not work:
         return 0
-    return verdict(table, ours, left, time.monotonic() - started)
+    started = time.monotonic()
+    left = measure_all(work, table, arguments)
+    keys = [
+        (network.name, *pair, arguments.small) for network, _ in work for pair in pairs_of(arguments)
+    ]
+    return verdict(table, keys, left, time.monotonic() - started)
+
+
+def pairs_of(arguments) -> list[tuple[str, str]]:
+    return [(s, m) for m in arguments.modes.split(",") for s in arguments.settings.split(",")]
+
+
+def todo_of(network, table: RowTable, arguments) -> list[tuple[str, str]]:
+    def done(pair: tuple) -> bool:
+        return table.done((network.name, *pair, arguments.small), arguments.rounds > 0)
+
+    return [pair for pair in pairs_of(arguments) if arguments.again or not done(pair)]
+
+
+def measure_all(work: list, table: RowTable, arguments) -> int:
+    """Rows that time left out."""
+    deadline = time.monotonic() + arguments.seconds
+
+    def known(entry: tuple) -> int:
+        network, todo = entry
+        return sum((network.name, *pair, arguments.small) in table.rows for pair in todo)
+
+    def one(entry: tuple) -> int:
+        network, todo = entry
+        seconds = deadline - time.monotonic()
+        if not todo or seconds < LEAST_S:
+            return len(todo)
+        return measure(network, todo, table, arguments, seconds)
+
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
+        arguments.turns = Path(folder) / "turns"
+        return sum(pool.map(one, sorted(work, key=known)))
 
 
 def verdict(table: RowTable, keys: list, left: int, seconds: float) -> int:
