@@ -53,6 +53,13 @@ void set_cache_dir(ProgramOptions& options, const std::string& key, const json& 
   options.cache_dir = text_of(key, value);
 }
 
+void set_streamed(ProgramOptions& options, const std::string& key, const json& value) {
+  if (!value.is_boolean()) {
+    fail(INGOT_INVALID_ARGUMENT, "option '{}' must be true or false, got {}", key, shown(value));
+  }
+  options.streamed = value;
+}
+
 void set_capabilities(ProgramOptions& options, const std::string& key, const json& value) {
   if (!value.is_object()) {
     fail(INGOT_INVALID_ARGUMENT, "option '{}' must be an object, got {}", key, shown(value));
@@ -80,6 +87,7 @@ constexpr Option kOptions[] = {
     {"rewrite_level", set_rewrite_level},
     {"sm", set_sm},
     {"cache_dir", set_cache_dir},
+    {"streamed", set_streamed},
     {"capabilities", set_capabilities},
     {"product_choices", set_product_choices},
 };
@@ -114,6 +122,7 @@ json to_json(const ProgramOptions& options) {
           {"rewrite_level", options.real_rewrites ? "real" : "ieee"},
           {"sm", options.sm},
           {"cache_dir", options.cache_dir},
+          {"streamed", options.streamed},
           {"capabilities", options.capabilities},
           {"product_choices", options.product_choices}};
 }

@@ -19,6 +19,9 @@ struct ProgramOptions {
   int sm = 90;                                             // planned for where no GPU is present
   std::string cache_dir;                                   // empty: the default of this user
   nlohmann::json capabilities = nlohmann::json::object();  // features masked for tests
+  // Products may be streamed (kernels/product/hopper/streamed.cuh), and each number of samples
+  // compiles what it needs when it comes.
+  bool streamed = false;
   // Configurations of products by the key that describe() gives, in the place of the choice.
   nlohmann::json product_choices = nlohmann::json::object();
 };

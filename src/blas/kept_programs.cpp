@@ -55,11 +55,10 @@ uint8_t low_bits(const void* address) {
 std::unique_ptr<Program> make_program(const GraphKey& key, Outcome precision) {
   auto program = std::make_unique<Program>();
   // Calls come with other tensors each time, so none is replayed.
-  const char* options =
-      precision == Outcome::taken_tf32
-          ? R"({"device": "cuda", "precision": "tf32", "capabilities": {"replay": false}})"
-          : R"({"device": "cuda", "precision": "fp32", "capabilities": {"replay": false}})";
-  if (ingot().create(graph_of(key).c_str(), options, &program->handle) != INGOT_OK) {
+  const std::string options =
+      std::string(R"({"device": "cuda", "streamed": true, "capabilities": {"replay": false}, )") +
+      (precision == Outcome::taken_tf32 ? R"("precision": "tf32"})" : R"("precision": "fp32"})");
+  if (ingot().create(graph_of(key).c_str(), options.c_str(), &program->handle) != INGOT_OK) {
     say(std::string("products of one shape are left to cuBLAS: ") + ingot().last_error());
     program->broken = true;
   }

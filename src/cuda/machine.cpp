@@ -81,6 +81,7 @@ Target cuda_target(const ProgramOptions& options) {
   const bool own = splits && family != ProductFamily::none;
   target.fused_epilogue = target.fused_statistics = own;
   target.fused_half = family == ProductFamily::hopper;
+  target.streams_products = options.streamed;
   target.product_flops =
       product_flops(options.precision, arch_of(target.sm).rates, family) * target.units;
   return target;

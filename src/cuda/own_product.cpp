@@ -140,9 +140,15 @@ ProductShape OwnProduct::usual_shape(int64_t batch) const {
     shape.w.batch_stride = extents.n * extents.k;
   }
   shape.y_stride = extents.n;
+  return of_program(shape);
+}
+
+// With what is the same in all calls.
+ProductShape OwnProduct::of_program(ProductShape shape) const {
   shape.stores_result = epilogue_.stored != kNoValue;
   shape.element = element_;
   shape.scheme = scheme_;
+  shape.may_stream = plan_.target.streams_products;
   return shape;
 }
 
@@ -221,6 +227,7 @@ size_t OwnProduct::scratch_bytes(int64_t batch) const {
 // Those that between them are served by every kernel that some batch size is served by.
 std::set<int64_t> OwnProduct::batch_sizes(int64_t batch, bool frozen) const {
   std::set<int64_t> batches = {batch};
+  if (plan_.target.streams_products) return batches;
   if (plan_.graph[plan_.graph[sweep_.matmul].args[1]].shape.batched) {
     const hopper::DeviceLimits limits = hopper::limits_of(plan_.target.units);
     for (const int64_t size : hopper::representative_batches(usual_shape(2), limits)) {
@@ -297,12 +304,9 @@ ProductShape OwnProduct::shape_of(const MatrixOperand& x, const MatrixOperand& w
   shape.k = x.k;
   shape.x = operand_shape(x);
   shape.w = operand_shape(w);
-  shape.stores_result = epilogue_.stored != kNoValue;
   shape.y_stride = y.row_stride;
   shape.y_aligned = y.alignment == 16;
-  shape.element = element_;
-  shape.scheme = scheme_;
-  return shape;
+  return of_program(shape);
 }
 
 // Operands of a batch of products stay as they are; else the samples of all entries are one matrix.

@@ -67,6 +67,7 @@ class OwnProduct {
   std::set<int64_t> batch_sizes(int64_t batch, bool frozen) const;
   bool fold(const Lowering& to, MatrixOperand& x, MatrixOperand& w) const;
   size_t frozen_exponents() const;
+  hopper::ProductShape of_program(hopper::ProductShape shape) const;
   hopper::ProductShape shape_of(const MatrixOperand& x, const MatrixOperand& w,
                                 const MatrixOperand& y) const;
   const Prepared& prepared(const hopper::ProductShape& shape) const;

@@ -36,12 +36,13 @@ struct Target {
   // fp16 or bf16 operands both.
   bool fused_epilogue = false, fused_statistics = false;
   bool fused_half = false;
-  double product_flops = 1e12;  // sustained, for the chosen precision
-  double bandwidth = 2e10;      // bytes per second of device or main memory
-  double cache_bytes = 32e6;    // last-level cache
-  double launch_seconds = 0;    // fixed cost of a sweep
-  int shared_bytes = 0;         // CUDA: shared memory that a thread block may have
-  int units = 1;                // SMs or cores
+  bool streams_products = false;  // ProductShape::may_stream
+  double product_flops = 1e12;    // sustained, for the chosen precision
+  double bandwidth = 2e10;        // bytes per second of device or main memory
+  double cache_bytes = 32e6;      // last-level cache
+  double launch_seconds = 0;      // fixed cost of a sweep
+  int shared_bytes = 0;           // CUDA: shared memory that a thread block may have
+  int units = 1;                  // SMs or cores
   std::string name;
 
   bool fuses_epilogue(DType product) const {

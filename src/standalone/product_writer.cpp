@@ -125,7 +125,6 @@ class ProductWriter {
     shape.w = {w.row_stride, w.k_stride, true};
     shape.y_stride = shape.n;
     shape.stores_result = text_.epilogue.stored != kNoValue;
-    shape.may_stream = false;
     if (scaled()) shape.scheme = hopper::Scheme::scaled;
     return shape;
   }

@@ -170,12 +170,14 @@ TEST(BlasPolicy, RefusesWhatIsSmallOrThin) {
   };
   EXPECT_EQ(judged(1024, 1024, 1024), std::nullopt);
   EXPECT_EQ(judged(INT32_MAX, INT32_MAX, INT32_MAX), std::nullopt);
-  EXPECT_EQ(judged(128, 128, 128), Outcome::small);
-  EXPECT_EQ(judged(100000, 32, 32), Outcome::small);
-  EXPECT_EQ(judged(10, 100000, 784), Outcome::small);
+  EXPECT_EQ(judged(100000, 32, 32), std::nullopt);
+  EXPECT_EQ(judged(10, 100000, 784), std::nullopt);
+  EXPECT_EQ(judged(256, 256, 256), std::nullopt);
+  EXPECT_EQ(judged(127, 128, 128), Outcome::small);
   EXPECT_EQ(judged(4096, 1, 4096), Outcome::small);
+  EXPECT_EQ(judged(4096, 4096, 16), Outcome::small);
   EXPECT_EQ(judged(64, 64, 64, 4096), std::nullopt);
-  EXPECT_EQ(judged(64, 64, 64, 512), Outcome::small_batch);
+  EXPECT_EQ(judged(64, 64, 64, 7), Outcome::small_batch);
   EXPECT_EQ(judged(32, 256, 256, 4096), Outcome::small_batch);
   EXPECT_EQ(judged(INT32_MAX, INT32_MAX, INT32_MAX, INT32_MAX), std::nullopt);
 }

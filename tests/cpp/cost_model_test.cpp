@@ -3,6 +3,7 @@
 // configurations.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -112,6 +113,79 @@ TEST(CostModel, KnowsWhatTheDirectProductTakes) {
     EXPECT_LT(least, kMostOff * row.us) << row.m << "x" << row.k << "->" << row.n;
     EXPECT_GT(least, row.us / kMostOff) << row.m << "x" << row.k << "->" << row.n;
   }
+}
+
+// Of the table of bench/hopper/streamed.cu, whose lines of memory are four elements longer.
+ProductShape streamed_shape_of(const json& row) {
+  ProductShape shape = shape_of(row);
+  shape.batches = row["batches"];
+  const auto lies = [&](const char* along_k, int64_t rows) {
+    const bool is_along = row[along_k] == 1;
+    const int64_t line = int64_t(align_up(size_t(is_along ? shape.k : rows), 4)) + 4;
+    const int64_t entry = shape.batches > 1 ? (is_along ? rows : shape.k) * line : 0;
+    return is_along ? OperandShape{line, 1, true, entry} : OperandShape{1, line, true, entry};
+  };
+  shape.x = lies("x_along_k", shape.m);
+  shape.w = lies("w_along_k", shape.n);
+  shape.may_stream = true;
+  return shape;
+}
+
+TEST(StreamedCostModel, ChoosesNearTheBestTileAndNumberOfSlices) {
+  constexpr double kMost = 1.22, kMostOnAverage = 1.025, kMostOff = 1.4;
+  const json table = measured_table("nvidia-h200-streamed.json");
+  ASSERT_TRUE(table.is_object()) << "no table of measured times";
+  ASSERT_GE(table["shapes"].size(), 56u);
+  double logarithms = 0;
+  for (const json& row : table["shapes"]) {
+    const ProductShape shape = streamed_shape_of(row);
+    std::vector<TileChoice> menu;
+    add_streamed_tiles(menu, shape, kH200);
+    double least = 1e30, taken = 0, best = 1e30;
+    for (TileChoice& tile : menu) {
+      tile.batched = shape.batches > 1;
+      const double us = row["us"].value(name_of(tile), 0.0), cost = estimate(shape, tile, kH200);
+      ASSERT_GT(us, 0) << name_of(tile) << " was not measured at " << row;
+      best = std::min(best, us);
+      if (cost < least) least = cost, taken = us;
+    }
+    EXPECT_LE(taken, kMost * best) << row;
+    EXPECT_LE(least, kMostOff * taken) << row;
+    EXPECT_GE(least, taken / kMostOff) << row;
+    logarithms += std::log(taken / best);
+  }
+  EXPECT_LE(std::exp(logarithms / double(table["shapes"].size())), kMostOnAverage);
+}
+
+// But for products with a vector, which are not asked for (blas/policy.cpp).
+TEST(StreamedCostModel, NeverTakesMoreThanTheLibrary) {
+  const json table = measured_table("nvidia-h200-streamed.json");
+  ASSERT_TRUE(table.is_object()) << "no table of measured times";
+  int streamed = 0;
+  for (const json& row : table["shapes"]) {
+    const ProductShape shape = streamed_shape_of(row);
+    const ProductPlan plan = plan_product(shape, kH200);
+    if (shape.m == 1 || plan.library_faster || plan.variant != Variant::streamed) continue;
+    ++streamed;
+    const std::string name =
+        plan.config + (plan.slices > 1 ? " slices " + std::to_string(plan.slices) : "");
+    double us = 0;
+    for (const auto& [measured, time] : row["us"].items()) {
+      if (measured.starts_with(name + " raster")) us = time;
+    }
+    ASSERT_GT(us, 0) << name;
+    EXPECT_LE(us, 1.02 * double(row["us"]["library"])) << row;
+  }
+  EXPECT_GE(streamed, 35) << "small, thin and deep products are streamed";
+}
+
+TEST(StreamedCostModel, IsForThoseThatAskForIt) {
+  ProductShape shape = shape_of(json{{"m", 512}, {"k", 512}, {"n", 512}});
+  EXPECT_NE(plan_product(shape, kH200).variant, Variant::streamed);
+  shape.may_stream = true;
+  EXPECT_EQ(plan_product(shape, kH200).variant, Variant::streamed);
+  shape.m = 4096;
+  EXPECT_NE(plan_product(shape, kH200).variant, Variant::streamed);
 }
 
 ProductShape scaled_shape_of(const json& row) {

@@ -423,7 +423,6 @@ TEST(OwnProduct, CompileWithoutSpills) {
   }
 }
 
-// It is chosen by measurement alone.
 TEST(OwnProduct, CompileWithoutSpillsWhereOperandsAreReadAsTheyAre) {
   if (!nvrtc_info().available) GTEST_SKIP() << nvrtc_info().why;
   const json tuning = sweep_of(R"({"device": "cuda", "sm": 90})")["tuning"];
@@ -476,9 +475,6 @@ TEST(OwnProduct, AddSlicesThatMeetInMemory) {
     odd.k = k, odd.x.k_stride = stride;
     EXPECT_FALSE(hopper::streams(odd));
   }
-  hopper::ProductShape standalone = shape;
-  standalone.may_stream = false;
-  EXPECT_FALSE(hopper::streams(standalone));
   // A warp that has all of K to itself makes no long chain of sums.
   for (const hopper::TileChoice& c : menu) {
     if (c.depth_warps > 1) continue;

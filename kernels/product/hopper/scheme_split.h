@@ -115,6 +115,7 @@ inline std::vector<TileChoice> tiles(const ProductShape& shape, const DeviceLimi
     const TileChoice thin = {.variant = Variant::packed, .samples = 64, .stages = 8, .staging = 1};
     if (tiles_of(shape, thin) <= device.multiprocessors) menu.push_back(thin);
   }
+  if (shape.may_stream) add_streamed_tiles(menu, shape, device);
   return menu;
 }
 
@@ -153,8 +154,8 @@ inline double estimate(const ProductShape& shape, const TileChoice& c, const Dev
 }
 
 // cuBLAS in fp32: 50 TF/s where products are large, 40 where they are not, or half the copy
-// bandwidth where the batch is thin; a small product takes what one tile takes along K. From the
-// same table.
+// bandwidth where the batch is thin; a small product takes what one tile takes along K; results are
+// written on top. From the same tables.
 inline double estimate_library(const ProductShape& shape) {
   constexpr double kUneven = 0.32, kMostUneven = 10;  // waves that are not full
   const double m = double(shape.m), n = double(shape.n), k = double(shape.k);
@@ -162,7 +163,8 @@ inline double estimate_library(const ProductShape& shape) {
   const double start = 10.2 + 0.007 * std::min(k, 1024.);
   const double busy = 0.98 * 2e-6 * batches * m * n * k / 50;
   const double read = batches * 4 * (m * k + n * k) / (m > 1 ? 2.0e6 : 3.0e6);
-  return start + std::max(busy + std::min(kUneven * busy, kMostUneven), read);
+  const double written = batches * 4 * m * n / 3.6e6;
+  return start + std::max(busy + std::min(kUneven * busy, kMostUneven), read) + written;
 }
 
 inline constexpr SchemeSpec kSpec = {

@@ -64,7 +64,9 @@ struct ProductShape {
   Element element = Element::f32;  // of x, w and y
   Scheme scheme = Scheme::split;   // of f32 operands
   int64_t batches = 1;             // products like this one, each with a weight of its own
-  bool may_stream = true;  // false where Variant::streamed has no launcher: standalone files
+  // Whether Variant::streamed may be chosen by its estimate. Standalone files have no launcher for
+  // it, and a module's calls are to have the same bits there.
+  bool may_stream = false;
 
   bool shares_samples() const { return batches > 1 && x.batch_stride == 0; }
   // Over the whole batch, packed.
