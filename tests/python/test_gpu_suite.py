@@ -192,6 +192,19 @@ def test_a_wrong_gradient_of_a_network_is_noticed():
     assert "gradient of b" in judge(missing, eager, truth, "fp32")[0]
 
 
+def test_layers_built_as_zeros_hide_nothing():
+    import torch
+    from network_rows import fill_zeros
+
+    head = torch.nn.Linear(4, 3)
+    torch.nn.init.zeros_(head.weight)
+    torch.nn.init.zeros_(head.bias)
+    body = torch.nn.Linear(4, 4)
+    before = body.weight.clone()
+    fill_zeros(torch.nn.Sequential(body, head))
+    assert head.weight.all() and not head.bias.any() and torch.equal(body.weight, before)
+
+
 # The stage user ----------------------------------------------------------------------------------
 
 
