@@ -194,9 +194,8 @@ def main() -> int:
         return 0
     started = time.monotonic()
     left = measure_all(work, table, arguments)
-    keys = [
-        (network.name, *pair, arguments.small) for network, _ in work for pair in pairs_of(arguments)
-    ]
+    pairs = pairs_of(arguments)
+    keys = [(network.name, *pair, arguments.small) for network, _ in work for pair in pairs]
     return verdict(table, keys, left, time.monotonic() - started)
 
 

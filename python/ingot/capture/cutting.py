@@ -22,6 +22,7 @@ import ingot.capture.views  # noqa: F401
 from ingot.capture.captured import CaptureError, Source, Unsupported
 from ingot.capture.feed import Feed
 from ingot.capture.gains import without_gain
+from ingot.capture.host_time import pays_in_halves
 from ingot.capture.layout import Leaf, UnfitError, Value
 from ingot.capture.nodes import (
     computes,
@@ -35,9 +36,8 @@ from ingot.capture.nodes import (
     schema_name,
     where,
 )
-from ingot.capture.products import PRODUCTS
 from ingot.capture.region import RegionBuilder
-from ingot.capture.table import HALVES, SHAPE_OPERATORS, TABLE, Call
+from ingot.capture.table import SHAPE_OPERATORS, TABLE, Call
 from ingot.runtime.program import DTYPE_NAMES
 
 _LAST = 1 << 30
@@ -328,17 +328,10 @@ class Cut:
             # What reads no tensor (it takes the shape of one) has nothing to say where it should
             # run.
             small = not self.has_product(level) and len(computing) < 2
-            small = small or (self.gradients and all(map(self._is_plain_half_product, computing)))
+            small = small or (self.gradients and not pays_in_halves(self, computing))
             if computing and (small or not region.leaves):
                 weak.update(node.name for node in nodes)
         return weak
-
-    def _is_plain_half_product(self, node: torch.fx.Node) -> bool:
-        """A product in 16 bits with a bias at most, which PyTorch runs by the same kernels, forward
-        and backward, in less of the host's time."""
-        value = self.entries[node].value
-        is_half = getattr(value, "dtype", None) in HALVES
-        return is_half and schema_name(node.target) in (*PRODUCTS, "aten::to", "aten::_to_copy")
 
 
 def _escapes(node: torch.fx.Node) -> bool:

@@ -1,0 +1,99 @@
+"""Which products in 16 bits are worth a region where gradients are needed.
+
+In 16 bits a product takes a tenth of fp32's time, and a training step of a network is often the
+host's: there whatever costs the host more than PyTorch's operators slows it down, and what the GPU
+saves is not seen. A region with such a product is taken where the GPU is the slower of the two by
+this estimate; else where it stands for so many operators that the host gains too, or saves passes
+over so many bytes that the host's time is made good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ingot.capture.nodes import schema_name
+from ingot.capture.products import PRODUCTS
+from ingot.capture.table import HALVES, SHAPE_OPERATORS
+
+if TYPE_CHECKING:
+    from ingot.capture.cutting import Cut
+
+# Forward and backward of an operator: seconds of an H200's host, and passes over its result. (A
+# BERT's step under autocast: some 340 operators, 21 ms of which the GPU is busy for 10.)
+_HOST_SECONDS, _PASSES = 40e-6, 5
+# Forward, and both operands' gradients.
+_PRODUCTS = 3
+_FLOPS, _BYTES = 6e14, 4e12  # a second
+# What a region costs the host, forward and backward: 23 of them, of five operators each, cost a
+# BERT's step 1.5 ms more than PyTorch's operators.
+_REGION_SECONDS = 265e-6
+_LEAST_SAVED = 300e6  # bytes that the GPU moves while the host makes up for a region
+_WITHOUT_PASS = {*PRODUCTS, "aten::to", "aten::_to_copy"}
+# Passes over its result that an operator in a product's region saves, forward and backward.
+_SAVED_BY_NORM, _SAVED = 3, 2
+
+
+def pays_in_halves(cut: Cut, computing: list[torch.fx.Node]) -> bool:
+    """Whether a region of these nodes, with a product of 16-bit operands, is to be taken; any other
+    region is. A product with a bias at most PyTorch runs by the same kernels, forward and
+    backward."""
+    products = [node for node in computing if schema_name(node.target) in PRODUCTS]
+    if not any(_is_half(node.meta.get("val")) for node in products):
+        return True
+    behind = [node for node in computing if schema_name(node.target) not in _WITHOUT_PASS]
+    if not behind or cut.device_type != "cuda":
+        return bool(behind)
+    if len(computing) * _HOST_SECONDS >= _REGION_SECONDS:
+        return True
+    saved = sum(_passes_saved(node) * _bytes(node.meta.get("val")) for node in behind)
+    return saved >= _LEAST_SAVED or not is_of_the_host(cut.feed.graph.nodes)
+
+
+def _passes_saved(node: torch.fx.Node) -> int:
+    return _SAVED_BY_NORM if schema_name(node.target) == "ingot::batch_norm" else _SAVED
+
+
+def is_of_the_host(nodes: Iterable[torch.fx.Node]) -> bool:
+    """Whether a training step of a graph takes the host longer than the GPU."""
+    host = device = 0.0
+    for node in nodes:
+        if node.op != "call_function" or schema_name(node.target) in SHAPE_OPERATORS:
+            continue
+        host += _HOST_SECONDS
+        if schema_name(node.target) in PRODUCTS:
+            device += _PRODUCTS * _product_flops(node) / _FLOPS
+        else:
+            device += _PASSES * _bytes(node.meta.get("val")) / _BYTES
+    return host > device
+
+
+def _product_flops(node: torch.fx.Node) -> float:
+    """2·M·N·K, of which the result and either operand hold two factors each."""
+    sizes = [_elements(node.meta.get("val"))]
+    operands = [_elements(given.meta.get("val")) for given in node.all_input_nodes]
+    sizes += sorted(operands)[-2:]
+    count = 1.0
+    for size in sizes:
+        count *= size
+    return 2 * count**0.5
+
+
+def _is_half(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in HALVES
+
+
+def _bytes(value: Any) -> int:
+    return value.element_size() * _elements(value) if isinstance(value, torch.Tensor) else 0
+
+
+def _elements(value: Any) -> int:
+    """By the sizes that the graph was traced with."""
+    if not isinstance(value, torch.Tensor):
+        return 0
+    count = 1
+    for size in value.shape:
+        count *= int(size.node.hint) if isinstance(size, torch.SymInt) else size
+    return count
