@@ -97,7 +97,7 @@ class Call:
 
     def run(self, module: nn.Module, step: Callable | None = None) -> list[torch.Tensor]:
         """step: the callable in the module's place (its torch.compile)."""
-        called = step or module
+        called = module if step is None else step  # some modules have no truth
         if not self.training:
             with torch.no_grad():
                 return tensors_of(self.forward(called))
