@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
 
-from ingot.capture import CaptureError, recurrent
+from ingot.capture import CaptureError, attention, recurrent
 from ingot.capture.captured import Source
 from ingot.capture.feed import Feed, Placeholder, device_type_of
 from ingot.capture.masks import leave_full_masks_away
@@ -44,6 +44,7 @@ def feed_of(
         raise CaptureError("an input is a negated view: its memory holds other numbers")
     copy = _with_own_batch_norm(gm, {n.name: p.source.path for n, p in zip(inputs, found)})
     recurrent.stand_in(copy.graph)
+    attention.stand_in(copy.graph)
     copy.recompile()
     ways = _with_batch(values, found) if batch_at is None else _with_this_batch(values, batch_at)
     for tried, batch in ways:
