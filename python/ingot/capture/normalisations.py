@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ingot.capture.layout import UnfitError, Value
 from ingot.capture.region import RegionBuilder, axis_names, json_shape
@@ -144,10 +146,23 @@ def _layer_norm(call: Call) -> Any:
         raise UnfitError("a norm over transposed dimensions")
     name = call["name"].rpartition(":")[2]
     if name == "rms_norm":
-        eps = {"eps": call["eps"]} if call.get("eps") is not None else {}
-        return _affine(call, "rms_norm", "input", axes, ("weight",), eps)
+        eps = call.get("eps")
+        eps = _default_eps(value.dtype) if eps is None else eps
+        return _affine(call, "rms_norm", "input", axes, ("weight",), {"eps": eps})
     value = _affine(call, "layer_norm", "input", axes, ("weight", "bias"), {"eps": call["eps"]})
     return (value, None, None) if name == "native_layer_norm" else value
+
+
+@lru_cache
+def _default_eps(dtype: torch.dtype) -> float:
+    """An RMS norm's that names none: of 16-bit numbers, releases of PyTorch take that of the dtype,
+    others that of the fp32 in which they compute."""
+    if dtype not in HALVES:
+        return torch.finfo(dtype).eps
+    with unset_fake_temporarily(), torch.no_grad(), torch.autocast("cpu", enabled=False):
+        small = torch.full((1,), 1e-3, dtype=dtype, device="cpu")
+        is_small = torch.nn.functional.rms_norm(small, (1,)).item() < 0.5
+    return torch.finfo(dtype if is_small else torch.float32).eps
 
 
 @row("aten::group_norm", "aten::native_group_norm")
