@@ -5,6 +5,7 @@ INGOT_TRAININGS=2000 runs that many other ones than the few of every run.
 """
 
 import copy
+import itertools
 
 import ingot
 import pytest
@@ -55,3 +56,83 @@ def test_an_rms_norm_of_16_bits_has_pytorchs_eps(dtype, gradients):
     with torch.set_grad_enabled(gradients):
         found, expected = _both(function, dtype, x)
     torch.testing.assert_close(found, expected, rtol=0.03, atol=0.03)
+
+
+# What jumps where an operand moves by a rounding, of numbers in the order of 1.
+DECISIONS = {
+    "compared": lambda h: torch.where(h > 0.3125, 3.0, 0.0),
+    "compared twice": lambda h: torch.where((h > -0.25) & (h < 0.25), 3.0, 0.0),
+    "compared with others": lambda h: torch.where(h > h.mean(1, True), 1.0, 2.0),
+    "the largest": lambda h: (h == h.amax(1, True)).to(h.dtype),
+    "rounded down": lambda h: torch.floor(h * 16),
+    "divided": lambda h: torch.div(h, 0.125, rounding_mode="trunc"),
+}
+CHAINS = {
+    "linear": lambda m, h: h + 0,
+    "tanh": lambda m, h: torch.tanh(h) * 1.7,
+    "softmax": lambda m, h: torch.softmax(h * 3, -1) * 10,
+    "batch norm": lambda m, h: m.batch_norm(h),
+    "rms norm": lambda m, h: m.norm(h),  # its derivative stays PyTorch's
+    "linear again": lambda m, h: m.other(torch.relu(h)),
+}
+
+
+QUICK = [("linear", torch.bfloat16), ("rms norm", torch.bfloat16)]
+
+
+@pytest.mark.parametrize(
+    ("chain", "dtype"),
+    [
+        pytest.param(*case, marks=[] if case in QUICK else pytest.mark.thorough)
+        for case in itertools.product(CHAINS, [None, *HALVES])
+    ],
+)
+def test_backward_decides_as_forward_did(chain, dtype):
+    x, scale = torch.randn(256, 32), torch.ones(256, 32, requires_grad=True)
+    for name, decision in DECISIONS.items():
+        scale.grad = None
+
+        def function(m, x, scale, decision=decision):
+            h = CHAINS[chain](m, m.linear(x))
+            return decision(h) * scale, h * 2
+
+        found, _ = _both(function, dtype, x, scale)
+        sum(result.float().sum() for result in found).backward()
+        assert torch.equal(found[0].detach().float(), scale.grad), name
+
+
+def _copied(m, x):
+    h = m.linear(x)
+    h.copy_(m.other(x))
+    return torch.tanh(h) * 2
+
+
+def _copied_in_parts(m, x):
+    h = m.linear(x) * 1
+    h.view(-1).copy_(m.other(x).view(-1))
+    h.t_().copy_(x.t())
+    return torch.tanh(h) * 2
+
+
+def _added_nothing(m, x):
+    return torch.addmm(m.linear(x), x, m.other.weight, beta=0).tanh() * 2
+
+
+def _into_a_new_one(m, x):
+    return torch.empty_like(m.linear(x)).copy_(m.other(x)).tanh() * 2
+
+
+@pytest.mark.parametrize("function", [_copied, _copied_in_parts, _added_nothing, _into_a_new_one])
+def test_what_was_written_over_has_the_gradient_that_pytorch_gives_it(function):
+    model, gradients = Model(function), []
+    x = torch.randn(8, 32)
+    for each in (model, ingot.optimize(model)):
+        model.zero_grad()
+        with regions_run() as ran:
+            each(x).sum().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    assert ran
+    given = [{name for name, g in found.items() if g is not None} for found in gradients]
+    assert given[0] == given[1]
+    for name in given[0]:
+        torch.testing.assert_close(gradients[1][name], gradients[0][name])

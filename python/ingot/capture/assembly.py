@@ -12,6 +12,7 @@ from ingot.capture.captured import Captured, CaptureError, Region, Slot, TorchSt
 from ingot.capture.convolution_bias import in_place
 from ingot.capture.custom_ops import run_batch_norm, without_autocast
 from ingot.capture.cutting import Cut
+from ingot.capture.decisions import decides, is_repeated
 from ingot.capture.layout import Leaf, UnfitError, Value
 from ingot.capture.nodes import (
     WITHOUT_AUTOCAST,
@@ -243,22 +244,31 @@ class _Assembly:
         return {n: e.value for n, e in self.entries.items() if isinstance(e.value, numbers)}
 
     def _stored(self, level: int, region, given: list, results: list, layouts: list) -> dict:
-        """Products, and operands of products, that backward reads: by their place among the
-        region's results, to which those that nothing else wants are added."""
+        """Products, operands of products, and decisions, that backward reads: by their place among
+        the region's results, to which those that nothing else wants are added."""
         stored: dict[torch.fx.Node, int] = {}
-        for node, own in self.taken.items() if self.gradients else ():
-            if own != level or schema_name(node.target) not in PRODUCTS:
-                continue
-            wanted = [node] if self._is_read_backwards(node, level) else []
-            for kept in (*wanted, *self._operands_kept(node, level)):
-                value = self.entries[kept].value
-                if kept in given:
-                    stored[kept] = given.index(kept)
-                elif isinstance(value, Value) and value.id not in results:
-                    with contextlib.suppress(UnfitError):
-                        layouts.append(region.result_layout(value, value))
-                        results.append(value.id)
-                        stored[kept] = len(results) - 1
+
+        def store(kept: torch.fx.Node) -> None:
+            value = self.entries[kept].value
+            if kept in given:
+                stored[kept] = given.index(kept)
+            elif isinstance(value, Value) and value.id not in results:
+                with contextlib.suppress(UnfitError):
+                    layouts.append(region.result_layout(value, value))
+                    results.append(value.id)
+                    stored[kept] = len(results) - 1
+
+        nodes = [node for node, own in self.taken.items() if own == level and self.gradients]
+        for node in nodes:
+            if schema_name(node.target) in PRODUCTS:
+                wanted = [node] if self._is_read_backwards(node, level) else []
+                for kept in (*wanted, *self._operands_kept(node, level)):
+                    store(kept)
+        inside = set(nodes)
+        for node in filter(decides, nodes):
+            same = is_repeated(node, inside.__contains__, stored.__contains__)
+            if not same and self._is_read_backwards(node, level):
+                store(node)
         return stored
 
     def _is_read_backwards(self, node: torch.fx.Node, level: int) -> bool:

@@ -1,9 +1,9 @@
 """The derivative of a region, as a graph of ATen operators.
 
 AOTAutograd's way, for one region: PyTorch's autograd runs on tensors without data while its
-operators are recorded. What the forward pass stored (results and operands of products) stands in
-for what was computed, so that no product is computed again; nothing that backward does not read is
-left.
+operators are recorded. What the forward pass stored (results and operands of products, decisions)
+stands in for what was computed, so that no product is computed again and no branch chosen anew;
+nothing that backward does not read is left.
 """
 
 from __future__ import annotations
@@ -338,7 +338,10 @@ def _relu(x: torch.Tensor, result: torch.Tensor | None) -> torch.Tensor:
 
 
 def _stored(computed: torch.Tensor, stored: torch.Tensor | None) -> torch.Tensor:
-    return computed if stored is None else _Stored.apply(computed, stored)
+    if stored is None:
+        return computed
+    # Flags have no derivative.
+    return _Stored.apply(computed, stored) if stored.is_floating_point() else stored
 
 
 def _batch_dimensions(region: Region, leaf: int) -> tuple[int, ...]:

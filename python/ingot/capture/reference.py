@@ -19,7 +19,8 @@ _LIKE = {"aten::zeros_like": 0.0, "aten::ones_like": 1.0, "aten::full_like": Non
 @dataclass
 class Reference:
     """module: leaves -> results, ATen operators only; no buffer is moved. products: names of its
-    nodes whose values the region stores, with their place among the region's results; statistics:
+    nodes (products, operands of such, decisions) whose values the region stores, with their place
+    among the region's results; statistics:
     of its batch norms in training, the places of "mean" and "variance", or of "mean", "rstd" and,
     where there is a weight, rstd times that ("scale")."""
 
