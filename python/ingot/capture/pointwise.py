@@ -85,16 +85,26 @@ for _name, _op in (
     ("multiply", "mul"),
     ("maximum", "maximum"),
     ("minimum", "minimum"),
-    ("lt", "lt"),
-    ("le", "le"),
-    ("gt", "gt"),
-    ("ge", "ge"),
-    ("eq", "eq"),
-    ("ne", "ne"),
     ("logical_and", "logical_and"),
     ("logical_or", "logical_or"),
 ):
     TABLE[f"aten::{_name}"] = _binary(_op)
+
+
+def _comparison(op: str) -> Row:
+    """Of numbers of 16 bits as they are in memory: a maximum may have been there, and would be
+    none of the values that it is compared with, which a sweep computes again in registers."""
+
+    def take(call: Call) -> Value:
+        operands = [call[name] for name in ("self", "other")]
+        rounded = [call.region.rounded(o) if isinstance(o, Value) else o for o in operands]
+        return pointwise(call, op, rounded)
+
+    return take
+
+
+for _name in "lt le gt ge eq ne".split():
+    TABLE[f"aten::{_name}"] = _comparison(_name)
 
 
 @row("aten::round")

@@ -138,6 +138,12 @@ class RegionBuilder:
         identity = self.emit("cast", [value.id], {"dtype": DTYPE_NAMES[dtype]})
         return Value(identity, value.extents, value.dims, value.sizes, dtype)
 
+    def rounded(self, value: Value) -> Value:
+        """With the bits that it has in memory: computed values of 16 bits hold more of them."""
+        if value.dtype.itemsize != 2 or self.is_leaf(value):
+            return value
+        return self.cast(self.cast(value, torch.float32), value.dtype)
+
     def align(self, operands: Sequence[Operand]) -> tuple[list[int], tuple, tuple, tuple]:
         """Ids of the operands on common axes, and the broadcast extents, dims and sizes."""
         sizes = _broadcast([operand.sizes for operand in operands])
