@@ -227,7 +227,8 @@ class _Writer:
             if self._try(text, part, kind is IN_PLACE):
                 return
 
-    def _try(self, text: str, part: tuple | None, writes: bool) -> bool:
+    def _try(self, text: str, part: tuple | None, writes: bool, moves: bool = False) -> bool:
+        """writes: into a value; moves: a buffer of the module."""
         rng = self.rng
         known = [k for k, v in self.worlds[0].items() if isinstance(v, torch.Tensor)]
         latest = known[-3:]
@@ -243,9 +244,9 @@ class _Writer:
         if writes and (not a.startswith("h") or self._share(a, b)):
             return False  # what is read while it is written is nobody's to say
         worlds = [copy.copy(world) for world in self.worlds]
-        if writes:
+        if writes or moves:
             worlds = [copy.deepcopy(world) for world in self.worlds]
-        name = "" if writes else f"h{len(self.lines)}"
+        name = "" if writes or moves else f"h{len(self.lines)}"
         try:
             with torch.no_grad():
                 for world in worlds:
@@ -334,10 +335,10 @@ def _look(seen: Outcome, results: Sequence, leaves: Sequence, module: nn.Module)
         sum(loss).backward()
     given = {f"input {at}": leaf for at, leaf in enumerate(leaves)}
     for name, tensor in {**given, **dict(module.named_parameters())}.items():
-        # Of what is written over wholly, None is as good as zeros.
-        gradient = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.clone()
-        seen.shapes[f"gradient of {name}"] = tuple(gradient.shape)
-        seen.tensors[f"gradient of {name}"] = gradient
+        seen.shapes[f"gradient of {name}"] = None
+        if tensor.grad is not None:
+            seen.shapes[f"gradient of {name}"] = tuple(tensor.grad.shape)
+            seen.tensors[f"gradient of {name}"] = tensor.grad.clone()
     for name, buffer in module.named_buffers():
         seen.tensors[name] = buffer.clone()
 

@@ -136,3 +136,21 @@ def test_what_was_written_over_has_the_gradient_that_pytorch_gives_it(function):
     assert given[0] == given[1]
     for name in given[0]:
         torch.testing.assert_close(gradients[1][name], gradients[0][name])
+
+
+def _largest_of_all(m, x):
+    h = m.linear(x)
+    F.batch_norm(x.mT @ h, None, None, training=True)
+    return h.amax() * 2
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_the_gradient_of_a_maximum_of_16_bits_reaches_an_element(dtype):
+    model = Model(_largest_of_all)
+    optimised = ingot.optimize(model)
+    for _ in range(4):  # what a bias adds up to need not have more than 16 bits
+        model.zero_grad()
+        with torch.autocast("cpu", dtype), regions_run() as ran:
+            result = optimised(torch.randn(4, 4, 32, 32))
+        result.float().backward()
+        assert ran and model.linear.bias.grad.sum().item() == pytest.approx(2, rel=0.01)

@@ -6,7 +6,7 @@ a region, which reads them where they lie.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import reduce
 from typing import Any
 
@@ -22,13 +22,16 @@ _MOST_PARTS = 8
 _WHOLE = 2**63 - 1
 
 
-def decompose(graph: torch.fx.Graph) -> None:
+def decompose(graph: torch.fx.Graph, needing: Container[torch.fx.Node] = ()) -> None:
+    """needing: nodes whose tensors need gradients."""
     for node in list(graph.nodes):
         rule = _RULES.get(node.target) if node.op == "call_function" else None
         if rule is None or LEFT_ALONE in node.meta:
             continue
         replacement = rule(Writer(graph, node), *named_arguments(node).values())
         if replacement is not None:
+            if node.target in _UNREAD and node.args[0] in needing:
+                replacement = _with_zeros_behind(Writer(graph, node), replacement, node.args[0])
             if isinstance(example(node), torch.Tensor) and replacement not in node.all_input_nodes:
                 replacement.meta = dict(node.meta)
             node.replace_all_uses_with(replacement)
@@ -125,7 +128,7 @@ def _with_no_sum(writer: Writer, c, a, b, beta, alpha) -> torch.fx.Node | None:
 
 
 def _copy(writer: Writer, x, source, non_blocking) -> torch.fx.Node:
-    """What writes without writing into anything become; it has no derivative."""
+    """What writes without writing into anything become; PyTorch knows no derivative of it."""
     own, like = example(writer.node), example(source)
     if own.dtype != like.dtype:
         source = writer.call(_aten.to.dtype, like.shape, source, own.dtype)
@@ -139,6 +142,15 @@ def _differ(size: Any, other: Any) -> bool:
     return isinstance(size, int) != isinstance(other, int) or (
         isinstance(size, int) and size != other
     )
+
+
+def _with_zeros_behind(writer: Writer, made: torch.fx.Node, unread: torch.fx.Node) -> torch.fx.Node:
+    """The same with gradients of zeros for what it was not made of, as PyTorch gives them: without
+    any, an optimiser would leave parameters alone that it has to decay."""
+    like = example(writer.node)
+    never = writer.call(_aten.full.default, (), (), False, dtype=torch.bool, device=like.device)
+    never.meta["val"] = like.new_empty((), dtype=torch.bool)
+    return writer.call(_aten.where.self, like.shape, never, unread, made)
 
 
 def _nothing(writer: Writer, x, *_: Any) -> torch.fx.Node:
@@ -157,6 +169,8 @@ _RULES: dict[Any, Callable] = {
     _aten.max_pool1d.default: _max_pool1d,
     _aten.avg_pool1d.default: _avg_pool1d,
 }
+# Operators with a first operand that their rules leave away.
+_UNREAD = {_aten.copy.default, _aten.addmm.default, _aten.baddbmm.default}
 # What a capture's inputs were like is compared at every call.
 if hasattr(_aten, "_assert_tensor_metadata"):
     _RULES[_aten._assert_tensor_metadata.default] = _nothing

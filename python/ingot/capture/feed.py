@@ -10,6 +10,19 @@ from torch import nn
 
 from ingot.capture.captured import Source
 
+_aten = torch.ops.aten
+# What reads of a tensor no more than how large it is, or cuts it off.
+_WITHOUT_GRADIENT = {
+    _aten.detach.default,
+    *(
+        getattr(_aten, name).default
+        for name in (
+            "empty_like full_like ones_like zeros_like rand_like randn_like "
+            "new_empty new_full new_ones new_zeros"
+        ).split()
+    ),
+}
+
 
 @dataclass
 class Placeholder:
@@ -65,3 +78,17 @@ def batched_inputs(tensors: list[torch.Tensor]) -> tuple[tuple[bool, ...], int]:
         return tuple(False for _ in tensors), 1
     size = leading.size(0)
     return tuple(t.dim() >= 2 and t.size(0) == size for t in tensors), size
+
+
+def needing_gradients(feed: Feed) -> set[torch.fx.Node]:
+    """Nodes whose tensors autograd would say to require a gradient."""
+    found = {node for node, known in feed.placeholders.items() if known.requires_grad}
+    for node in feed.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and not value.is_floating_point():
+            continue
+        if node.target in _WITHOUT_GRADIENT or node.op != "call_function":
+            continue
+        if found.intersection(node.all_input_nodes):
+            found.add(node)
+    return found

@@ -7,7 +7,7 @@ from ingot.capture.captured import Captured
 from ingot.capture.convolution_bias import separate_biases
 from ingot.capture.cutting import Cut
 from ingot.capture.decompose import decompose
-from ingot.capture.feed import Feed
+from ingot.capture.feed import Feed, needing_gradients
 from ingot.capture.leading_axes import merge_leading_axes
 from ingot.capture.merged_axes import merge_axes
 from ingot.capture.plain_products import take_products_apart
@@ -32,7 +32,7 @@ def import_graph(
     Raises CaptureError with the reason where PyTorch must run the whole graph.
     """
     if not feed.rewritten:
-        decompose(feed.graph)
+        decompose(feed.graph, needing_gradients(feed) if gradients else ())
         merge_leading_axes(feed.graph)
         if gradients:  # with them, most chains without a product are PyTorch's
             merge_axes(feed.graph, *chosen(feed, dict(refused or {}), autocast))
