@@ -55,6 +55,13 @@ INGOT_D u32 pack_bf16_pair(float first, float second) {
 
 // --- shared memory -----------------------------------------------------------------------------
 
+// What the launch has asked for beside the kernel's own.
+INGOT_D u32 dynamic_shared_bytes() {
+  u32 bytes;
+  asm("mov.u32 %0, %%dynamic_smem_size;" : "=r"(bytes));
+  return bytes;
+}
+
 INGOT_D float4 load_shared_vector(u32 address) {
   float4 v;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"

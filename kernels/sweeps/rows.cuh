@@ -7,8 +7,8 @@
 //
 //   rows_in_registers   a team (a sub-warp, or a block) holds the row's live values in registers
 //   rows_looped         rows too long for that: each phase reads its operands again (softmax needs
-//                       one pass for (max, Σexp) at once, and one to finish); several blocks share
-//                       a long one, which is then still in L2 when it is read again
+//                       one pass for (max, Σexp) at once, and one to finish) but for what shared
+//                       memory keeps of them; several blocks share a long one
 //
 // The body (generated):
 //   static constexpr i64 kRow, kRowsPerSample;  static constexpr int kPhases;
@@ -137,19 +137,66 @@ INGOT_D void rows_in_registers(const typename Body::Operands& operands, i64 rows
   RowsInRegisters<Body, V, Team, Teams>::run(operands, rows);
 }
 
-// Grid: Blocks blocks of Threads threads a row.
+// The live values of a thread's first vectors of a row, in shared memory: what later phases need not
+// compute from operands again. How many there is room for is told by the launch.
+template <class Body, int V, int Threads>
+struct SharedRow {
+  using Element = typename Body::template Element<V>;
+  // Neighbouring threads' pieces lie side by side, whatever the number of values.
+  static constexpr int kWords = (sizeof(Element) + 3) / 4;
+  static constexpr int kPieceWords = kWords % 4 == 0 ? 4 : 1;
+  static constexpr int kPieces = kWords / kPieceWords;
+  using Piece = Pack<u32, kPieceWords>;
+  union Pieces {
+    Element element;
+    Piece piece[kPieces];
+    INGOT_D Pieces() {}
+  };
+
+  INGOT_D static int vectors() {
+    return static_cast<int>(ptx::dynamic_shared_bytes() / (Threads * kPieces * sizeof(Piece)));
+  }
+  INGOT_D static Piece* place(int vector) {
+    extern __shared__ __align__(16) unsigned char memory[];
+    return reinterpret_cast<Piece*>(memory) + vector * kPieces * Threads + threadIdx.x;
+  }
+  INGOT_D static void put(int vector, const Element& element) {
+    Pieces pieces;
+    pieces.element = element;
+    INGOT_UNROLL
+    for (int i = 0; i < kPieces; ++i) place(vector)[i * Threads] = pieces.piece[i];
+  }
+  INGOT_D static Element get(int vector) {
+    Pieces pieces;
+    INGOT_UNROLL
+    for (int i = 0; i < kPieces; ++i) pieces.piece[i] = place(vector)[i * Threads];
+    return pieces.element;
+  }
+};
+
+// Grid: Blocks blocks of Threads threads a row. Of its part of the row, a block keeps in shared
+// memory what the launch has given it room for; the rest is read again, first what was read last.
 template <class Body, int V, int Threads, int Blocks>
 struct RowsLooped {
   using Operands = typename Body::Operands;
   using Row = typename Body::Row;
   using Value = typename Body::Value;
   using Element = typename Body::template Element<V>;
+  using Shared = SharedRow<Body, V, Threads>;
   template <int P>
   using Monoid = PhaseMonoid<Body, P>;
   static constexpr int kBlocks = kHasClusters ? Blocks : 1;
   static constexpr i64 kStep = static_cast<i64>(kBlocks) * Threads * V;
   // Vectors in flight; ArgMax wants consecutive positions.
-  static constexpr int kAhead = Body::kNeedsIndex ? 1 : 4;
+  static constexpr int kAhead = Body::kNeedsIndex ? 1 : V >= 4 ? 4 : 8;
+  static constexpr int kTogether = 2;  // vectors of results
+
+  // A row as a thread sees it: where its first vector is, and how many of them are kept.
+  struct Part {
+    i64 b, e, first;
+    int kept;
+    INGOT_D i64 at(int vector) const { return first + vector * kStep; }
+  };
 
   // Evaluates phases 0 ... P for one vector; the last one's values are returned in x.
   template <int P>
@@ -162,87 +209,116 @@ struct RowsLooped {
     Body::template phase<P, V>(operands, row, b, e, element, x);
   }
 
-  // The state of N vectors, of which the first is at i.
-  template <int P, int N>
-  INGOT_D static typename Monoid<P>::State lift(const Operands& operands, const Row& row, i64 b,
-                                                i64 e, i64 i) {
+  // The state of N vectors, which are kept or not.
+  template <int P, int N, bool Kept>
+  INGOT_D static typename Monoid<P>::State lift(const Operands& operands, const Row& row,
+                                                const Part& part, int vector) {
     Value x[Monoid<P>::kCount][N * V];
+    Element element[N];
     INGOT_UNROLL
     for (int k = 0; k < N; ++k) {
-      Element element;
+      const i64 e = part.e + part.at(vector + k);
       Value one[Monoid<P>::kCount][V];
-      replay<P>(operands, row, b, e + i + k * kStep, element, one);
+      if constexpr (Kept && P > 0) {
+        element[k] = Shared::get(vector + k);
+        Body::template phase<P, V>(operands, row, part.b, e, element[k], one);
+      } else {
+        replay<P>(operands, row, part.b, e, element[k], one);
+      }
       INGOT_UNROLL
       for (int n = 0; n < Monoid<P>::kCount; ++n) {
         INGOT_UNROLL
         for (int j = 0; j < V; ++j) x[n][k * V + j] = one[n][j];
       }
     }
-    return Monoid<P>::lift(x, i, 1);
+    if constexpr (Kept) {
+      INGOT_UNROLL
+      for (int k = 0; k < N; ++k) Shared::put(vector + k, element[k]);
+    }
+    return Monoid<P>::lift(x, part.at(vector), 1);
+  }
+
+  // From `vector` on, N at a time, then fewer.
+  template <int P, int N>
+  INGOT_D static void fold(const Operands& operands, const Row& row, const Part& part, int vector,
+                           typename Monoid<P>::State& state) {
+    for (; part.at(vector + N - 1) < Body::kRow; vector += N) {
+      const auto lifted = vector + N <= part.kept
+                              ? lift<P, N, true>(operands, row, part, vector)
+                              : lift<P, N, false>(operands, row, part, vector);
+      state = Monoid<P>::merge(state, lifted);
+    }
+    if constexpr (N > 1) fold<P, N / 2>(operands, row, part, vector, state);
   }
 
   template <int P>
-  INGOT_D static void resolve_phases(const Operands& operands, Row& row, i64 b, i64 e, i64 first) {
+  INGOT_D static void resolve_phases(const Operands& operands, Row& row, const Part& part) {
     if constexpr (P < Body::kPhases) {
       using M = Monoid<P>;
       __shared__ TeamStorage<M, Threads> storage;
       auto state = M::identity();
-      i64 i = first;
-      for (; i + (kAhead - 1) * kStep < Body::kRow; i += kAhead * kStep) {
-        state = M::merge(state, lift<P, kAhead>(operands, row, b, e, i));
-      }
-      for (; i < Body::kRow; i += kStep) {
-        state = M::merge(state, lift<P, 1>(operands, row, b, e, i));
-      }
+      fold<P, kAhead>(operands, row, part, 0, state);
       state = merge_team<M, Threads>(state, storage);
       if constexpr (kBlocks > 1) {
         __shared__ typename M::State mine;
         state = merge_cluster<M, kBlocks>(state, mine);
       }
-      Body::template resolve<P>(operands, state, b, e, row);
-      resolve_phases<P + 1>(operands, row, b, e, first);
+      Body::template resolve<P>(operands, state, part.b, part.e, row);
+      resolve_phases<P + 1>(operands, row, part);
     }
   }
 
   // N vectors of results: all of their operands are read before the first is written.
-  template <int N>
-  INGOT_D static void finish(const Operands& operands, const Row& row, i64 b, i64 e) {
+  template <int N, bool Kept>
+  INGOT_D static void finish(const Operands& operands, const Row& row, const Part& part,
+                             int vector) {
     Element element[N];
-    if constexpr (Body::kPhases > 0) {
-      INGOT_UNROLL
-      for (int k = 0; k < N; ++k) {
+    INGOT_UNROLL
+    for (int k = 0; k < N; ++k) {
+      if constexpr (Kept) {
+        element[k] = Shared::get(vector + k);
+      } else if constexpr (Body::kPhases > 0) {
         Value ignored[Monoid<Body::kPhases - 1>::kCount][V];
-        replay<Body::kPhases - 1>(operands, row, b, e + k * kStep, element[k], ignored);
+        replay<Body::kPhases - 1>(operands, row, part.b, part.e + part.at(vector + k), element[k],
+                                  ignored);
       }
     }
     INGOT_UNROLL
     for (int k = 0; k < N; ++k) {
-      Body::template finish<V>(operands, row, b, e + k * kStep, element[k]);
+      Body::template finish<V>(operands, row, part.b, part.e + part.at(vector + k), element[k]);
     }
+  }
+
+  template <bool Kept>
+  INGOT_D static void finish_all(const Operands& operands, const Row& row, const Part& part,
+                                 int vector, i64 end) {
+    for (; part.at(vector + kTogether - 1) < end; vector += kTogether) {
+      finish<kTogether, Kept>(operands, row, part, vector);
+    }
+    for (; part.at(vector) < end; ++vector) finish<1, Kept>(operands, row, part, vector);
   }
 
   INGOT_D static void run(const Operands& operands) {
     const i64 index = blockIdx.x / Blocks;
-    const int part = static_cast<int>(blockIdx.x % Blocks);
-    if (part >= kBlocks) return;
-    const i64 b = index / Body::kRowsPerSample;
-    const i64 e = index % Body::kRowsPerSample * Body::kRow;
-    const i64 first = (static_cast<i64>(part) * Threads + threadIdx.x) * V;
+    const int rank = static_cast<int>(blockIdx.x % Blocks);
+    if (rank >= kBlocks) return;
+    Part part;
+    part.b = index / Body::kRowsPerSample;
+    part.e = index % Body::kRowsPerSample * Body::kRow;
+    part.first = (static_cast<i64>(rank) * Threads + threadIdx.x) * V;
+    part.kept = Shared::vectors() / kAhead * kAhead;
 
     let_next_kernel_start();
     wait_for_previous_kernel();
 
     Row row;
-    Body::row(operands, b, e, row);
-    resolve_phases<0>(operands, row, b, e, first);
+    Body::row(operands, part.b, part.e, row);
+    resolve_phases<0>(operands, row, part);
     if constexpr (kBlocks > 1) ptx::cluster_sync();  // all have read this block's states
-    constexpr int kTogether = 2;
-    i64 i = first;
-    for (; i + (kTogether - 1) * kStep < Body::kRow; i += kTogether * kStep) {
-      finish<kTogether>(operands, row, b, e + i);
-    }
-    for (; i < Body::kRow; i += kStep) finish<1>(operands, row, b, e + i);
-    if (threadIdx.x == 0 && part == 0) Body::finish_row(operands, row, b, e);
+    finish_all<false>(operands, row, part, part.kept, Body::kRow);
+    const i64 kept_end = part.at(part.kept) < Body::kRow ? part.at(part.kept) : Body::kRow;
+    finish_all<true>(operands, row, part, 0, kept_end);
+    if (threadIdx.x == 0 && rank == 0) Body::finish_row(operands, row, part.b, part.e);
   }
 };
 template <class Body, int V, int Threads, int Blocks>

@@ -16,8 +16,11 @@ constexpr int64_t kHeldTarget = 16;     // values held by a thread, as teams gro
 constexpr int64_t kHeldLimit = 32;      // with 1024 threads, of 64 registers each
 constexpr int64_t kAcrossTeam = 16;     // at most, in blocks of 512 threads
 constexpr int64_t kLeastInner = 8;      // rows side by side that fill a sector of memory
-// Of a row that loops, for each block beyond the first of those that share it, up to eight.
-constexpr int64_t kBlockElements = int64_t{1} << 14;
+// Of a row that loops, of one of the blocks that share it, which are eight at most.
+constexpr int64_t kBlockElements = int64_t{3} << 12;
+// Of a looping row's values that a block keeps in shared memory, so that a multiprocessor has two
+// blocks: one writes results while the other reads. The system takes 1 KB of each.
+constexpr int64_t kKeptBytes = (int64_t{228} << 9) - 1024 - 2048;
 constexpr int64_t kIndices = int64_t{1} << 31;
 
 // The fewest lanes whose vectors, side by side, fill whole lines of memory: a warp that reads
@@ -357,6 +360,22 @@ class RowsWriter {
     return std::max<int64_t>(words, 1);
   }
 
+  // Of live values of a row that loops: all of a block's, or what there is room for.
+  int64_t kept_bytes(const KernelEntry& entry, int width) const {
+    const Target& target = context_.plan().target;
+    if (held_.empty()) return 0;
+    int64_t bytes = 0;  // of a vector
+    for (const ValueId value : held_) {
+      const int64_t lanes = context_.seen(value).features > 1 ? width : 1;
+      bytes += lanes * (context_.type_of(value) == "float" ? 4 : 8);
+    }
+    bytes *= entry.threads;
+    const int64_t span = entry.tiles * entry.threads * width;
+    const int64_t vectors = (row_elements_ + span - 1) / span;
+    const int64_t most = std::min<int64_t>(kKeptBytes, target.shared_bytes);
+    return std::min(vectors, most / bytes) * bytes;
+  }
+
   void write_kernels(UnitParts& parts) {
     int width = context_.width();
     if (!(inside_ & axis_bit(kFeatures))) width = 1;
@@ -384,9 +403,8 @@ class RowsWriter {
                            team, teams);
       } else {
         entry.threads = kLoopedThreads;
-        while (entry.tiles < 8 && 2 * entry.tiles * kBlockElements <= row_elements_) {
-          entry.tiles *= 2;
-        }
+        while (entry.tiles < 8 && entry.tiles * kBlockElements < row_elements_) entry.tiles *= 2;
+        entry.shared_bytes = kept_bytes(entry, w);
         call = fmt::format("rows_looped<ingot::{}, {}, {}, {}>(operands, rows)", functor_, w,
                            kLoopedThreads, entry.tiles);
       }

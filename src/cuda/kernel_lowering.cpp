@@ -14,7 +14,10 @@ constexpr size_t kMaxOperands = 96;
 Unit unit_of(const KernelSource& source) {
   Unit unit;
   unit.source = {source.name, source.text};
-  for (const KernelEntry& entry : source.entries) unit.functions.push_back(entry.name);
+  for (const KernelEntry& entry : source.entries) {
+    unit.functions.push_back(entry.name);
+    unit.shared_bytes = std::max(unit.shared_bytes, static_cast<size_t>(entry.shared_bytes));
+  }
   return unit;
 }
 
@@ -161,7 +164,7 @@ void KernelLowering::lower(const Lowering& to, const Override& instead, int64_t 
     }
     to.launch(entry.role == KernelRole::merge ? StepKind::merge : StepKind::sweep, unit_,
               static_cast<int>(i), blocks_of(source_, entry, to.batch), entry.threads,
-              std::move(arguments));
+              std::move(arguments), static_cast<size_t>(entry.shared_bytes));
   }
 }
 

@@ -21,10 +21,11 @@ import ingot.capture.reductions
 import ingot.capture.views  # noqa: F401
 from ingot.capture.captured import CaptureError, Source, Unsupported
 from ingot.capture.feed import Feed
-from ingot.capture.gains import without_gain
+from ingot.capture.gains import pays_alone, without_gain
 from ingot.capture.host_time import pays_in_halves
 from ingot.capture.layout import Leaf, UnfitError, Value
 from ingot.capture.nodes import (
+    BATCHED,
     computes,
     is_batch_norm,
     is_made_from_nothing,
@@ -282,12 +283,12 @@ class Cut:
         return (
             result.dim() >= 1
             and result.shape[0] == self.feed.static_batch
-            and any(
-                isinstance(self.entries[a].value, (Value, Leaf))
-                and self.entries[a].value.sizes[:1] == (-1,)
-                for a in node.all_input_nodes
-            )
+            and (BATCHED in node.meta or any(map(self._leads_with_batch, node.all_input_nodes)))
         )
+
+    def _leads_with_batch(self, node: torch.fx.Node) -> bool:
+        value = self.entries[node].value
+        return isinstance(value, (Value, Leaf)) and value.sizes[:1] == (-1,)
 
     def has_product(self, level: int) -> bool:
         return any(value["op"] == "matmul" for value in self.regions[level].values)
@@ -328,6 +329,7 @@ class Cut:
             # What reads no tensor (it takes the shape of one) has nothing to say where it should
             # run.
             small = not self.has_product(level) and len(computing) < 2
+            small = small and not any(map(pays_alone, computing))
             small = small or (self.gradients and not pays_in_halves(self, computing))
             if computing and (small or not region.leaves):
                 weak.update(node.name for node in nodes)

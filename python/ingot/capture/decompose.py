@@ -6,6 +6,7 @@ a region, which reads them where they lie.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Container
 from functools import reduce
 from typing import Any
@@ -117,6 +118,22 @@ def _slice(writer: Writer, x, dim, start, end, step) -> torch.fx.Node | None:
     return x if start in (None, 0) and whole and step == 1 else None
 
 
+def _broadcast_tensors(writer: Writer, tensors) -> torch.fx.Node | None:
+    """Of tensors of one shape: these."""
+    shapes = [example(tensor).shape for tensor in tensors]
+    parts = [user for user in writer.node.users if user.target is operator.getitem]
+    if len(parts) < len(writer.node.users) or any(map(_unlike, shapes, shapes[1:])):
+        return None
+    for part in parts:
+        part.replace_all_uses_with(tensors[part.args[1]])
+        writer.graph.erase_node(part)
+    return tensors[0]
+
+
+def _unlike(shape: Any, other: Any) -> bool:
+    return len(shape) != len(other) or any(map(_differ, shape, other))
+
+
 def _with_no_sum(writer: Writer, c, a, b, beta, alpha) -> torch.fx.Node | None:
     """beta·c + alpha·(a·b) where beta is 0: what c holds, infinities too, counts for nothing."""
     if beta != 0:
@@ -132,7 +149,7 @@ def _copy(writer: Writer, x, source, non_blocking) -> torch.fx.Node:
     own, like = example(writer.node), example(source)
     if own.dtype != like.dtype:
         source = writer.call(_aten.to.dtype, like.shape, source, own.dtype)
-    if len(own.shape) != len(like.shape) or any(map(_differ, own.shape, like.shape)):
+    if _unlike(own.shape, like.shape):
         source = writer.call(_aten.expand_as.default, own.shape, source, x)
     return writer.call(_aten.clone.default, own.shape, source)
 
@@ -163,6 +180,7 @@ _RULES: dict[Any, Callable] = {
     _aten.adaptive_avg_pool2d.default: _adaptive_avg_pool,
     _aten.adaptive_avg_pool3d.default: _adaptive_avg_pool,
     _aten.adaptive_max_pool1d.default: _adaptive_max_pool1d,
+    _aten.broadcast_tensors.default: _broadcast_tensors,
     _aten.glu.default: _glu,
     _aten.addmm.default: _with_no_sum,
     _aten.baddbmm.default: _with_no_sum,

@@ -1,9 +1,13 @@
-"""Which chains without a product are worth a region where gradients are needed.
+"""Which chains without a product are worth a region where gradients are needed, and which operators
+are worth one alone where they are not.
 
 PyTorch runs such a chain operator by operator, forward and backward, each a pass or more over
 memory. A region makes one of them, but costs more of the host's time than any of PyTorch's, and its
 derivative must be one that the importer takes whole. So chains of the operators named here are
 taken, from so many bytes on that the passes saved count for more.
+
+Of a single operator PyTorch's kernel makes the passes that it takes. Those named here take more
+than the bytes ask for, or more time over them.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ingot.capture.layout import has_channels_last
-from ingot.capture.nodes import schema_name
+from ingot.capture.nodes import operator_name, schema_name
 from ingot.capture.table import HALVES
 
 if TYPE_CHECKING:
@@ -42,6 +46,37 @@ _POINTWISE = """
 """
 _SAVED |= {f"aten::{name}": 5 for name in _POINTWISE.split()}
 _PASSES = {f"aten::{name}" for name in ("to", "_to_copy", "contiguous", "clone", "dropout")}
+
+# Alone, without gradients: what could be taken, and what is, with the fewest bytes of its largest
+# operand from which on.
+EVERYTHING = """
+    softmax _softmax log_softmax _log_softmax logsumexp layer_norm group_norm instance_norm rms_norm
+    sum mean amax amin max min argmax argmin linalg_vector_norm norm var std
+""".split()
+ALONE: dict[str, float] = dict.fromkeys(EVERYTHING, 8e6)
+least_of_loss = 8e6
+# On a CPU none was seen to pay.
+takes_alone_on_cpu = False
+
+
+def pays_alone(node: torch.fx.Node) -> bool:
+    """Whether an operator is worth a region of its own, where no gradients are needed."""
+    least = ALONE.get(operator_name(node)) if node.op == "call_function" else None
+    return least is not None and _most_bytes(node) >= least
+
+
+def pays_as_loss(node: torch.fx.Node) -> bool:
+    """Whether a loss is worth a region, where no gradients are needed."""
+    return _most_bytes(node) >= least_of_loss
+
+
+def _most_bytes(node: torch.fx.Node) -> float:
+    """Of its largest operand, where it may be taken alone."""
+    operands = [source.meta.get("val") for source in node.all_input_nodes]
+    operands = [value for value in operands if isinstance(value, torch.Tensor)]
+    if not operands or (operands[0].device.type == "cpu" and not takes_alone_on_cpu):
+        return 0
+    return max(map(_bytes, operands))
 
 
 def least_saved(device_type: str) -> float:

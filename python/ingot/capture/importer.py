@@ -9,6 +9,7 @@ from ingot.capture.cutting import Cut
 from ingot.capture.decompose import decompose
 from ingot.capture.feed import Feed, needing_gradients
 from ingot.capture.leading_axes import merge_leading_axes
+from ingot.capture.losses import take_losses_apart
 from ingot.capture.merged_axes import merge_axes
 from ingot.capture.plain_products import take_products_apart
 from ingot.capture.trial import chosen
@@ -32,6 +33,8 @@ def import_graph(
     Raises CaptureError with the reason where PyTorch must run the whole graph.
     """
     if not feed.rewritten:
+        if not gradients and not autocast:
+            take_losses_apart(feed.graph)
         decompose(feed.graph, needing_gradients(feed) if gradients else ())
         merge_leading_axes(feed.graph)
         if gradients:  # with them, most chains without a product are PyTorch's

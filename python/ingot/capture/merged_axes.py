@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ingot.capture import pointwise
+from ingot.capture.gains import pays_alone
 from ingot.capture.layout import CHANNELS_LAST, has_channels_last
 from ingot.capture.nodes import LEFT_ALONE, only, schema_name
 from ingot.capture.surgery import Writer, example
@@ -63,8 +64,10 @@ def may_be_taken(node: torch.fx.Node) -> bool:
 
 
 def _in_company(node: torch.fx.Node) -> bool:
-    """Operators that would be a region by themselves are PyTorch's, with the dimensions that tell
-    it how a tensor lies."""
+    """Most operators that would be a region by themselves are PyTorch's, with the dimensions that
+    tell it how a tensor lies."""
+    if pays_alone(node):
+        return True
     around = {*node.all_input_nodes, *node.users}
     for other in list(around):
         if other.target is operator.getitem:

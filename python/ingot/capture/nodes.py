@@ -24,6 +24,8 @@ _CONVOLUTIONS = {
 }
 # In the meta of a view that must stay PyTorch's: rewriting leaves the node alone.
 LEFT_ALONE = "ingot_left_alone"
+# In the meta of a node whose dimension 0 is the batch, where its operands do not tell.
+BATCHED = "ingot_batched"
 # In the meta of an operator that the forward keeps from the autocast around its call.
 WITHOUT_AUTOCAST = "ingot_without_autocast"
 

@@ -1,0 +1,185 @@
+"""Losses written as what they are made of, where a region then takes them in one pass.
+
+PyTorch writes what a loss is of each element and reads it again for the sum. Where gradients are
+needed its derivative is one pass as well, and the losses stay PyTorch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ingot.capture.gains import pays_as_loss
+from ingot.capture.nodes import BATCHED, LEFT_ALONE, named_arguments
+from ingot.capture.surgery import Writer, example
+
+_aten = torch.ops.aten
+_NONE, _MEAN, _SUM = range(3)
+
+
+def take_losses_apart(graph: torch.fx.Graph) -> None:
+    for node in list(graph.nodes):
+        rule = _RULES.get(node.target) if node.op == "call_function" else None
+        if rule is None or LEFT_ALONE in node.meta or not pays_as_loss(node):
+            continue
+        replacement = rule(Writer(graph, node), *named_arguments(node).values())
+        if replacement is not None:
+            replacement.meta = dict(node.meta)
+            node.replace_all_uses_with(replacement)
+            graph.erase_node(node)
+
+
+def _is_plain(*tensors: torch.fx.Node) -> bool:
+    """fp32, and of one shape."""
+    values = [example(tensor) for tensor in tensors]
+    same = all(tuple(value.shape) == tuple(values[0].shape) for value in values)
+    return same and all(value.dtype == torch.float32 for value in values)
+
+
+class _Elements:
+    """Writes operators on elements of one shape."""
+
+    def __init__(self, writer: Writer, like: torch.fx.Node):
+        self.writer, self.sizes = writer, tuple(example(like).shape)
+
+    def __call__(self, target: Callable, *args: Any) -> torch.fx.Node:
+        return self.writer.call(target, self.sizes, *args)
+
+    def condition(self, target: Callable, *args: Any) -> torch.fx.Node:
+        made = self(target, *args)
+        made.meta["val"] = made.meta["val"].to(torch.bool)
+        return made
+
+    def reduced(self, each: torch.fx.Node, reduction: int) -> torch.fx.Node | None:
+        if reduction not in (_MEAN, _SUM):
+            return None
+        target = _aten.mean.dim if reduction == _MEAN else _aten.sum.dim_IntList
+        return self.writer.call(target, (), each, list(range(len(self.sizes))))
+
+
+def _distance(of: _Elements, x, target) -> torch.fx.Node:
+    return of(_aten.abs.default, of(_aten.sub.Tensor, x, target))
+
+
+def _l1(writer: Writer, x, target, reduction) -> torch.fx.Node | None:
+    if not _is_plain(x, target) or reduction == _NONE:
+        return None
+    of = _Elements(writer, x)
+    return of.reduced(_distance(of, x, target), reduction)
+
+
+def _mse(writer: Writer, x, target, reduction) -> torch.fx.Node | None:
+    if not _is_plain(x, target) or reduction == _NONE:
+        return None
+    of = _Elements(writer, x)
+    difference = of(_aten.sub.Tensor, x, target)
+    return of.reduced(of(_aten.mul.Tensor, difference, difference), reduction)
+
+
+def _smooth_l1(writer: Writer, x, target, reduction, beta) -> torch.fx.Node | None:
+    """Half the square over beta, below beta; above, the distance less half of beta."""
+    if not _is_plain(x, target) or reduction == _NONE or not beta > 0:
+        return None
+    of = _Elements(writer, x)
+    distance = _distance(of, x, target)
+    half = of(_aten.mul.Tensor, distance, 0.5)
+    near = of(_aten.div.Tensor, of(_aten.mul.Tensor, half, distance), beta)
+    far = of(_aten.sub.Tensor, distance, 0.5 * beta)
+    below = of.condition(_aten.lt.Scalar, distance, beta)
+    return of.reduced(of(_aten.where.self, below, near, far), reduction)
+
+
+def _huber(writer: Writer, x, target, reduction, delta) -> torch.fx.Node | None:
+    if not _is_plain(x, target) or reduction == _NONE:
+        return None
+    of = _Elements(writer, x)
+    distance = _distance(of, x, target)
+    near = of(_aten.mul.Tensor, of(_aten.mul.Tensor, distance, 0.5), distance)
+    far = of(_aten.mul.Tensor, of(_aten.sub.Tensor, distance, 0.5 * delta), delta)
+    within = of.condition(_aten.le.Scalar, distance, delta)
+    return of.reduced(of(_aten.where.self, within, near, far), reduction)
+
+
+def _kl_div(writer: Writer, x, target, reduction, log_target) -> torch.fx.Node | None:
+    """t·(log t - x), and -0·x where t is 0."""
+    if not _is_plain(x, target) or reduction == _NONE:
+        return None
+    of = _Elements(writer, x)
+    if log_target:
+        difference = of(_aten.sub.Tensor, target, x)
+        each = of(_aten.mul.Tensor, of(_aten.exp.default, target), difference)
+        return of.reduced(each, reduction)
+    is_none = of.condition(_aten.eq.Scalar, target, 0.0)
+    entropy = of(_aten.mul.Tensor, target, of(_aten.log.default, target))
+    entropy = of(_aten.masked_fill.Scalar, entropy, is_none, 0.0)
+    each = of(_aten.sub.Tensor, entropy, of(_aten.mul.Tensor, target, x))
+    return of.reduced(each, reduction)
+
+
+def _triplet(writer: Writer, x, positive, negative, margin, p, eps, swap, reduction):
+    if not _is_plain(x, positive, negative) or p not in (1, 2) or reduction == _NONE:
+        return None
+    of = _Elements(writer, x)
+    rows = of.sizes[:-1]
+    if len(rows) != 1:
+        return None
+
+    def apart(a: torch.fx.Node, b: torch.fx.Node) -> torch.fx.Node:
+        difference = of(_aten.add.Scalar, of(_aten.sub.Tensor, a, b), eps)
+        return writer.call(_aten.linalg_vector_norm.default, rows, difference, p, [-1])
+
+    far = apart(x, negative)
+    if swap:
+        far = writer.call(_aten.minimum.default, rows, far, apart(positive, negative))
+    each = writer.call(_aten.sub.Tensor, rows, apart(x, positive), far)
+    each = writer.call(_aten.add.Scalar, rows, each, margin)
+    each = writer.call(_aten.clamp_min.default, rows, each, 0)
+    return _Elements(writer, each).reduced(each, reduction)
+
+
+def _cross_entropy(writer: Writer, x, target, weight, reduction, ignored, smoothing):
+    """Of classes by number: (m - x[target]) + log Σ exp(x - m), with m the row's largest. Which
+    element a target names is PyTorch's to find, and whether there is one."""
+    value, chosen = example(x), example(target)
+    plain = weight is None and smoothing == 0 and reduction in (_MEAN, _SUM)
+    if not plain or not _is_plain(x) or len(value.shape) != 2 or chosen.dtype != torch.int64:
+        return None
+    rows = tuple(value.shape[:1])
+    of = _Elements(writer, x)
+    largest = writer.call(_aten.amax.default, (*rows, 1), x, [1], True)
+    exponentials = of(_aten.exp.default, of(_aten.sub.Tensor, x, largest))
+    total = writer.call(_aten.sum.dim_IntList, rows, exponentials, [1])
+    picked = writer.call(_aten.nll_loss.default, rows, x, target, None, _NONE, ignored)
+    each = writer.call(_aten.squeeze.dim, rows, largest, 1)
+    each = writer.call(_aten.add.Tensor, rows, each, picked)
+    each = writer.call(_aten.add.Tensor, rows, each, writer.call(_aten.log.default, rows, total))
+    is_ignored = _flags(writer, _aten.eq.Scalar, rows, target, ignored)
+    each = writer.call(_aten.masked_fill.Scalar, rows, each, is_ignored, 0.0)
+    made = _Elements(writer, each).reduced(each, _SUM)
+    if reduction == _SUM:
+        return made
+    counted = _flags(writer, _aten.ne.Scalar, rows, target, ignored)
+    counted = writer.call(_aten.to.dtype, rows, counted, torch.float32)
+    count = _Elements(writer, counted).reduced(counted, _SUM)
+    return writer.call(_aten.div.Tensor, (), made, count)
+
+
+def _flags(writer: Writer, target: Callable, rows: tuple, *args: Any) -> torch.fx.Node:
+    """One for each element of the batch."""
+    made = writer.call(target, rows, *args)
+    made.meta["val"] = made.meta["val"].to(torch.bool)
+    made.meta[BATCHED] = True
+    return made
+
+
+_RULES: dict[Any, Callable] = {
+    _aten.l1_loss.default: _l1,
+    _aten.mse_loss.default: _mse,
+    _aten.smooth_l1_loss.default: _smooth_l1,
+    _aten.huber_loss.default: _huber,
+    _aten.kl_div.default: _kl_div,
+    _aten.triplet_margin_loss.default: _triplet,
+    _aten.cross_entropy_loss.default: _cross_entropy,
+}

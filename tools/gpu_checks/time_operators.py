@@ -1,0 +1,265 @@
+"""Operators alone (operators.py): eager, Ingot, a copy of the same bytes and, if wanted,
+torch.compile.
+
+python time_operators.py [--device cuda|cpu] [--small] [--seconds 90] [--operators A,B]
+                         [--rounds 9] [--gradients] [--compile] [--everything] [--out FILE]
+                         [--again]
+
+Interleaved rounds with cold L2; medians. A row's bytes are those that the operator must read and
+write: its operands and its result once, and what must be read twice since no GPU can keep it. The
+copy moves as many. × bytes: a time over the copy's. PyTorch's own is good enough up to 1.25; ours
+should be 1.15 where it is not. Errors are relative Frobenius errors against fp64; Ingot's may be a
+small factor of eager's.
+
+--gradients: a training step, forward and backward, instead of the forward without gradients.
+--everything: takes over what Ingot can, whatever it is thought to gain.
+
+Rows go to --out as they come; those of the present sources are not measured again (but with
+--again). Exit status: 1 something was wrong, 3 time ran out, else 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import statistics
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+for folder in (ROOT / "python", Path(__file__).parent):
+    sys.path.insert(0, str(folder))
+
+import ingot  # noqa: E402
+import torch  # noqa: E402
+from ingot.bench.clocks import describe, read_clocks  # noqa: E402
+from ingot.bench.rounds import RoundOptions, compare  # noqa: E402
+from ingot.capture import gains  # noqa: E402
+from operators import OPERATORS, Operator  # noqa: E402
+from row_table import COMPILE, EAGER, INGOT, RowTable, times_of  # noqa: E402
+
+COPY = "copy"
+FACTOR, ROUNDING = 4.0, 2e-6  # an error may be this many times eager's, or this
+SLOW_EAGER, FAST_ENOUGH = 1.25, 1.15  # × bytes
+ENOUGH = 1.0 / 0.98  # a row slower than this is listed
+
+
+class Subject:
+    """One operator, with its module and two sets of inputs on the device."""
+
+    def __init__(self, operator: Operator, arguments: argparse.Namespace):
+        torch.manual_seed(1)
+        self.device, self.gradients = torch.device(arguments.device), arguments.gradients
+        self.module = operator.build(arguments.small).to(self.device)
+        self.inputs = [operator.inputs(arguments.small, self.device) for _ in range(2)]
+        if self.gradients:
+            for inputs in self.inputs:
+                inputs[0].requires_grad_()
+        y = self.run(copy.deepcopy(self.module), self.inputs[0])[0]
+        tensors = [*self.inputs[0], *self.module.parameters(), y]
+        self.bytes = sum(t.numel() * t.element_size() for t in tensors)
+        self.bytes += operator.rereads * 4 * self.inputs[0][0].numel()
+
+    def run(self, module, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        if not self.gradients:
+            with torch.no_grad():
+                return [module(*inputs)]
+        module.zero_grad(set_to_none=True)
+        inputs[0].grad = None
+        y = module(*inputs)
+        y.backward(torch.ones_like(y))
+        return [y.detach(), inputs[0].grad]
+
+    def calls(self, module):
+        return lambda i: self.run(module, self.inputs[i % 2])
+
+    def copies(self):
+        source = torch.zeros(max(1, self.bytes // 8), device=self.device)
+        target = torch.zeros_like(source)
+        return lambda i: target.copy_(source)
+
+    def truth(self) -> list[torch.Tensor]:
+        module = copy.deepcopy(self.module).double()
+        inputs = [t.detach().double() if t.is_floating_point() else t for t in self.inputs[0]]
+        if self.gradients:
+            inputs[0].requires_grad_()
+        return self.run(module, inputs)
+
+
+def error(found: list[torch.Tensor], truth: list[torch.Tensor]) -> float:
+    """The largest; of positions, how many are others."""
+    worst = 0.0
+    for one, true in zip(found, truth, strict=True):
+        if not true.is_floating_point():
+            worst = max(worst, (one != true).double().mean().item())
+        else:
+            worst = max(worst, ((one.double() - true).norm() / true.norm()).item())
+    return worst
+
+
+def measure(operator: Operator, arguments: argparse.Namespace) -> dict:
+    subject = Subject(operator, arguments)
+    eager, optimised = copy.deepcopy(subject.module), ingot.optimize(copy.deepcopy(subject.module))
+    truth = subject.truth()
+    errors = {}
+    for name, made in ((INGOT, optimised), (EAGER, eager)):
+        errors[name] = error(subject.run(made, subject.inputs[0]), truth)
+    del truth
+    row = {
+        "operator": operator.name,
+        "mode": "gradients" if subject.gradients else "forward",
+        "shape": "×".join(map(str, subject.inputs[0][0].shape)),
+        "small": arguments.small,
+        "bytes": subject.bytes,
+        "error": errors[INGOT],
+        "eager_error": errors[EAGER],
+        "taken": taken(optimised),
+        "wrong": "",
+    }
+    if not errors[INGOT] <= max(FACTOR * errors[EAGER], ROUNDING):
+        row["wrong"] = f"its error is {errors[INGOT]:.1e}, eager's {errors[EAGER]:.1e}"
+    if arguments.rounds:
+        row |= timed(subject, {EAGER: eager, INGOT: optimised}, arguments)
+    return row
+
+
+def taken(optimised) -> bool:
+    return bool(optimised.ingot_report()["operators_replaced"])
+
+
+def timed(subject: Subject, modules: dict, arguments: argparse.Namespace) -> dict:
+    if arguments.compile:
+        torch._dynamo.reset()
+        modules[COMPILE] = torch.compile(copy.deepcopy(subject.module), dynamic=False)
+    options = RoundOptions(
+        rounds=arguments.rounds,
+        fewest=min(5, arguments.rounds),
+        budget_s=arguments.row_seconds,
+        warmups=1,
+        calls=3,
+        rest_s=0.005,
+        extra_rounds=0,
+        sustained=False,
+        warm=False,
+    )
+    named = {name: subject.calls(module) for name, module in modules.items()}
+    comparison = compare({**named, COPY: subject.copies()}, subject.device, options)
+    row = times_of(comparison, named)
+    copy_ms = 1e3 * comparison.summary(COPY).median
+    row["copy_ms"] = round(copy_ms, 5)
+    for name in ("eager", "ingot"):
+        row[f"{name}_of_bytes"] = round(row[f"{name}_ms"] / copy_ms, 3)
+    return row
+
+
+def line(row: dict) -> str:
+    text = f"{row['operator']:24} {row.get('shape', ''):18}"
+    if "ratio" in row:
+        compiled = f" compile {row['compile_ms']:7.3f}" if row["compile_ms"] else ""
+        text += (
+            f" copy {row['copy_ms']:7.3f} eager {row['eager_ms']:7.3f}{compiled} Ingot "
+            f"{row['ingot_ms']:7.3f} ms, x bytes {row['eager_of_bytes']:6.2f} "
+            f"{row['ingot_of_bytes']:5.2f} ratio {row['ratio']:.3f}"
+        )
+    if "error" in row:
+        text += f" error {row['error']:.1e} {row['eager_error']:.1e}"
+        text += "" if row["taken"] else " (PyTorch's)"
+    return text + (f" WRONG {row['wrong']}" if row["wrong"] else "")
+
+
+def row_of(operator: Operator, arguments: argparse.Namespace) -> dict:
+    torch._dynamo.reset()
+    try:
+        return measure(operator, arguments)
+    except Exception as failure:  # the next one may do better
+        print(traceback.format_exc(limit=-6))
+        return {
+            "operator": operator.name,
+            "mode": "gradients" if arguments.gradients else "forward",
+            "small": arguments.small,
+            "wrong": f"{type(failure).__name__}: {failure}"[:600],
+        }
+
+
+def key_of(row: dict) -> tuple:
+    return row["operator"], row["mode"], row["small"]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    started, table, longest = time.monotonic(), RowTable(arguments.out, key_of), 1.0
+    wanted = arguments.operators.split(",") if arguments.operators else []
+    rows, missed = [], 0
+    for operator in OPERATORS:
+        if wanted and operator.name not in wanted:
+            continue
+        key = (operator.name, "gradients" if arguments.gradients else "forward", arguments.small)
+        if not arguments.again and table.done(key, bool(arguments.rounds)):
+            rows.append(table.rows[key])
+            continue
+        begin = time.monotonic()
+        if begin - started + longest > arguments.seconds:
+            missed += 1
+            continue
+        rows.append(row_of(operator, arguments))
+        table.add(rows[-1])
+        print(line(rows[-1]), flush=True)
+        gc.collect()
+        if arguments.device == "cuda":
+            torch.cuda.empty_cache()
+        longest = max(1.0, time.monotonic() - begin)
+    summarise(rows, missed, time.monotonic() - started)
+    return 1 if any(row["wrong"] for row in rows) else 3 if missed else 0
+
+
+def summarise(rows: list[dict], missed: int, seconds: float) -> None:
+    ratios = [1 / row["ratio"] for row in rows if "ratio" in row]
+    mean = f"{statistics.geometric_mean(ratios):.3f} × eager" if ratios else "not timed"
+    print(f"{len(rows)} rows in {seconds:.0f} s, {missed} not reached, {mean}")
+    timed = [row for row in rows if "ratio" in row]
+    slow = [
+        f"{row['operator']} {row['ingot_of_bytes']:.2f} (eager {row['eager_of_bytes']:.2f})"
+        for row in timed
+        if row["ingot_of_bytes"] > FAST_ENOUGH and row["eager_of_bytes"] > SLOW_EAGER
+    ]
+    print("above 1.15 × bytes where eager is above 1.25: " + (", ".join(slow) or "none"))
+    slower = [
+        f"{row['operator']} {row['ratio']:.3f}"
+        for row in timed
+        if row["ratio"] > ENOUGH and row["ratio_lower"] > 1
+    ]
+    print("slower than eager: " + (", ".join(slower) or "none"))
+
+
+def take_everything() -> None:
+    gains.takes_alone_on_cpu = True
+    gains.ALONE = dict.fromkeys(gains.EVERYTHING, 0.0)
+    gains.least_of_loss = 0.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--small", action="store_true", help="at small sizes")
+    parser.add_argument("--seconds", type=float, default=90.0)
+    parser.add_argument("--row-seconds", type=float, default=0.6, help="for one row's rounds")
+    parser.add_argument("--operators", default="", help="these alone, separated by commas")
+    parser.add_argument("--rounds", type=int, default=9, help="0: no times")
+    parser.add_argument("--gradients", action="store_true", help="training steps")
+    parser.add_argument("--compile", action="store_true", help="time torch.compile as well")
+    parser.add_argument("--everything", action="store_true", help="take what can be taken")
+    parser.add_argument("--again", action="store_true", help="measure what --out has as well")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    if arguments.everything:
+        take_everything()
+    print(describe(read_clocks(0)) if arguments.device == "cuda" else "cpu")
+    return run(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
