@@ -11,7 +11,8 @@
 // Two layouts of the reduction, by which axes are reduced besides the batch:
 //   leading (none, rows, or rows and groups): a column is a position in the kept trailing axes, a
 //     "sample" is (b, leading index); threads lie along columns and walk down samples;
-//   inner (anything else): a block owns one column; threads lie along the reduced positions.
+//   inner (anything else): a block owns one column; threads lie along the reduced positions. Where
+//     there are few columns, a "sample" is one of kLeading equal pieces of a batch entry's.
 //
 // The body (generated):
 //   static constexpr i64 kColumns, kLeading, kInner;  static constexpr bool kBackwards;
@@ -151,7 +152,8 @@ INGOT_D void columns_sweep(const typename Body::Operands& operands, i64 samples,
   }
 }
 
-// A vector of a column that a thread of the inner layout reads, and those that it reads next.
+// A vector of a column that a thread of the inner layout reads, and those that it reads next. b: the
+// sample.
 template <class Body, int V, int Threads>
 struct InnerPlace {
   static constexpr i64 kVectors = Body::kInner / V;
@@ -166,10 +168,12 @@ struct InnerPlace {
     return {b + Threads / kVectors + (beyond >= 0), beyond >= 0 ? beyond : beyond + kVectors};
   }
   INGOT_D i64 index() const { return (b * kVectors + vector) * V; }
-  // An element within the sample. Of fewer than 2^32 a division takes a third of the instructions.
+  INGOT_D i64 entry() const { return b / Body::kLeading; }
+  // An element of the batch entry. Of fewer than 2^32 a division takes a third of the instructions.
   INGOT_D i64 element(i64 column) const {
-    const i64 e = Body::flat(column, vector * V);
-    return Body::kColumns * Body::kInner >> 32 == 0 ? static_cast<i64>(static_cast<u32>(e)) : e;
+    const i64 e = Body::flat(column, b % Body::kLeading * Body::kInner + vector * V);
+    constexpr i64 kElements = Body::kColumns * Body::kInner * Body::kLeading;
+    return kElements >> 32 == 0 ? static_cast<i64>(static_cast<u32>(e)) : e;
   }
 };
 
@@ -189,18 +193,18 @@ struct InnerChunk {
     Value all[kCount][Chunk * V];
     INGOT_UNROLL
     for (int k = 0; k < Chunk; ++k) {
-      Body::template load<V>(operands, place[k].b, place[k].element(column), element[k]);
+      Body::template load<V>(operands, place[k].entry(), place[k].element(column), element[k]);
     }
     INGOT_UNROLL
     for (int k = 0; k < Chunk; ++k) {
       const i64 e = place[k].element(column);
       Value x[kCount][V];
       if constexpr (Body::kFeatureOfColumn) {
-        Body::template values<V>(operands, shared, element[k], place[k].b, e, x);
+        Body::template values<V>(operands, shared, element[k], place[k].entry(), e, x);
       } else {
         Feature own;
         Body::template feature<V>(operands, e, own);
-        Body::template values<V>(operands, own, element[k], place[k].b, e, x);
+        Body::template values<V>(operands, own, element[k], place[k].entry(), e, x);
       }
       INGOT_UNROLL
       for (int n = 0; n < kCount; ++n) {

@@ -15,6 +15,8 @@ constexpr int kChunk = 8, kChunkOfSeveral = 4;
 // Vectors of a column that a thread reads ahead in the inner layout, and of how many elements at
 // most, since they are registers.
 constexpr int kInnerChunk = 4, kInnerElements = 16;
+// Of few columns: blocks share a sample's part of one, in pieces of so many vectors or more.
+constexpr int64_t kFewColumns = 32, kPieceVectors = 1024;
 constexpr int kMergeLanes = 16;     // columns of a merging block
 constexpr int kMergeSegments = 32;  // ranges of splits that it merges side by side
 
@@ -24,6 +26,16 @@ int64_t extent_over(const Shape& space, AxisMask mask) {
     if (mask & axis_bit(axis)) product *= space.extent(axis, 1);
   }
   return product;
+}
+
+// Into how many equal pieces of whole vectors the reduced elements of a sample are cut.
+int64_t pieces_of(int64_t columns, int64_t elements, int width) {
+  const int64_t vectors = elements / width;
+  if (columns >= kFewColumns) return 1;
+  for (int64_t pieces = std::min<int64_t>(vectors / kPieceVectors, 1024); pieces > 1; --pieces) {
+    if (vectors % pieces == 0) return pieces;
+  }
+  return 1;
 }
 
 // e = Σ coordinate·stride, each coordinate taken from `column` (kept axes) or `inner` (reduced).
@@ -87,7 +99,10 @@ class ColumnsWriter {
     source_.columns = extent_over(s.space, kept_);
     // Masks compare as numbers since a later axis has a higher bit.
     leading_ = reduced_ < (kept_ & (~kept_ + 1)) || reduced_ == 0;
-    source_.leading = leading_ ? extent_over(s.space, reduced_) : 1;
+    inner_ = leading_ ? 1 : extent_over(s.space, reduced_);
+    source_.leading = leading_ ? extent_over(s.space, reduced_)
+                               : pieces_of(source_.columns, inner_, context_.width());
+    inner_ /= leading_ ? 1 : source_.leading;
     functor_ = functor_name(source_.name);
   }
 
@@ -192,7 +207,7 @@ class ColumnsWriter {
         "  static constexpr i64 kColumns = {}, kLeading = {}, kInner = {};\n"
         "  static constexpr bool kBackwards = {}, kFeatureOfColumn = {};\n"
         "  using Value = {};\n  using Statistics = Together<{}>;\n",
-        source_.columns, source_.leading, leading_ ? 1 : extent_over(context_.space(), reduced_),
+        source_.columns, source_.leading, inner_,
         runs_backwards(context_.plan(), source_.sweep), has_features_of_column(), value_type_,
         fmt::join(monoids, ", "));
   }
@@ -244,7 +259,7 @@ class ColumnsWriter {
       } else {
         entry.role = KernelRole::columns_inner;
         entry.tiles = source_.columns;
-        const int64_t vectors = extent_over(context_.space(), reduced_) / w;
+        const int64_t vectors = inner_ / w;
         entry.per_block = std::max<int64_t>(1, 4 * kColumnThreads / vectors);
         parts.kernels.push_back(
             kernel_text(entry.name, functor_, kColumnThreads, parameters,
@@ -275,6 +290,7 @@ class ColumnsWriter {
   std::vector<SharedState> states_;
   AxisMask axes_ = 0, reduced_ = 0, kept_ = 0;
   bool leading_ = true;
+  int64_t inner_ = 1;  // of a sample or a piece of one
   int chunk_ = kChunk;
   std::string value_type_, functor_;
 };

@@ -394,6 +394,7 @@ class RowsWriter {
       while (team < 512 && held(team) > kHeldTarget) team *= 2;
       if (held(team) > kHeldLimit) team = 1024;
       std::string call;
+      int at_once = 0;
       if (held(team) <= kHeldLimit) {
         // Beyond a warp a team is a whole block: it meets at the block's barrier.
         const int64_t teams = team <= kWarp ? kBlockThreads / team : 1;
@@ -405,11 +406,13 @@ class RowsWriter {
         entry.threads = kLoopedThreads;
         while (entry.tiles < 8 && entry.tiles * kBlockElements < row_elements_) entry.tiles *= 2;
         entry.shared_bytes = kept_bytes(entry, w);
+        if (3 * entry.shared_bytes > 2 * kKeptBytes) at_once = 2;
         call = fmt::format("rows_looped<ingot::{}, {}, {}, {}>(operands, rows)", functor_, w,
                            kLoopedThreads, entry.tiles);
       }
       parts.kernels.push_back(
-          kernel_text(entry.name, functor_, entry.threads, "ingot::i64 rows", call, entry.tiles));
+          kernel_text(entry.name, functor_, entry.threads, "ingot::i64 rows", call, entry.tiles,
+                      at_once));
       source_.entries.push_back(entry);
     }
   }

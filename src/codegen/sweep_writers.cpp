@@ -121,12 +121,13 @@ std::string translation_unit(const UnitParts& parts) {
 }
 
 std::string kernel_text(const std::string& name, const std::string& functor, int threads,
-                        const std::string& parameters, const std::string& call, int64_t cluster) {
+                        const std::string& parameters, const std::string& call, int64_t cluster,
+                        int at_once) {
   return fmt::format(
-      "extern \"C\" __global__ void __launch_bounds__({}){} {}(\n"
+      "extern \"C\" __global__ void __launch_bounds__({}{}){} {}(\n"
       "    const __grid_constant__ ingot::{}::Operands operands, {}) {{\n"
       "  ingot::{};\n}}\n",
-      threads, cluster > 1 ? fmt::format(" INGOT_CLUSTER({})", cluster) : "", name, functor,
+      threads, at_once > 0 ? fmt::format(", {}", at_once) : "", cluster > 1 ? fmt::format(" INGOT_CLUSTER({})", cluster) : "", name, functor,
       parameters, call);
 }
 
