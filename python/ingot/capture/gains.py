@@ -55,6 +55,7 @@ EVERYTHING = """
 """.split()
 ALONE: dict[str, float] = dict.fromkeys(EVERYTHING, 8e6)
 least_of_loss = 8e6
+least_of_windows = 16e6  # the parts' views are some 20 µs of the host's time
 # On a CPU none was seen to pay.
 takes_alone_on_cpu = False
 
@@ -68,6 +69,11 @@ def pays_alone(node: torch.fx.Node) -> bool:
 def pays_as_loss(node: torch.fx.Node) -> bool:
     """Whether a loss is worth a region, where no gradients are needed."""
     return _most_bytes(node) >= least_of_loss
+
+
+def pays_as_windows(node: torch.fx.Node) -> bool:
+    """Whether a pooling is worth being taken apart, where no gradients are needed."""
+    return _most_bytes(node) >= least_of_windows
 
 
 def _most_bytes(node: torch.fx.Node) -> float:

@@ -13,6 +13,7 @@ from ingot.capture.losses import take_losses_apart
 from ingot.capture.merged_axes import merge_axes
 from ingot.capture.plain_products import take_products_apart
 from ingot.capture.trial import chosen
+from ingot.capture.windows import open_windows
 
 
 def import_graph(
@@ -42,6 +43,8 @@ def import_graph(
         else:
             if adds_biases_apart(feed.device_type) and not autocast:
                 separate_biases(feed.graph)
+            if not autocast:
+                open_windows(feed, dict(refused or {}), autocast)
             merge_axes(feed.graph)
         feed.rewritten = True
     refused = dict(refused or {})
