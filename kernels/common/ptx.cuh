@@ -406,12 +406,11 @@ INGOT_D void store_shared_remote(u32 address, u32 barrier, u32 rank, float v) {
       : "memory");
 }
 
-// A word of block `rank`, at the address of this block's shared memory.
-INGOT_D u32 load_shared_remote(u32 address, u32 rank) {
-  u32 remote, word;
+// A word, seen by that block behind the next cluster_sync().
+INGOT_D void store_shared_remote(u32 address, u32 rank, u32 word) {
+  u32 remote;
   asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
-  asm volatile("ld.shared::cluster.u32 %0, [%1];" : "=r"(word) : "r"(remote) : "memory");
-  return word;
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(remote), "r"(word) : "memory");
 }
 
 INGOT_D void cluster_sync() {

@@ -21,10 +21,12 @@ inline constexpr bool kHasClusters = false;
 #endif
 
 // Merges the states of `Blocks` blocks, lower ranks first, so that all get equal bits. Every thread
-// of a block calls it, with its block's state; each call has a `mine` of its own. Before a block
-// ends, all must have met once more.
+// of a block calls it, with its block's state; each call has slots of its own. Each block writes
+// into the others', which must have begun: behind a cluster_arrive() of all, and a cluster_wait().
+// Nothing is read of a block that may have ended.
 template <class M, int Blocks>
-INGOT_D typename M::State merge_cluster(const typename M::State& state, typename M::State& mine) {
+INGOT_D typename M::State merge_cluster(const typename M::State& state, int rank,
+                                        typename M::State (&slots)[Blocks]) {
   using State = typename M::State;
   constexpr int kWords = (sizeof(State) + 3) / 4;
   union Words {
@@ -32,17 +34,19 @@ INGOT_D typename M::State merge_cluster(const typename M::State& state, typename
     u32 word[kWords];
     INGOT_D Words() {}
   };
-  if (threadIdx.x == 0) mine = state;
-  ptx::cluster_sync();
-  const u32 address = ptx::shared_address(&mine);
-  State all = M::identity();
-  INGOT_UNROLL
-  for (u32 rank = 0; rank < Blocks; ++rank) {
-    Words from;
+  if (threadIdx.x < Blocks) {
+    Words own;
+    own.state = state;
+    const u32 address = ptx::shared_address(&slots[rank]);
     INGOT_UNROLL
-    for (int i = 0; i < kWords; ++i) from.word[i] = ptx::load_shared_remote(address + 4 * i, rank);
-    all = rank == 0 ? from.state : M::merge(all, from.state);
+    for (int i = 0; i < kWords; ++i) {
+      ptx::store_shared_remote(address + 4 * i, threadIdx.x, own.word[i]);
+    }
   }
+  ptx::cluster_sync();
+  State all = slots[0];
+  INGOT_UNROLL
+  for (int block = 1; block < Blocks; ++block) all = M::merge(all, slots[block]);
   return all;
 }
 

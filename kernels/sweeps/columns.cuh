@@ -190,10 +190,13 @@ struct InnerChunk {
                                                  const Place (&place)[Chunk]) {
     using Value = typename Body::Value;
     typename Body::template Element<V> element[Chunk];
+    Feature own[Chunk];
     Value all[kCount][Chunk * V];
     INGOT_UNROLL
     for (int k = 0; k < Chunk; ++k) {
-      Body::template load<V>(operands, place[k].entry(), place[k].element(column), element[k]);
+      const i64 e = place[k].element(column);
+      Body::template load<V>(operands, place[k].entry(), e, element[k]);
+      if constexpr (!Body::kFeatureOfColumn) Body::template feature<V>(operands, e, own[k]);
     }
     INGOT_UNROLL
     for (int k = 0; k < Chunk; ++k) {
@@ -202,9 +205,7 @@ struct InnerChunk {
       if constexpr (Body::kFeatureOfColumn) {
         Body::template values<V>(operands, shared, element[k], place[k].entry(), e, x);
       } else {
-        Feature own;
-        Body::template feature<V>(operands, e, own);
-        Body::template values<V>(operands, own, element[k], place[k].entry(), e, x);
+        Body::template values<V>(operands, own[k], element[k], place[k].entry(), e, x);
       }
       INGOT_UNROLL
       for (int n = 0; n < kCount; ++n) {

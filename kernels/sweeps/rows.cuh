@@ -191,10 +191,11 @@ struct RowsLooped {
   static constexpr int kAhead = Body::kNeedsIndex ? 1 : V >= 4 ? 4 : 8;
   static constexpr int kTogether = 2;  // vectors of results
 
-  // A row as a thread sees it: where its first vector is, and how many of them are kept.
+  // A row as a thread sees it: where its first vector is, and how many of them are kept. rank: of
+  // its block among those of the row.
   struct Part {
     i64 b, e, first;
-    int kept;
+    int rank, kept;
     INGOT_D i64 at(int vector) const { return first + vector * kStep; }
   };
 
@@ -260,8 +261,9 @@ struct RowsLooped {
       fold<P, kAhead>(operands, row, part, 0, state);
       state = merge_team<M, Threads>(state, storage);
       if constexpr (kBlocks > 1) {
-        __shared__ typename M::State mine;
-        state = merge_cluster<M, kBlocks>(state, mine);
+        __shared__ typename M::State slots[kBlocks];
+        if constexpr (P == 0) ptx::cluster_wait();
+        state = merge_cluster<M, kBlocks>(state, part.rank, slots);
       }
       Body::template resolve<P>(operands, state, part.b, part.e, row);
       resolve_phases<P + 1>(operands, row, part);
@@ -300,12 +302,13 @@ struct RowsLooped {
 
   INGOT_D static void run(const Operands& operands) {
     const i64 index = blockIdx.x / Blocks;
-    const int rank = static_cast<int>(blockIdx.x % Blocks);
-    if (rank >= kBlocks) return;
     Part part;
+    part.rank = static_cast<int>(blockIdx.x % Blocks);
+    if (part.rank >= kBlocks) return;
+    if constexpr (kBlocks > 1) ptx::cluster_arrive();
     part.b = index / Body::kRowsPerSample;
     part.e = index % Body::kRowsPerSample * Body::kRow;
-    part.first = (static_cast<i64>(rank) * Threads + threadIdx.x) * V;
+    part.first = (static_cast<i64>(part.rank) * Threads + threadIdx.x) * V;
     part.kept = Shared::vectors() / kAhead * kAhead;
 
     let_next_kernel_start();
@@ -314,11 +317,10 @@ struct RowsLooped {
     Row row;
     Body::row(operands, part.b, part.e, row);
     resolve_phases<0>(operands, row, part);
-    if constexpr (kBlocks > 1) ptx::cluster_sync();  // all have read this block's states
     finish_all<false>(operands, row, part, part.kept, Body::kRow);
     const i64 kept_end = part.at(part.kept) < Body::kRow ? part.at(part.kept) : Body::kRow;
     finish_all<true>(operands, row, part, 0, kept_end);
-    if (threadIdx.x == 0 && rank == 0) Body::finish_row(operands, row, part.b, part.e);
+    if (threadIdx.x == 0 && part.rank == 0) Body::finish_row(operands, row, part.b, part.e);
   }
 };
 template <class Body, int V, int Threads, int Blocks>

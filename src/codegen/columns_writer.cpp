@@ -15,10 +15,15 @@ constexpr int kChunk = 8, kChunkOfSeveral = 4;
 // Vectors of a column that a thread reads ahead in the inner layout, and of how many elements at
 // most, since they are registers.
 constexpr int kInnerChunk = 4, kInnerElements = 16;
-// Of few columns: blocks share a sample's part of one, in pieces of so many vectors or more.
+// Of few columns: blocks share a sample's part of one, in pieces of so many vectors or more, and are
+// small, so that all of them are under way at once.
 constexpr int64_t kFewColumns = 32, kPieceVectors = 1024;
+constexpr int kFewColumnsThreads = 128;
 constexpr int kMergeLanes = 16;     // columns of a merging block
 constexpr int kMergeSegments = 32;  // ranges of splits that it merges side by side
+// Of so many columns the samples are not split (sweeps/splits.h): a thread merges one state.
+constexpr int64_t kManyColumns = int64_t{1} << 17;
+constexpr int kManyLanes = 256;
 
 int64_t extent_over(const Shape& space, AxisMask mask) {
   int64_t product = 1;
@@ -259,12 +264,13 @@ class ColumnsWriter {
       } else {
         entry.role = KernelRole::columns_inner;
         entry.tiles = source_.columns;
+        if (source_.columns < kFewColumns) entry.threads = kFewColumnsThreads;
         const int64_t vectors = inner_ / w;
-        entry.per_block = std::max<int64_t>(1, 4 * kColumnThreads / vectors);
+        entry.per_block = std::max<int64_t>(1, 4 * entry.threads / vectors);
         parts.kernels.push_back(
-            kernel_text(entry.name, functor_, kColumnThreads, parameters,
+            kernel_text(entry.name, functor_, entry.threads, parameters,
                         fmt::format("columns_inner_sweep<ingot::{}, {}, {}, {}>", functor_, w,
-                                    kColumnThreads, std::min(kInnerChunk, kInnerElements / w)) +
+                                    entry.threads, std::min(kInnerChunk, kInnerElements / w)) +
                             arguments));
       }
       source_.entries.push_back(entry);
@@ -276,12 +282,14 @@ class ColumnsWriter {
     KernelEntry merge;
     merge.name = name;
     merge.role = KernelRole::merge;
-    merge.threads = kMergeLanes * kMergeSegments;
-    merge.tiles = (source_.columns + kMergeLanes - 1) / kMergeLanes;
+    const int lanes = source_.columns < kManyColumns ? kMergeLanes : kManyLanes;
+    const int segments = source_.columns < kManyColumns ? kMergeSegments : 1;
+    merge.threads = lanes * segments;
+    merge.tiles = (source_.columns + lanes - 1) / lanes;
     parts.kernels.push_back(
         kernel_text(merge.name, functor_, merge.threads, "const void* partials, ingot::i64 splits",
                     fmt::format("merge_sweep<ingot::{}, {}, {}>(operands, partials, splits)",
-                                functor_, kMergeLanes, kMergeSegments)));
+                                functor_, lanes, segments)));
     source_.entries.push_back(merge);
   }
 

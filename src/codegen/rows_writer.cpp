@@ -17,10 +17,10 @@ constexpr int64_t kHeldLimit = 32;      // with 1024 threads, of 64 registers ea
 constexpr int64_t kAcrossTeam = 16;     // at most, in blocks of 512 threads
 constexpr int64_t kLeastInner = 8;      // rows side by side that fill a sector of memory
 // Of a row that loops, of one of the blocks that share it, which are eight at most.
-constexpr int64_t kBlockElements = int64_t{3} << 12;
-// Of a looping row's values that a block keeps in shared memory, so that a multiprocessor has two
-// blocks: one writes results while the other reads. The system takes 1 KB of each.
-constexpr int64_t kKeptBytes = (int64_t{228} << 9) - 1024 - 2048;
+constexpr int64_t kBlockElements = int64_t{9} << 11;
+// Of a multiprocessor's shared memory, what the blocks of looping rows that are there at once do not
+// keep values in: the system's, and their states.
+constexpr int64_t kMultiprocessorBytes = int64_t{228} << 10, kNotKeptBytes = 1024 + 2048;
 constexpr int64_t kIndices = int64_t{1} << 31;
 
 // The fewest lanes whose vectors, side by side, fill whole lines of memory: a warp that reads
@@ -360,6 +360,14 @@ class RowsWriter {
     return std::max<int64_t>(words, 1);
   }
 
+  // Blocks of a looping row that a multiprocessor is to have, so that some write results while
+  // others read: two took 3 to 6% longer, measured, though they keep more. Moments take more
+  // registers than three have.
+  int at_once() const {
+    const auto is_moments = [](const SharedState& s) { return s.monoid == MonoidKind::moments; };
+    return std::any_of(states_.begin(), states_.end(), is_moments) ? 2 : 3;
+  }
+
   // Of live values of a row that loops: all of a block's, or what there is room for.
   int64_t kept_bytes(const KernelEntry& entry, int width) const {
     const Target& target = context_.plan().target;
@@ -372,7 +380,8 @@ class RowsWriter {
     bytes *= entry.threads;
     const int64_t span = entry.tiles * entry.threads * width;
     const int64_t vectors = (row_elements_ + span - 1) / span;
-    const int64_t most = std::min<int64_t>(kKeptBytes, target.shared_bytes);
+    const int64_t most = std::min<int64_t>(kMultiprocessorBytes / at_once() - kNotKeptBytes,
+                                           target.shared_bytes);
     return std::min(vectors, most / bytes) * bytes;
   }
 
@@ -394,7 +403,7 @@ class RowsWriter {
       while (team < 512 && held(team) > kHeldTarget) team *= 2;
       if (held(team) > kHeldLimit) team = 1024;
       std::string call;
-      int at_once = 0;
+      int blocks = 0;  // at once, where that is known
       if (held(team) <= kHeldLimit) {
         // Beyond a warp a team is a whole block: it meets at the block's barrier.
         const int64_t teams = team <= kWarp ? kBlockThreads / team : 1;
@@ -406,13 +415,13 @@ class RowsWriter {
         entry.threads = kLoopedThreads;
         while (entry.tiles < 8 && entry.tiles * kBlockElements < row_elements_) entry.tiles *= 2;
         entry.shared_bytes = kept_bytes(entry, w);
-        if (3 * entry.shared_bytes > 2 * kKeptBytes) at_once = 2;
+        if (entry.shared_bytes > 0) blocks = at_once();
         call = fmt::format("rows_looped<ingot::{}, {}, {}, {}>(operands, rows)", functor_, w,
                            kLoopedThreads, entry.tiles);
       }
       parts.kernels.push_back(
           kernel_text(entry.name, functor_, entry.threads, "ingot::i64 rows", call, entry.tiles,
-                      at_once));
+                      blocks));
       source_.entries.push_back(entry);
     }
   }

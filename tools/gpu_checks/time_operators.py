@@ -234,12 +234,6 @@ def summarise(rows: list[dict], missed: int, seconds: float) -> None:
     print("slower than eager: " + (", ".join(slower) or "none"))
 
 
-def take_everything() -> None:
-    gains.takes_alone_on_cpu = True
-    gains.ALONE = dict.fromkeys(gains.EVERYTHING, 0.0)
-    gains.least_of_loss = 0.0
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
@@ -255,8 +249,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    if arguments.everything:
-        take_everything()
+    gains.takes_everything = arguments.everything
     print(describe(read_clocks(0)) if arguments.device == "cuda" else "cpu")
     return run(arguments)
 

@@ -12,13 +12,13 @@ than the bytes ask for, or more time over them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ingot.capture.layout import has_channels_last
-from ingot.capture.nodes import operator_name, schema_name
+from ingot.capture.nodes import named_arguments, operator_name, schema_name
 from ingot.capture.table import HALVES
 
 if TYPE_CHECKING:
@@ -47,42 +47,97 @@ _POINTWISE = """
 _SAVED |= {f"aten::{name}": 5 for name in _POINTWISE.split()}
 _PASSES = {f"aten::{name}" for name in ("to", "_to_copy", "contiguous", "clone", "dropout")}
 
-# Alone, without gradients: what could be taken, and what is, with the fewest bytes of its largest
-# operand from which on.
-EVERYTHING = """
-    softmax _softmax log_softmax _log_softmax logsumexp layer_norm group_norm instance_norm rms_norm
-    sum mean amax amin max min argmax argmin linalg_vector_norm norm var std
-""".split()
-ALONE: dict[str, float] = dict.fromkeys(EVERYTHING, 8e6)
-least_of_loss = 8e6
-least_of_windows = 16e6  # the parts' views are some 20 µs of the host's time
-# On a CPU none was seen to pay.
-takes_alone_on_cpu = False
+# Where no gradients are needed: whether everything is taken alone that can be, for measurements and
+# tests; else on a GPU, from so many bytes of an operator's largest operand on, which are where its
+# time saved counts for more than the host's.
+takes_everything = False
+_LEAST_OF_LOSS = 32e6
+_LEAST_OF_LOSSES = {"cross_entropy_loss": 200e6}  # small sums beside it, and what PyTorch finds
+_LEAST_OF_WINDOWS = 16e6  # the parts' views are some 20 µs of the host's time
+# PyTorch's softmax reads rows of more once again, as it does what does not lie in rows.
+_SHARED_ROW = 48 * 1024
+
+
+def _rows_are_long(node: torch.fx.Node) -> bool:
+    """PyTorch's kernel keeps shorter rows."""
+    value = node.args[0].meta["val"]
+    dim = node.args[1] % value.dim()
+    return dim < value.dim() - 1 or value.shape[dim] * value.element_size() > _SHARED_ROW
+
+
+def _gives_values_alone(node: torch.fx.Node) -> bool:
+    """Not where they lie."""
+    return all(user.args[1] == 0 or not user.users for user in node.users)
+
+
+def _normalises_planes(node: torch.fx.Node) -> bool:
+    """By statistics of the batch, of channels that lie apart."""
+    training = named_arguments(node)["training"]
+    return bool(training) and not has_channels_last(node.args[0])
+
+
+def _always(node: torch.fx.Node) -> bool:
+    return True
+
+
+# Alone: what PyTorch's own kernel takes 1.35 times or more of what a copy of its bytes takes, ours
+# less (H200, tools/gpu_checks/time_operators.py), with the fewest bytes of its largest operand. Of
+# sums, means and positions PyTorch's are as good.
+_ALONE: dict[str, tuple[float, Callable[[torch.fx.Node], bool]]] = {
+    "softmax": (32e6, _rows_are_long),
+    "log_softmax": (32e6, _rows_are_long),
+    "logsumexp": (32e6, _always),
+    "layer_norm": (128e6, _always),
+    "rms_norm": (128e6, _always),
+    "group_norm": (32e6, _always),
+    "instance_norm": (64e6, _always),
+    "batch_norm": (128e6, _normalises_planes),
+    "amax": (128e6, _always),
+    "amin": (128e6, _always),
+    "max": (128e6, _gives_values_alone),
+    "min": (128e6, _gives_values_alone),
+}
 
 
 def pays_alone(node: torch.fx.Node) -> bool:
     """Whether an operator is worth a region of its own, where no gradients are needed."""
-    least = ALONE.get(operator_name(node)) if node.op == "call_function" else None
-    return least is not None and _most_bytes(node) >= least
+    if node.op != "call_function" or operator_name(node) not in _ALONE:
+        return False
+    least, fits = _ALONE[operator_name(node)]
+    if _takes_batch_away(node) or not _has_bytes(node, least):
+        return False
+    return takes_everything or fits(node)
+
+
+def _takes_batch_away(node: torch.fx.Node) -> bool:
+    """A sweep over the batch merges what it finds of each column in a pass of its own."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    arguments = named_arguments(node)
+    if "dim" not in arguments:
+        return operator_name(node) in ("max", "min")  # of all elements, or of two tensors
+    dims, value = arguments["dim"], node.args[0].meta["val"]
+    dims = dims if isinstance(dims, (list, tuple)) else [dims]
+    return not dims or 0 in [dim % value.dim() for dim in dims]
 
 
 def pays_as_loss(node: torch.fx.Node) -> bool:
     """Whether a loss is worth a region, where no gradients are needed."""
-    return _most_bytes(node) >= least_of_loss
+    return _has_bytes(node, _LEAST_OF_LOSSES.get(operator_name(node), _LEAST_OF_LOSS))
 
 
 def pays_as_windows(node: torch.fx.Node) -> bool:
     """Whether a pooling is worth being taken apart, where no gradients are needed."""
-    return _most_bytes(node) >= least_of_windows
+    return _has_bytes(node, _LEAST_OF_WINDOWS)
 
 
-def _most_bytes(node: torch.fx.Node) -> float:
-    """Of its largest operand, where it may be taken alone."""
+def _has_bytes(node: torch.fx.Node, least: float) -> bool:
+    """Of its largest operand, on a GPU. On a CPU nothing was seen to pay."""
     operands = [source.meta.get("val") for source in node.all_input_nodes]
     operands = [value for value in operands if isinstance(value, torch.Tensor)]
-    if not operands or (operands[0].device.type == "cpu" and not takes_alone_on_cpu):
-        return 0
-    return max(map(_bytes, operands))
+    if not operands or takes_everything:
+        return bool(operands)
+    return operands[0].device.type != "cpu" and max(map(_bytes, operands)) >= least
 
 
 def least_saved(device_type: str) -> float:
