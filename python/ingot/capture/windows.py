@@ -54,7 +54,7 @@ def open_windows(feed: Feed, refused: dict[str, str], autocast: bool) -> None:
 
 
 def _windows(node: torch.fx.Node) -> tuple[int, ...]:
-    """The window's extents, where windows tile an fp32 tensor's space; else none."""
+    """The window's extents, where windows lie side by side in an fp32 tensor; else none."""
     dimensions = _MAXIMUM.get(node.target) or _MEAN.get(node.target)
     if node.op != "call_function" or not dimensions or LEFT_ALONE in node.meta:
         return ()
@@ -69,7 +69,10 @@ def _windows(node: torch.fx.Node) -> tuple[int, ...]:
     space = tuple(x.shape[-dimensions:])
     if not plain or stride != kernel or len(x.shape) != dimensions + 2 or x.dtype != torch.float32:
         return ()
-    tiled = all(isinstance(s, int) and k > 0 and s % k == 0 for s, k in zip(space, kernel))
+    if any(not isinstance(s, int) or not 0 < k <= s for s, k in zip(space, kernel)):
+        return ()
+    # Without ceil_mode, a rest is in no window.
+    tiled = not arguments["ceil_mode"] or not any(s % k for s, k in zip(space, kernel))
     return kernel if tiled and 1 < math.prod(kernel) <= _MOST_PARTS else ()
 
 
@@ -180,6 +183,7 @@ class _Opening:
         sizes, strides = list(value.shape), list(value.stride())
         sizes[dim], strides[dim] = size // step, strides[dim] * step
         like = value.new_empty_strided(sizes, strides)
-        made = self._call(_aten.slice.Tensor, like, x, dim, start, size, step)
+        end = start + (sizes[dim] - 1) * step + 1
+        made = self._call(_aten.slice.Tensor, like, x, dim, start, end, step)
         made.meta.pop(_OF_POOLING)
         return made
