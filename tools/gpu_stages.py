@@ -298,6 +298,14 @@ def conv_chains(_: Any, settings: Settings) -> Outcome:
     return outcome(*run_script(command, settings), about=2)
 
 
+def operators(_: Any, settings: Settings) -> Outcome:
+    command = [sys.executable, CHECKS / "time_operators.py", "--device", settings.device]
+    command += ["--out", settings.file("operators")]
+    command += ["--seconds", max(20.0, settings.seconds - 10)]
+    command += ["--small"] * (settings.device == "cpu")
+    return outcome(*run_script(command, settings), about=3)
+
+
 def blas_missing(settings: Settings) -> str:
     beside = Path(settings.library).resolve().with_name("libingot_blas.so")
     return "" if beside.is_file() else f"{beside} is not built"
@@ -571,6 +579,12 @@ STAGES = {
         conv_chains,
         "forty chains behind convolutions, against eager",
         seconds=190.0,
+    ),
+    "operators": Stage(
+        lambda settings: [Step("operators alone", alone=True)],
+        operators,
+        "operators alone and losses, against eager and a copy of their bytes",
+        seconds=100.0,
     ),
     "networks": Stage(
         network_steps,

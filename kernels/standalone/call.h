@@ -27,7 +27,8 @@ inline i64 divide_up(i64 a, i64 b) {
   return (a + b - 1) / b;
 }
 
-// Shared memory that a kernel makes use of if it gets it: as much of it as the device gives a block.
+// Shared memory that a kernel makes use of if it gets it: as much of it as the device gives a
+// block.
 inline size_t most_shared(size_t bytes) {
   return std::min(bytes, size_t(attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin)));
 }

@@ -152,8 +152,8 @@ INGOT_D void columns_sweep(const typename Body::Operands& operands, i64 samples,
   }
 }
 
-// A vector of a column that a thread of the inner layout reads, and those that it reads next. b: the
-// sample.
+// A vector of a column that a thread of the inner layout reads, and those that it reads next. b:
+// the sample.
 template <class Body, int V, int Threads>
 struct InnerPlace {
   static constexpr i64 kVectors = Body::kInner / V;

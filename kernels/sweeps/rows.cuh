@@ -137,8 +137,8 @@ INGOT_D void rows_in_registers(const typename Body::Operands& operands, i64 rows
   RowsInRegisters<Body, V, Team, Teams>::run(operands, rows);
 }
 
-// The live values of a thread's first vectors of a row, in shared memory: what later phases need not
-// compute from operands again. How many there is room for is told by the launch.
+// The live values of a thread's first vectors of a row, in shared memory: what later phases need
+// not compute from operands again. How many there is room for is told by the launch.
 template <class Body, int V, int Threads>
 struct SharedRow {
   using Element = typename Body::template Element<V>;
@@ -244,9 +244,8 @@ struct RowsLooped {
   INGOT_D static void fold(const Operands& operands, const Row& row, const Part& part, int vector,
                            typename Monoid<P>::State& state) {
     for (; part.at(vector + N - 1) < Body::kRow; vector += N) {
-      const auto lifted = vector + N <= part.kept
-                              ? lift<P, N, true>(operands, row, part, vector)
-                              : lift<P, N, false>(operands, row, part, vector);
+      const auto lifted = vector + N <= part.kept ? lift<P, N, true>(operands, row, part, vector)
+                                                  : lift<P, N, false>(operands, row, part, vector);
       state = Monoid<P>::merge(state, lifted);
     }
     if constexpr (N > 1) fold<P, N / 2>(operands, row, part, vector, state);

@@ -15,9 +15,9 @@ constexpr int kChunk = 8, kChunkOfSeveral = 4;
 // Vectors of a column that a thread reads ahead in the inner layout, and of how many elements at
 // most, since they are registers.
 constexpr int kInnerChunk = 4, kInnerElements = 16;
-// Of few columns: blocks share a sample's part of one, in pieces of so many vectors or more, and are
-// small, so that all of them are under way at once.
-constexpr int64_t kFewColumns = 32, kPieceVectors = 1024;
+// Of few columns: blocks share a sample's part of one, in pieces of so many vectors or more, and
+// are small, so that all of them are under way at once.
+constexpr int64_t kFewColumns = 16, kPieceVectors = 1024;
 constexpr int kFewColumnsThreads = 128;
 constexpr int kMergeLanes = 16;     // columns of a merging block
 constexpr int kMergeSegments = 32;  // ranges of splits that it merges side by side
@@ -212,9 +212,8 @@ class ColumnsWriter {
         "  static constexpr i64 kColumns = {}, kLeading = {}, kInner = {};\n"
         "  static constexpr bool kBackwards = {}, kFeatureOfColumn = {};\n"
         "  using Value = {};\n  using Statistics = Together<{}>;\n",
-        source_.columns, source_.leading, inner_,
-        runs_backwards(context_.plan(), source_.sweep), has_features_of_column(), value_type_,
-        fmt::join(monoids, ", "));
+        source_.columns, source_.leading, inner_, runs_backwards(context_.plan(), source_.sweep),
+        has_features_of_column(), value_type_, fmt::join(monoids, ", "));
   }
 
   // Whether what is loaded once for all samples varies along none of the reduced axes.

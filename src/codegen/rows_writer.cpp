@@ -17,9 +17,9 @@ constexpr int64_t kHeldLimit = 32;      // with 1024 threads, of 64 registers ea
 constexpr int64_t kAcrossTeam = 16;     // at most, in blocks of 512 threads
 constexpr int64_t kLeastInner = 8;      // rows side by side that fill a sector of memory
 // Of a row that loops, of one of the blocks that share it, which are eight at most.
-constexpr int64_t kBlockElements = int64_t{9} << 11;
-// Of a multiprocessor's shared memory, what the blocks of looping rows that are there at once do not
-// keep values in: the system's, and their states.
+constexpr int64_t kBlockElements = int64_t{5} << 12;
+// Of a multiprocessor's shared memory, what the blocks of looping rows that are there at once do
+// not keep values in: the system's, and their states.
 constexpr int64_t kMultiprocessorBytes = int64_t{228} << 10, kNotKeptBytes = 1024 + 2048;
 constexpr int64_t kIndices = int64_t{1} << 31;
 
@@ -361,11 +361,11 @@ class RowsWriter {
   }
 
   // Blocks of a looping row that a multiprocessor is to have, so that some write results while
-  // others read: two took 3 to 6% longer, measured, though they keep more. Moments take more
-  // registers than three have.
+  // others read: two took 3 to 6% longer, measured, though they keep more. Moments, and several
+  // reductions, take more registers than three have.
   int at_once() const {
-    const auto is_moments = [](const SharedState& s) { return s.monoid == MonoidKind::moments; };
-    return std::any_of(states_.begin(), states_.end(), is_moments) ? 2 : 3;
+    const bool moments = states_.front().monoid == MonoidKind::moments;
+    return states_.size() > 1 || held_.size() > 1 || moments ? 2 : 3;
   }
 
   // Of live values of a row that loops: all of a block's, or what there is room for.
@@ -380,8 +380,8 @@ class RowsWriter {
     bytes *= entry.threads;
     const int64_t span = entry.tiles * entry.threads * width;
     const int64_t vectors = (row_elements_ + span - 1) / span;
-    const int64_t most = std::min<int64_t>(kMultiprocessorBytes / at_once() - kNotKeptBytes,
-                                           target.shared_bytes);
+    const int64_t most =
+        std::min<int64_t>(kMultiprocessorBytes / at_once() - kNotKeptBytes, target.shared_bytes);
     return std::min(vectors, most / bytes) * bytes;
   }
 
@@ -415,13 +415,12 @@ class RowsWriter {
         entry.threads = kLoopedThreads;
         while (entry.tiles < 8 && entry.tiles * kBlockElements < row_elements_) entry.tiles *= 2;
         entry.shared_bytes = kept_bytes(entry, w);
-        if (entry.shared_bytes > 0) blocks = at_once();
+        blocks = at_once();
         call = fmt::format("rows_looped<ingot::{}, {}, {}, {}>(operands, rows)", functor_, w,
                            kLoopedThreads, entry.tiles);
       }
-      parts.kernels.push_back(
-          kernel_text(entry.name, functor_, entry.threads, "ingot::i64 rows", call, entry.tiles,
-                      blocks));
+      parts.kernels.push_back(kernel_text(entry.name, functor_, entry.threads, "ingot::i64 rows",
+                                          call, entry.tiles, blocks));
       source_.entries.push_back(entry);
     }
   }

@@ -127,8 +127,9 @@ std::string kernel_text(const std::string& name, const std::string& functor, int
       "extern \"C\" __global__ void __launch_bounds__({}{}){} {}(\n"
       "    const __grid_constant__ ingot::{}::Operands operands, {}) {{\n"
       "  ingot::{};\n}}\n",
-      threads, at_once > 0 ? fmt::format(", {}", at_once) : "", cluster > 1 ? fmt::format(" INGOT_CLUSTER({})", cluster) : "", name, functor,
-      parameters, call);
+      threads, at_once > 0 ? fmt::format(", {}", at_once) : "",
+      cluster > 1 ? fmt::format(" INGOT_CLUSTER({})", cluster) : "", name, functor, parameters,
+      call);
 }
 
 std::string sweep_comment(const SweepContext& context, const std::string& kernel) {

@@ -66,8 +66,8 @@ std::string translation_unit(const UnitParts& parts);
 // An extern "C" kernel: `parameters` after the operands, and the call. cluster: blocks that share
 // their memory. at_once: blocks that a multiprocessor is to have, where that is known.
 std::string kernel_text(const std::string& name, const std::string& functor, int threads,
-                        const std::string& parameters, const std::string& call,
-                        int64_t cluster = 1, int at_once = 0);
+                        const std::string& parameters, const std::string& call, int64_t cluster = 1,
+                        int at_once = 0);
 // What the sweep does, one line a value, for the comment at the top.
 std::string sweep_comment(const SweepContext& context, const std::string& kernel);
 

@@ -153,11 +153,10 @@ class ProgramWriter {
           arguments = fmt::format("{}, {}", partials, cut);
           break;
       }
-      const std::string grid =
-          entry->shared_bytes > 0
-              ? fmt::format("Grid{{{}, {}, most_shared({})}}", blocks, entry->threads,
-                            entry->shared_bytes)
-              : fmt::format("{}, {}", blocks, entry->threads);
+      const std::string grid = entry->shared_bytes > 0
+                                   ? fmt::format("Grid{{{}, {}, most_shared({})}}", blocks,
+                                                 entry->threads, entry->shared_bytes)
+                                   : fmt::format("{}, {}", blocks, entry->threads);
       std::string line = fmt::format("{}launch({}, {},", pad, entry->name, grid);
       const std::string rest = fmt::format(" {}, {});", operands, arguments);
       if (line.size() + rest.size() > 100) line += "\n" + pad + "      ";
