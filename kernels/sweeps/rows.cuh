@@ -190,6 +190,7 @@ struct RowsLooped {
   // Vectors in flight; ArgMax wants consecutive positions.
   static constexpr int kAhead = Body::kNeedsIndex ? 1 : V >= 4 ? 4 : 8;
   static constexpr int kTogether = 2;  // vectors of results
+  static_assert(kTogether == 2, "what is left over is one");
 
   // A row as a thread sees it: where its first vector is, and how many of them are kept. rank: of
   // its block among those of the row.
@@ -290,13 +291,20 @@ struct RowsLooped {
     }
   }
 
-  template <bool Kept>
-  INGOT_D static void finish_all(const Operands& operands, const Row& row, const Part& part,
-                                 int vector, i64 end) {
-    for (; part.at(vector + kTogether - 1) < end; vector += kTogether) {
-      finish<kTogether, Kept>(operands, row, part, vector);
+  // What is not kept from its end on, since that was read last; then what is.
+  INGOT_D static void finish_all(const Operands& operands, const Row& row, const Part& part) {
+    const i64 behind = Body::kRow - part.first;
+    const int vectors = behind > 0 ? static_cast<int>((behind + kStep - 1) / kStep) : 0;
+    const int kept = part.kept < vectors ? part.kept : vectors;
+    int vector = vectors;
+    for (; vector - kTogether >= kept; vector -= kTogether) {
+      finish<kTogether, false>(operands, row, part, vector - kTogether);
     }
-    for (; part.at(vector) < end; ++vector) finish<1, Kept>(operands, row, part, vector);
+    if (vector > kept) finish<1, false>(operands, row, part, kept);
+    for (vector = 0; vector + kTogether <= kept; vector += kTogether) {
+      finish<kTogether, true>(operands, row, part, vector);
+    }
+    if (vector < kept) finish<1, true>(operands, row, part, vector);
   }
 
   INGOT_D static void run(const Operands& operands) {
@@ -316,9 +324,7 @@ struct RowsLooped {
     Row row;
     Body::row(operands, part.b, part.e, row);
     resolve_phases<0>(operands, row, part);
-    finish_all<false>(operands, row, part, part.kept, Body::kRow);
-    const i64 kept_end = part.at(part.kept) < Body::kRow ? part.at(part.kept) : Body::kRow;
-    finish_all<true>(operands, row, part, 0, kept_end);
+    finish_all(operands, row, part);
     if (threadIdx.x == 0 && part.rank == 0) Body::finish_row(operands, row, part.b, part.e);
   }
 };

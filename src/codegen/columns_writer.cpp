@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "codegen/sweep_writers.h"
+#include "plan/cost.h"
 #include "support/error.h"
 
 namespace ingot {
@@ -19,6 +20,8 @@ constexpr int kInnerChunk = 4, kInnerElements = 16;
 // are small, so that all of them are under way at once.
 constexpr int64_t kFewColumns = 16, kPieceVectors = 1024;
 constexpr int kFewColumnsThreads = 128;
+// Of an element, from which on what it is computed by takes all the threads that there can be.
+constexpr double kMuchWork = 40;
 constexpr int kMergeLanes = 16;     // columns of a merging block
 constexpr int kMergeSegments = 32;  // ranges of splits that it merges side by side
 // Of so many columns the samples are not split (sweeps/splits.h): a thread merges one state.
@@ -263,7 +266,7 @@ class ColumnsWriter {
       } else {
         entry.role = KernelRole::columns_inner;
         entry.tiles = source_.columns;
-        if (source_.columns < kFewColumns) entry.threads = kFewColumnsThreads;
+        if (has_few_columns() && work() < kMuchWork) entry.threads = kFewColumnsThreads;
         const int64_t vectors = inner_ / w;
         entry.per_block = std::max<int64_t>(1, 4 * entry.threads / vectors);
         parts.kernels.push_back(
@@ -281,8 +284,12 @@ class ColumnsWriter {
     KernelEntry merge;
     merge.name = name;
     merge.role = KernelRole::merge;
-    const int lanes = source_.columns < kManyColumns ? kMergeLanes : kManyLanes;
-    const int segments = source_.columns < kManyColumns ? kMergeSegments : 1;
+    int lanes = source_.columns < kManyColumns ? kMergeLanes : kManyLanes;
+    int segments = source_.columns < kManyColumns ? kMergeSegments : 1;
+    if (has_few_columns() && source_.columns == 1) {
+      segments *= lanes;
+      lanes = 1;
+    }
     merge.threads = lanes * segments;
     merge.tiles = (source_.columns + lanes - 1) / lanes;
     parts.kernels.push_back(
@@ -290,6 +297,15 @@ class ColumnsWriter {
                     fmt::format("merge_sweep<ingot::{}, {}, {}>(operands, partials, splits)",
                                 functor_, lanes, segments)));
     source_.entries.push_back(merge);
+  }
+
+  // Whether blocks share a sample where that can be cut: of the inner layout.
+  bool has_few_columns() const { return !leading_ && source_.columns < kFewColumns; }
+
+  double work() const {
+    double work = 0;
+    for (const ValueId value : context_.sweep().body) work += element_flops(context_.node(value));
+    return work;
   }
 
   SweepContext context_;

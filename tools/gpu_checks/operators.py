@@ -299,6 +299,8 @@ def small_huber_loss(m, x, target):
     return F.smooth_l1_loss(x, target)
 
 
-@_operator((4, 64, 128, 128), _SMALL_IMAGES, parts=lambda sizes: {"norm": nn.GroupNorm(8, sizes[1])})
+@_operator(
+    (4, 64, 128, 128), _SMALL_IMAGES, parts=lambda sizes: {"norm": nn.GroupNorm(8, sizes[1])}
+)
 def small_group_norm(m, x):
     return m.norm(x)
