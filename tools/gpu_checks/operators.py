@@ -22,8 +22,22 @@ class Lone(nn.Module):
             made = part if isinstance(part, nn.Module) else nn.Parameter(torch.randn(part))
             setattr(self, name, made)
 
-    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        return self.what(self, *tensors)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.what(self, x)
+
+
+class OfTwo(Lone):
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return self.what(self, x, y)
+
+
+class OfThree(Lone):
+    def forward(self, x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return self.what(self, x, y, z)
+
+
+# Forwards as people write them, with the tensors named: what takes any number costs Dynamo more.
+_MODULES = (Lone, OfTwo, OfThree)
 
 
 @dataclass(frozen=True)
@@ -47,7 +61,8 @@ class Operator:
         return self.small if small else self.large
 
     def build(self, small: bool) -> Lone:
-        return Lone(self.what, self.parts(self.sizes(small))).train(self.training)
+        module = _MODULES[len(self.others)]
+        return module(self.what, self.parts(self.sizes(small))).train(self.training)
 
     def inputs(self, small: bool, device: Any = "cpu") -> list[torch.Tensor]:
         x = torch.randn(self.sizes(small), device=device)

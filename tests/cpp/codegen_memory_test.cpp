@@ -1,0 +1,100 @@
+// How sweeps that only move memory are cut: long rows, sums of all, means of many columns.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "codegen/kernel_source.h"
+#include "graph/builder.h"
+#include "graph/operators.h"
+#include "plan/plan.h"
+
+namespace ingot {
+namespace {
+
+using ::testing::HasSubstr;
+
+Target hopper() {
+  Target target;
+  target.device = Target::Device::cuda;
+  target.product_flops = 2e14;
+  target.bandwidth = 4e12;
+  target.launch_seconds = 2e-6;
+  target.units = 132;
+  target.shared_bytes = 227 * 1024;
+  return target;
+}
+
+KernelSource source_of(GraphBuilder& builder, ValueId result) {
+  builder.result(result, "y");
+  return generate(make_plan(builder.take(), hopper(), Precision::ieee)).at(0);
+}
+
+KernelSource along_rows(const char* op, int64_t features) {
+  GraphBuilder builder;
+  OperatorCall call;
+  call.args = {builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, features})};
+  const ValueId y = find_operator(op)->define(builder, call);
+  return source_of(builder, y);
+}
+
+KernelSource reduced(Shape shape, AxisMask axes) {
+  GraphBuilder builder;
+  const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, shape);
+  const ValueId y = builder.reduce(Finish::sum, x, axes);
+  return source_of(builder, y);
+}
+
+// Bytes that a thread keeps of a row of `features`, in vectors of `width`.
+int64_t kept(const KernelEntry& entry) {
+  return entry.shared_bytes / (entry.threads * entry.width * 4);
+}
+
+TEST(CodegenMemory, ALongRowIsKeptInSharedMemoryAsFarAsThreeBlocksHaveRoom) {
+  const KernelSource whole = along_rows("softmax", 1 << 16);
+  ASSERT_THAT(whole.text, HasSubstr("rows_looped<"));
+  ASSERT_THAT(whole.text, HasSubstr("__launch_bounds__(512, 3)"));
+  const KernelEntry& entry = whole.entries.front();
+  EXPECT_EQ(entry.tiles, 4);
+  EXPECT_EQ(kept(entry), (1 << 16) / (4 * 512 * 4)) << "all of it";
+  const KernelEntry& part = along_rows("softmax", 1 << 19).entries.front();
+  EXPECT_EQ(part.tiles, 8);
+  EXPECT_LT(kept(part), (1 << 19) / (8 * 512 * 4));
+  EXPECT_GT(part.shared_bytes, 64 * 1024);
+  EXPECT_LE(3 * (part.shared_bytes + 1024), 228 * 1024);
+}
+
+TEST(CodegenMemory, RowsOfMomentsHaveTwoBlocksOfMoreRegisters) {
+  const KernelSource source = along_rows("layer_norm", 1 << 19);
+  EXPECT_THAT(source.text, HasSubstr("__launch_bounds__(512, 2)"));
+  EXPECT_LE(2 * (source.entries.front().shared_bytes + 1024), 228 * 1024);
+  EXPECT_GT(source.entries.front().shared_bytes, 100 * 1024);
+}
+
+TEST(CodegenMemory, ARowOfWhichNothingIsReadAgainKeepsNothing) {
+  EXPECT_EQ(along_rows("logsumexp", 1 << 19).entries.front().shared_bytes, 0);
+}
+
+TEST(CodegenMemory, AllOfAFewSamplesIsSummedByManyBlocks) {
+  const AxisMask all = axis_bit(kBatch) | axis_bit(kRows) | axis_bit(kFeatures);
+  const KernelSource source = reduced({true, 64, 1, 1 << 16}, all);
+  ASSERT_THAT(source.text, HasSubstr("columns_inner_sweep<"));
+  EXPECT_EQ(source.columns, 1);
+  EXPECT_EQ((64 << 16) / 4 % source.leading, 0) << "equal pieces of whole vectors";
+  EXPECT_GE(blocks_of(source, source.entries.front(), 8), 1000);
+  EXPECT_THAT(source.text, HasSubstr("merge_sweep<ingot::FusedSumStatistics, 1, 512>"));
+  // Of a size that nothing divides, the samples alone are shared out.
+  const KernelSource prime = reduced({true, 1, 1, 1000003}, axis_bit(kBatch) | axis_bit(kFeatures));
+  EXPECT_EQ(prime.leading, 1);
+  EXPECT_EQ(blocks_of(prime, prime.entries.front(), 8), 8);
+}
+
+TEST(CodegenMemory, OfManyColumnsAThreadMergesTheOneState) {
+  const KernelSource source = reduced({true, 256, 1, 1024}, axis_bit(kBatch));
+  EXPECT_THAT(source.text, HasSubstr(", 256, 1>(operands, partials, splits)"));
+  ASSERT_EQ(splits_of(source, source.entries.front(), 32).splits, 1);
+  EXPECT_EQ(source.entries.back().tiles, 256 * 1024 / 256);
+}
+
+}  // namespace
+}  // namespace ingot
