@@ -1,4 +1,4 @@
-"""Operators alone, losses taken apart, and pooling over windows: PyTorch's results, in fp64's sight."""
+"""Operators alone, losses, pooling over windows: PyTorch's results, in fp64's sight."""
 
 import copy
 import sys

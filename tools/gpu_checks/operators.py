@@ -1,5 +1,6 @@
-"""Operators alone, and losses, of the kinds that public benchmark suites hold: what needs no product
-and is one pass over memory, or two. Each at a real size, and at a small, odd one for CPUs."""
+"""Operators alone, and losses, of the kinds that public benchmark suites hold: what needs no
+product and is one pass over memory, or two. Each at a real size, and at a small, odd one for
+CPUs."""
 
 from __future__ import annotations
 
