@@ -3,9 +3,9 @@ window's first element, second, ...
 
 A part is a view that PyTorch makes of what lies in memory; what is computed of each element before
 the pooling is computed of the parts' elements, and all of it is one pass: relu → avg_pool2d(2)
-reads four parts of a convolution's result and writes a quarter of it. Taken where regions then take
-all of that, which is tried on a copy of the graph: overlapping or padded windows stay PyTorch's, and
-where gradients are needed all do (a part's derivative is a whole tensor).
+reads four parts of a convolution's result and writes a quarter of it. Taken where regions then
+take all of that, which is tried on a copy of the graph: overlapping or padded windows stay
+PyTorch's, and where gradients are needed all do (a part's derivative is a whole tensor).
 """
 
 from __future__ import annotations
