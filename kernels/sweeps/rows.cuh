@@ -157,8 +157,8 @@ struct SharedRow {
     return static_cast<int>(ptx::dynamic_shared_bytes() / (Threads * kPieces * sizeof(Piece)));
   }
   INGOT_D static Piece* place(int vector) {
-    extern __shared__ __align__(16) unsigned char memory[];
-    return reinterpret_cast<Piece*>(memory) + vector * kPieces * Threads + threadIdx.x;
+    extern __shared__ __align__(16) unsigned char row_memory[];
+    return reinterpret_cast<Piece*>(row_memory) + vector * kPieces * Threads + threadIdx.x;
   }
   INGOT_D static void put(int vector, const Element& element) {
     Pieces pieces;

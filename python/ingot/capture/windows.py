@@ -37,8 +37,8 @@ _MEAN = {_aten.avg_pool2d.default: 2, _aten.avg_pool3d.default: 3}
 
 
 def open_windows(feed: Feed, refused: dict[str, str], autocast: bool) -> None:
-    found = [node for node in feed.graph.nodes if _windows(node) and node.name not in refused]
-    found = [node for node in found if pays_as_windows(node) and _Opening(node, 0).pays()]
+    found = [node for node in feed.graph.nodes if may_be_opened(node) and node.name not in refused]
+    found = [node for node in found if _Opening(node, 0).pays()]
     if not found:
         return
 
@@ -53,6 +53,10 @@ def open_windows(feed: Feed, refused: dict[str, str], autocast: bool) -> None:
     for number, node in enumerate(found):
         if number not in left:
             _Opening(node, number).run()
+
+
+def may_be_opened(node: torch.fx.Node) -> bool:
+    return bool(_windows(node)) and pays_as_windows(node)
 
 
 def _windows(node: torch.fx.Node) -> tuple[int, ...]:
