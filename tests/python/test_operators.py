@@ -189,7 +189,7 @@ POOLED = {
     "relu_avg": lambda y, s: F.avg_pool2d(torch.relu(y), 2),
     "scale_max_sigmoid": lambda y, s: torch.sigmoid(F.max_pool2d(y * s + 0.5, 2)),
     "max_sum": lambda y, s: F.max_pool2d(y, (1, 2)).sum(dim=1),
-    "avg_sigmoid_sum": lambda y, s: torch.sigmoid(F.avg_pool2d(y, (4, 3))).sum(dim=(1, 2, 3)),
+    "avg_sigmoid_sum": lambda y, s: torch.sigmoid(F.avg_pool2d(y - 1, (4, 3))).sum(dim=(1, 2, 3)),
     "max_of_max": lambda y, s: torch.tanh(F.max_pool2d(torch.tanh(F.max_pool2d(y * s, 2)), 2)),
     "norm_max": lambda y, s: F.max_pool2d(F.group_norm(y, 2) * s, 2) + s,
     "residual": lambda y, s: F.max_pool2d(torch.tanh(y) + y * s, 2),
@@ -241,6 +241,7 @@ OTHER_WINDOWS = {
     "divisor": lambda y, s: F.avg_pool2d(torch.relu(y * s), 2, divisor_override=3),
     "places": lambda y, s: F.max_pool2d(torch.relu(y * s), 2, return_indices=True)[0],
     "alone": lambda y, s: F.max_pool2d(y, 2),
+    "wide_alone": lambda y, s: torch.sigmoid(F.avg_pool2d(y, 4)),
     "many": lambda y, s: F.max_pool2d(y * s, 5),
 }
 
