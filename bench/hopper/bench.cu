@@ -8,12 +8,11 @@
 // "full" includes the split passes. "limit" is three times the fp16 product of the same run.
 #include <unistd.h>
 
-#include <chrono>
-
 #include "blas.cuh"
 #include "configurations.cuh"
 #include "epilogues.cuh"
 #include "problem.cuh"
+#include "timing.cuh"
 
 using namespace bench;
 
@@ -24,40 +23,6 @@ __global__ void to_half(const float* in, unsigned short* out, size_t count) {
        i += size_t(gridDim.x) * blockDim.x) {
     out[i] = (unsigned short)(ptx::pack_half2(in[i], 0.f) & 0xffff);
   }
-}
-
-template <class F>
-double burst(F run, int warm = 5, int calls = 20) {
-  for (int i = 0; i < warm; ++i) run();
-  std::vector<cudaEvent_t> events(size_t(calls) * 2);
-  for (auto& e : events) CHECK(cudaEventCreate(&e));
-  for (int i = 0; i < calls; ++i) {
-    CHECK(cudaEventRecord(events[size_t(2 * i)]));
-    run();
-    CHECK(cudaEventRecord(events[size_t(2 * i + 1)]));
-  }
-  CHECK(cudaDeviceSynchronize());
-  std::vector<double> times;
-  for (int i = 0; i < calls; ++i) {
-    float ms = 0;
-    CHECK(cudaEventElapsedTime(&ms, events[size_t(2 * i)], events[size_t(2 * i + 1)]));
-    times.push_back(ms);
-  }
-  for (auto& e : events) cudaEventDestroy(e);
-  return median(times);
-}
-
-template <class F>
-double sustained(F run, double estimate_ms) {
-  const auto now = [] { return std::chrono::steady_clock::now(); };
-  const auto start = now();
-  const int calls = std::max(4, int(30 / estimate_ms));
-  while (std::chrono::duration<double>(now() - start).count() < 0.35) {
-    for (int i = 0; i < calls; ++i) run();
-    CHECK(cudaDeviceSynchronize());
-  }
-  for (int i = 0; i < calls; ++i) run();
-  return burst(run, 0, 20);
 }
 
 struct Candidate {

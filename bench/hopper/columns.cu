@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kWarps * 32)
 template <int kSlabs, int kWarps, int kRegisters, int kShared, int kResident>
 __global__ void __launch_bounds__(kWarps * 32, kResident)
     columns_kernel(const __grid_constant__ SplitArgs args) {
-  pack_columns<kSlabs, kWarps, kRegisters, kShared>(args);
+  pack_columns<columns::FragmentForm<kSlabs>, kWarps, kRegisters, kShared>(args);
 }
 
 struct Kernel {

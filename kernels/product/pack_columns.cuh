@@ -1,5 +1,6 @@
-// Packing of transposed operands, contiguous in the row index instead of in k, into lines of 128
-// bytes: split.cuh's (32 of k as hi and lo halves) or scaled_rows.cuh's (64 of k, one half each).
+// Packing of transposed operands, contiguous in the row index instead of in k, 128 bytes at a time:
+// lines of split.cuh (32 of k as hi and lo halves) or of scaled_rows.cuh (64 of k, one half each),
+// or 32 of k as crossed_rows.cuh deals them out.
 //
 // A strip of 32 rows belongs to a block, or to a cluster of blocks that deal its lines among their
 // warps. A lane owns a row: a load of a warp is 32 rows of one k, 128 bytes. A warp keeps its lines
@@ -17,7 +18,7 @@
 
 namespace ingot {
 
-// kSlabs: of 32 k, in a line.
+// slabs: of 32 k, in a line.
 INGOT_HD constexpr int pack_columns_bytes(int warps, int slabs, int registers, int shared) {
   return warps * 4096 * (registers > 0 && shared > 0 ? shared * slabs : 1);
 }
@@ -67,36 +68,51 @@ INGOT_D float maximum(float m, const float* v) {
   return m;
 }
 
-// Slab `slab` of this lane's row into its line. Pieces are of eight values, which stand as the
-// fragments want them: pair c of piece q is elements 8c + 4(q / 2) + 2(q % 2) and the next.
-template <int kSlabs>
-INGOT_D void pack(const float* v, float scale, int slab, u32 memory, i32 lane) {
-#pragma unroll
-  for (int q = 0; q < 4; ++q) {
-    u32 hi[4], lo[4];
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const int i = 8 * c + 4 * (q / 2) + 2 * (q % 2);
-      if constexpr (kSlabs == 1) {
-        split_pair(v[i], v[i + 1], scale, hi[c], lo[c]);
-      } else {
-        hi[c] = ptx::pack_half2(v[i] * scale, v[i + 1] * scale);
-      }
-    }
-    const auto store = [&](int piece, const u32(&word)[4]) {
-      ptx::store_shared_words(memory + lane * 128 + ((piece ^ (lane & 7)) * 16),
-                              uint4{word[0], word[1], word[2], word[3]});
-    };
-    store(4 * slab + q, hi);
-    if constexpr (kSlabs == 1) store(4 + q, lo);
-  }
+// Eight halves of this lane's row, at piece `piece` of its line.
+INGOT_D void store_piece(u32 memory, i32 lane, int piece, const u32 (&word)[4]) {
+  ptx::store_shared_words(memory + lane * 128 + ((piece ^ (lane & 7)) * 16),
+                          uint4{word[0], word[1], word[2], word[3]});
 }
 
+// What a line is packed into: 32 · kSlabs of k as the fragments want them, hi and lo halves (one
+// slab) or halves (two). Another form is in crossed_rows.cuh.
+template <int kSlabs_>
+struct FragmentForm {
+  static constexpr int kSlabs = kSlabs_;
+  static constexpr i32 kTarget = kExactTarget;
+
+  INGOT_D static i32 lines(i32 k) { return (k + 32 * kSlabs - 1) / (32 * kSlabs); }
+  // Slab `slab` of this lane's row into its line. Pieces are of eight values: pair c of piece q is
+  // elements 8c + 4(q / 2) + 2(q % 2) and the next.
+  INGOT_D static void pack(const float* v, float scale, int slab, u32 memory, i32 lane) {
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      u32 hi[4], lo[4];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        const int i = 8 * c + 4 * (q / 2) + 2 * (q % 2);
+        if constexpr (kSlabs == 1) {
+          split_pair(v[i], v[i + 1], scale, hi[c], lo[c]);
+        } else {
+          hi[c] = ptx::pack_half2(v[i] * scale, v[i + 1] * scale);
+        }
+      }
+      store_piece(memory, lane, 4 * slab + q, hi);
+      if constexpr (kSlabs == 1) store_piece(memory, lane, 4 + q, lo);
+    }
+  }
+  // Where a piece of a line belongs in a packed row of `lines`: its first word.
+  INGOT_D static i32 place(i32 line, i32 piece, i32) {
+    return line * 32 + piece * 4;
+  }
+};
+
 // Line `line` of 32 rows from shared memory to where it belongs, eight lanes a row.
+template <class Form>
 INGOT_D void flush(const Strip& strip, u32 memory, i32 line) {
   __syncwarp();
   const i32 piece = strip.lane & 7;
-  u32* packed = strip.packed + line * 32 + piece * 4;
+  u32* packed = strip.packed + Form::place(line, piece, strip.lines);
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const i32 row = 4 * i + (strip.lane >> 3);
@@ -168,17 +184,17 @@ INGOT_D float strip_maximum(float m, Meeting<kWarps>& meeting, u32 blocks) {
 }
 
 // The strip's scale of the lane's row.
-template <int kWarps>
+template <class Form, int kWarps>
 INGOT_D float strip_scale(const Strip& strip, float amax, Meeting<kWarps>& meeting, u32 blocks) {
-  const i32 exponent = scale_exponent(strip_maximum(amax, meeting, blocks), kExactTarget);
+  const i32 exponent = scale_exponent(strip_maximum(amax, meeting, blocks), Form::kTarget);
   if (strip.first == 0 && strip.valid) *strip.exponent = exponent;
   return pow2(-exponent);
 }
 
 // Lines first + i · step, the first of them in registers, the others in shared memory.
-template <int kSlabs, int kWarps, int kRegisters, int kShared>
+template <class Form, int kWarps, int kRegisters, int kShared>
 INGOT_D void pack_kept(const Strip& strip, u32 memory, Meeting<kWarps>& meeting, u32 blocks) {
-  constexpr int kLine = 32 * kSlabs;
+  constexpr int kSlabs = Form::kSlabs, kLine = 32 * kSlabs;
   const u32 own = memory + strip.lane * 4;
   float v[kRegisters * kLine];
 #pragma unroll
@@ -201,7 +217,7 @@ INGOT_D void pack_kept(const Strip& strip, u32 memory, Meeting<kWarps>& meeting,
       amax = fmaxf(amax, fabsf(ptx::load_shared(own + (i * kLine + e) * 128)));
     }
   }
-  const float scale = strip_scale(strip, amax, meeting, blocks);
+  const float scale = strip_scale<Form>(strip, amax, meeting, blocks);
 #pragma unroll
   for (int i = 0; i < kShared; ++i) {
     const i32 line = strip.first + (kRegisters + i) * strip.step;
@@ -214,9 +230,9 @@ INGOT_D void pack_kept(const Strip& strip, u32 memory, Meeting<kWarps>& meeting,
         w[e] = ptx::load_shared(own + (i * kLine + slab * 32 + e) * 128);
       }
       __syncwarp();  // packed lines take the first slab's place
-      pack<kSlabs>(w, scale, slab, memory + i * kLine * 128, strip.lane);
+      Form::pack(w, scale, slab, memory + i * kLine * 128, strip.lane);
     }
-    flush(strip, memory + i * kLine * 128, line);
+    flush<Form>(strip, memory + i * kLine * 128, line);
   }
 #pragma unroll
   for (int i = 0; i < kRegisters; ++i) {
@@ -224,14 +240,15 @@ INGOT_D void pack_kept(const Strip& strip, u32 memory, Meeting<kWarps>& meeting,
     if (line >= strip.lines) break;
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
-      pack<kSlabs>(v + i * kLine + slab * 32, scale, slab, memory, strip.lane);
+      Form::pack(v + i * kLine + slab * 32, scale, slab, memory, strip.lane);
     }
-    flush(strip, memory, line);
+    flush<Form>(strip, memory, line);
   }
 }
 
-template <int kSlabs, int kWarps>
+template <class Form, int kWarps>
 INGOT_D void pack_long(const Strip& strip, u32 memory, Meeting<kWarps>& meeting, u32 blocks) {
+  constexpr int kSlabs = Form::kSlabs;
   float v[32], amax = 0.f;
   for (i32 line = strip.first; line < strip.lines; line += strip.step) {
 #pragma unroll
@@ -240,20 +257,20 @@ INGOT_D void pack_long(const Strip& strip, u32 memory, Meeting<kWarps>& meeting,
       amax = maximum<32>(amax, v);
     }
   }
-  const float scale = strip_scale(strip, amax, meeting, blocks);
+  const float scale = strip_scale<Form>(strip, amax, meeting, blocks);
   for (i32 line = strip.first; line < strip.lines; line += strip.step) {
 #pragma unroll
     for (int slab = 0; slab < kSlabs; ++slab) {
       load<32>(strip, (line * kSlabs + slab) * 32, v);
-      pack<kSlabs>(v, scale, slab, memory, strip.lane);
+      Form::pack(v, scale, slab, memory, strip.lane);
     }
-    flush(strip, memory, line);
+    flush<Form>(strip, memory, line);
   }
 }
 
 }  // namespace columns
 
-template <int kSlabs, int kWarps, int kRegisters, int kShared>
+template <class Form, int kWarps, int kRegisters, int kShared>
 INGOT_D void pack_columns(const SplitArgs& args) {
   extern __shared__ __align__(128) unsigned char column_memory[];
   __shared__ columns::Meeting<kWarps> meeting;
@@ -261,7 +278,7 @@ INGOT_D void pack_columns(const SplitArgs& args) {
   columns::open_meeting(meeting, blocks);
   const i32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const i32 first_row = static_cast<i32>(blockIdx.x / blocks) * 32, row = first_row + lane;
-  const i32 lines = (args.k + 32 * kSlabs - 1) / (32 * kSlabs);
+  const i32 lines = Form::lines(args.k);
   const columns::Strip strip = {
       source_row(args, row),
       args.k_stride,
@@ -274,13 +291,13 @@ INGOT_D void pack_columns(const SplitArgs& args) {
       static_cast<i32>(columns::block_of_strip()) * kWarps + warp,
       static_cast<i32>(blocks) * kWarps,
       row < args.rows};
-  constexpr i32 kOwnBytes = pack_columns_bytes(1, kSlabs, kRegisters, kShared);
+  constexpr i32 kOwnBytes = pack_columns_bytes(1, Form::kSlabs, kRegisters, kShared);
   const u32 own = ptx::shared_address(column_memory) + warp * kOwnBytes;
   ptx::dependency_wait();
   if constexpr (kRegisters > 0) {
-    columns::pack_kept<kSlabs, kWarps, kRegisters, kShared>(strip, own, meeting, blocks);
+    columns::pack_kept<Form, kWarps, kRegisters, kShared>(strip, own, meeting, blocks);
   } else {
-    columns::pack_long<kSlabs>(strip, own, meeting, blocks);
+    columns::pack_long<Form>(strip, own, meeting, blocks);
   }
 }
 

@@ -127,7 +127,7 @@ INGOT_D void split_rows(const SplitArgs& args) {
 
 template <int kWarps, int kRegisters, int kShared>
 INGOT_D void split_columns(const SplitArgs& args) {
-  pack_columns<1, kWarps, kRegisters, kShared>(args);
+  pack_columns<columns::FragmentForm<1>, kWarps, kRegisters, kShared>(args);
 }
 
 #endif

@@ -14,24 +14,9 @@
 
 namespace ingot::hopper {
 
-template <int kSamples_, int kCluster_, int kStages_, int kStagingBuffers_>
-struct ScaledConfig {
+template <int kSamples, int kCluster, int kStages, int kStagingBuffers>
+struct ScaledConfig : PackedStages<kSamples, kCluster, kStages, kStagingBuffers> {
   using Element = f16;
-  static constexpr int kSamples = kSamples_;
-  static constexpr int kCluster = kCluster_;
-  static constexpr int kStages = kStages_;
-  static constexpr int kStagingBuffers = kStagingBuffers_;  // 0: plain stores
-  static constexpr bool kBatched = false;
-  static constexpr int kFeatures = 128;
-  static constexpr int kThreads = 384;
-  static constexpr int kWeightBytes = kFeatures * 128;
-  static constexpr int kStageBytes = kWeightBytes + kSamples * 128;
-  static constexpr int kStagingBytes = kStagingBuffers * 8192;        // of one warpgroup
-  static constexpr int kTableBytes = (kSamples + kFeatures / 2) * 4;  // exponents
-  static constexpr int kSharedBytes =
-      1024 + kStages * kStageBytes + 2 * kStagingBytes + 2 * kTableBytes + 16 * kStages;
-  static_assert(kSharedBytes <= 232448, "more shared memory than a Hopper block can have");
-  static_assert(kSamples % (8 * kCluster) == 0);
 };
 
 template <class Config, class Epilogue>
@@ -47,20 +32,8 @@ INGOT_D void product_scaled(const TensorMap& w_map, const TensorMap& x_map, cons
                                          place.barrier);
     float sum[kValues];
     consumer.accumulate(sum, place, args.chunks);
-    const ThreadTile tile = thread_tile(box_n, box_m, place.warp, place.lane, place.barrier);
-    TileEpilogue<Epilogue, kValues> epilogue(tile, args, params);
-    wait_exponents(place.barrier);
-    const u32 row_exponent = place.table + 4 * (Config::kSamples + tile.n0 - box_n);
-    finish_product(sum, tile, ptx::load_shared_int(row_exponent),
-                   ptx::load_shared_int(row_exponent + 4 * 8), place.table, args);
-    if constexpr (Epilogue::kStore && Config::kStagingBuffers > 0) {
-      // The store before this one must have left the staging buffers.
-      if (place.thread == 0) ptx::bulk_wait_read<0>();
-      finish_tma<Config::kStagingBuffers>(sum, tile, y_map, place.staging, 8192, epilogue,
-                                          sample_tile);
-    } else {
-      finish_direct(sum, tile, args, epilogue, sample_tile);
-    }
+    finish_packed_tile<Config, Epilogue>(sum, place, box_m, box_n, y_map, args, params,
+                                         sample_tile);
   };
   staged_product<Config, false>(w_map, x_map, args, consume);
 }

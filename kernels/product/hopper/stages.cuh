@@ -18,6 +18,26 @@
 
 namespace ingot::hopper {
 
+// Of kernels whose operands are both packed into lines of 128 bytes, a line of each a stage.
+template <int kSamples_, int kCluster_, int kStages_, int kStagingBuffers_>
+struct PackedStages {
+  static constexpr int kSamples = kSamples_;
+  static constexpr int kCluster = kCluster_;
+  static constexpr int kStages = kStages_;
+  static constexpr int kStagingBuffers = kStagingBuffers_;  // 0: plain stores
+  static constexpr bool kBatched = false;
+  static constexpr int kFeatures = 128;
+  static constexpr int kThreads = 384;
+  static constexpr int kWeightBytes = kFeatures * 128;
+  static constexpr int kStageBytes = kWeightBytes + kSamples * 128;
+  static constexpr int kStagingBytes = kStagingBuffers * 8192;        // of one warpgroup
+  static constexpr int kTableBytes = (kSamples + kFeatures / 2) * 4;  // exponents
+  static constexpr int kSharedBytes =
+      1024 + kStages * kStageBytes + 2 * kStagingBytes + 2 * kTableBytes + 16 * kStages;
+  static_assert(kSharedBytes <= 232448, "more shared memory than a Hopper block can have");
+  static_assert(kSamples % (8 * kCluster) == 0);
+};
+
 // What a consumer thread is and what its warpgroup owns.
 struct ConsumerPlace {
   const Ring& ring;
@@ -141,6 +161,33 @@ INGOT_D void release_stage(const ConsumerPlace& place, u32 slot) {
 template <class Config>
 INGOT_D void wait_stage(const ConsumerPlace& place, const RingCursor<Config::kStages>& at) {
   ptx::mbarrier_wait(place.ring.full_barrier(at.slot), at.parity);
+}
+
+// From the sums of a tile whose operands are both packed, its exponents on their way to `table`, to
+// the result in memory. The epilogue's operands are loaded beforehand where registers allow.
+template <class Config, class Epilogue, int kValues>
+INGOT_D void finish_packed_tile(float (&sum)[kValues], const ConsumerPlace& place, i32 box_m,
+                                i32 box_n, const TensorMap& y_map, const ProductArgs& args,
+                                const typename Epilogue::Params& params, i32 sample_tile) {
+  constexpr bool kRoomy = kValues < 128;
+  const ThreadTile tile = thread_tile(box_n, box_m, place.warp, place.lane, place.barrier);
+  const auto finish_sums = [&] {
+    wait_exponents(place.barrier);
+    const u32 row_exponent = place.table + 4 * (Config::kSamples + tile.n0 - box_n);
+    finish_product(sum, tile, ptx::load_shared_int(row_exponent),
+                   ptx::load_shared_int(row_exponent + 4 * 8), place.table, args);
+  };
+  if constexpr (!kRoomy) finish_sums();
+  TileEpilogue<Epilogue, kValues> epilogue(tile, args, params);
+  if constexpr (kRoomy) finish_sums();
+  if constexpr (Epilogue::kStore && Config::kStagingBuffers > 0) {
+    // The store before this one must have left the staging buffers.
+    if (place.thread == 0) ptx::bulk_wait_read<0>();
+    finish_tma<Config::kStagingBuffers>(sum, tile, y_map, place.staging, 8192, epilogue,
+                                        sample_tile);
+  } else {
+    finish_direct(sum, tile, args, epilogue, sample_tile);
+  }
 }
 
 }  // namespace ingot::hopper
