@@ -186,6 +186,18 @@ TF32_MODELS = (
     ("gemm_bn_scale_softmax", {}),
     ("linear_gelu", {}),
 )
+# The same under high: each of its tiles, stored by TMA and not.
+HIGH_MODELS = (
+    ("gemm_scale_bn", {}),
+    ("gemm_scale_bn", {"batch_size": 640, "out_features": 4096}),
+    ("gemm_scale_bn", {"batch_size": 2048, "out_features": 4099}),
+    ("gemm_scale_bn", {"batch_size": 1536, "out_features": 1024}),
+    ("gemm_scale_bn", {"batch_size": 8192, "in_features": 1024, "out_features": 4099}),
+    ("gemm_scale_bn", {"batch_size": 16384, "out_features": 128}),
+    ("gemm_scale_bn_large", {}),
+    ("gemm_bn_scale_softmax", {}),
+    ("linear_gelu", {}),
+)
 
 
 def half_models(folder: Path) -> list[Path]:
@@ -205,7 +217,7 @@ def half_models(folder: Path) -> list[Path]:
 
 def generated_sources(architecture: str, folder: Path) -> dict[str, str]:
     """Kernels of the bundled models, training and eval mode, as the command line writes them; of
-    some in 16 bits and under tf32 too."""
+    some in 16 bits, under tf32 and under high too."""
     models = [
         model
         for model in sorted((ROOT / "examples").glob("*.py"))
@@ -216,12 +228,13 @@ def generated_sources(architecture: str, folder: Path) -> dict[str, str]:
     options.append("--no-kernels")
     commands = {model.stem: ["explain", str(model), *options] for model in models}
     if architecture == "sm_90a":
-        for number, (name, constants) in enumerate(TF32_MODELS):
-            command = ["explain", str(ROOT / "examples" / f"{name}.py"), *options]
-            command += ["--precision", "tf32"]
-            for key, value in constants.items():
-                command += ["--set", f"{key}={value}"]
-            commands[f"{name}_tf32_{number}"] = command
+        for precision, chosen in (("tf32", TF32_MODELS), ("high", HIGH_MODELS)):
+            for number, (name, constants) in enumerate(chosen):
+                command = ["explain", str(ROOT / "examples" / f"{name}.py"), *options]
+                command += ["--precision", precision]
+                for key, value in constants.items():
+                    command += ["--set", f"{key}={value}"]
+                commands[f"{name}_{precision}_{number}"] = command
     for name, command in commands.items():
         command += ["--kernels-out", str(folder / architecture / name)]
     result = subprocess.run(

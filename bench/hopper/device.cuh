@@ -10,6 +10,8 @@
 
 #include "launch/runtime.h"
 #include "launch/runtime_maps.h"
+#include "product/crossed_rows.cuh"
+#include "product/hopper/crossed.cuh"
 #include "product/hopper/fused_scaled.cuh"
 #include "product/hopper/fused_split.cuh"
 #include "product/hopper/launch.h"
@@ -48,6 +50,17 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps == 8 || kRegisters == 0 ? 
   scale_columns<kWarps, kRegisters, kShared>(args);
 }
 
+template <int kLanes, int kPairs, bool kVectors>
+__global__ void __launch_bounds__(kLanes > 256 ? kLanes : 256)
+    cross_rows_kernel(const __grid_constant__ SplitArgs args) {
+  cross_rows<kLanes, kPairs, kVectors>(args);
+}
+template <int kWarps, int kRegisters, int kShared>
+__global__ void __launch_bounds__(kWarps * 32, kWarps == 8 || kRegisters == 0 ? 2 : 1)
+    cross_columns_kernel(const __grid_constant__ SplitArgs args) {
+  cross_columns<kWarps, kRegisters, kShared>(args);
+}
+
 template <class Config, class Epilogue>
 __global__ void __launch_bounds__(384, 1)
     fused_split_kernel(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,
@@ -78,6 +91,14 @@ __global__ void __launch_bounds__(384, 1)
                   const __grid_constant__ TensorMap y, const __grid_constant__ ProductArgs args,
                   const __grid_constant__ typename Epilogue::Params params) {
   product_scaled<Config, Epilogue>(w, x, y, args, params);
+}
+
+template <class Config, class Epilogue>
+__global__ void __launch_bounds__(384, 1)
+    crossed_kernel(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,
+                   const __grid_constant__ TensorMap y, const __grid_constant__ ProductArgs args,
+                   const __grid_constant__ typename Epilogue::Params params) {
+  product_crossed<Config, Epilogue>(w, x, y, args, params);
 }
 
 template <class Config, class Epilogue>
@@ -138,6 +159,26 @@ inline void add_scale_kernels() {
   add("scale_columns<8, 1, 1>", (const void*)scale_columns_kernel<8, 1, 1>);
   add("scale_columns<16, 1, 1>", (const void*)scale_columns_kernel<16, 1, 1>);
   add("scale_columns<16, 0, 0>", (const void*)scale_columns_kernel<16, 0, 0>);
+}
+
+inline void add_cross_kernels() {
+  const auto add = [](const char* name, const void* f) { kernels()[name] = f; };
+#define ADD(l, p, v) \
+  add("cross_rows<" #l ", " #p ", " #v ">", (const void*)cross_rows_kernel<l, p, v>);
+#define ADD_LANES(l, v) ADD(l, 1, v) ADD(l, 2, v) ADD(l, 4, v)
+  ADD_LANES(32, true)
+  ADD_LANES(256, true)
+  ADD_LANES(1024, true)
+  ADD(1024, 0, true)
+  ADD_LANES(32, false)
+  ADD_LANES(256, false)
+  ADD_LANES(1024, false)
+  ADD(1024, 0, false)
+#undef ADD_LANES
+#undef ADD
+  add("cross_columns<8, 2, 2>", (const void*)cross_columns_kernel<8, 2, 2>);
+  add("cross_columns<16, 2, 2>", (const void*)cross_columns_kernel<16, 2, 2>);
+  add("cross_columns<16, 0, 0>", (const void*)cross_columns_kernel<16, 0, 0>);
 }
 
 struct Buffers {

@@ -33,6 +33,8 @@ enum class Data {
   tiny,           // around 2^-120
   special,        // a few Inf, −Inf and NaN
   large_mean,     // 1000 + U(0,1)
+  outlier,        // one element of a row 2^16 above the others
+  constant,       // 1/3: all roundings go the same way
 };
 
 __device__ inline float element(Data data, long long row, long long k, long long width,
@@ -74,6 +76,10 @@ __device__ inline float element(Data data, long long row, long long k, long long
     }
     case Data::large_mean:
       return 1000.f + u;
+    case Data::outlier:
+      return k == hash(row, seed + 5) % width ? ldexpf(centred, 16) : centred;
+    case Data::constant:
+      return 1.f / 3;
   }
   return 0.f;
 }

@@ -53,6 +53,13 @@ INGOT_D u32 pack_bf16_pair(float first, float second) {
   return pair;
 }
 
+// Two e4m3 numbers, the first in the low byte; beyond ±448 the largest, NaN stays. From sm_89 on.
+INGOT_D u32 pack_e4m3_pair(float first, float second) {
+  u16 pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(second), "f"(first));
+  return pair;
+}
+
 // --- shared memory -----------------------------------------------------------------------------
 
 // What the launch has asked for beside the kernel's own.

@@ -24,8 +24,8 @@ struct ArchSpec {
   // Sustained, of one multiprocessor, in operations a second; used for predictions alone.
   struct Rates {
     double fp32, tf32, half;
-    double portable;               // our fp32 product, by the portable kernels
-    double split = 0, scaled = 0;  // ours for Hopper: fp32, tf32
+    double portable;                         // our fp32 product, by the portable kernels
+    double split = 0, scaled = 0, high = 0;  // ours for Hopper: fp32, tf32, high
   } rates;
 
   // For the choice between the portable product and the library's.
@@ -69,7 +69,8 @@ inline constexpr ArchSpec kHopper = {.multiprocessors = 132,
                                                .half = 700e12 / 132,
                                                .portable = 145e12 / 132,
                                                .split = 245e12 / 132,
-                                               .scaled = 550e12 / 132}};
+                                               .scaled = 550e12 / 132,
+                                               .high = 365e12 / 132}};
 
 // B200, B300: from datasheets; none was tried.
 inline constexpr ArchSpec kBlackwell = {.shared_bytes = 227 * 1024,

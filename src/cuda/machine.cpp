@@ -21,8 +21,10 @@ double product_flops(Precision precision, const ArchSpec::Rates& rates, ProductF
     case Precision::bf16:
     case Precision::fp16:
       return rates.half;
-    case Precision::fp32:
     case Precision::high:
+      if (family == ProductFamily::hopper) return rates.high;
+      [[fallthrough]];
+    case Precision::fp32:
       if (family == ProductFamily::hopper) return rates.split;
       return family == ProductFamily::portable ? rates.portable : rates.fp32;
     case Precision::ieee:

@@ -45,6 +45,16 @@ std::optional<hopper::Element> element_of(DType dtype) {
   return std::nullopt;
 }
 
+// What a policy asks of these kernels; a plan may stay with fp32's scheme (ProductPlan::scheme).
+hopper::Scheme scheme_of(ProductFamily family, const Plan& plan, const Sweep& sweep) {
+  const Node& product = plan.graph[sweep.matmul];
+  if (family != ProductFamily::hopper || product.dtype != DType::f32) return hopper::Scheme::split;
+  if (plan.precision == Precision::tf32) return hopper::Scheme::scaled;
+  const bool own_weight = plan.graph[product.args[1]].shape.batched;
+  return plan.precision == Precision::high && !own_weight ? hopper::Scheme::high
+                                                          : hopper::Scheme::split;
+}
+
 Unit split_unit(const SplitStep& step) {
   const std::string name = "product_" + identifier(step.kernel);
   const std::string resident = step.resident > 1 ? fmt::format(", {}", step.resident) : "";
@@ -114,9 +124,7 @@ OwnProduct::OwnProduct(ProductFamily family, const Plan& plan, int sweep, Module
       plan_(plan),
       sweep_(plan.sweeps[static_cast<size_t>(sweep)]),
       element_(*element_of(plan.graph[sweep_.matmul].dtype)),
-      scheme_(plan.precision == Precision::tf32 && element_ == hopper::Element::f32
-                  ? hopper::Scheme::scaled
-                  : hopper::Scheme::split),
+      scheme_(scheme_of(family, plan, sweep_)),
       modules_(modules),
       tuning_(tuning),
       kernels_behind_(write_behind_product(plan, sweep).size()),
@@ -382,7 +390,7 @@ bool OwnProduct::lower(const Lowering& to) {
 
 // Rows without gaps, in the form that generate_packing() writes.
 const SplitStep* OwnProduct::dense_rows(const Prepared& p) const {
-  if (scheme_ != hopper::Scheme::split) return nullptr;
+  if (p.plan.scheme != hopper::Scheme::split) return nullptr;
   for (const SplitStep& step : p.plan.splits) {
     const bool dense = step.k_stride == 1 && step.row_stride == step.k && step.entry_rows == 0;
     if (step.operand == SplitStep::Operand::x && dense) return &step;
@@ -465,8 +473,8 @@ void OwnProduct::lower_product(const Lowering& to, const Prepared& p, const Matr
 
 Precision OwnProduct::precision() const {
   if (element_ != hopper::Element::f32) return Precision::ieee;
-  // `high` has no kernels of its own.
-  return plan_.precision == Precision::high ? Precision::fp32 : plan_.precision;
+  const bool high = scheme_ == hopper::Scheme::high;
+  return plan_.precision == Precision::high && !high ? Precision::fp32 : plan_.precision;
 }
 
 nlohmann::json OwnProduct::describe(int64_t batch) {
@@ -482,7 +490,7 @@ nlohmann::json OwnProduct::describe(int64_t batch) {
   }
   kernels.push_back({{"name", epilogue_.kernel}, {"text", kernel_text(p.plan)}});
   if (merge_) kernels.push_back(merge_->describe());
-  return {{"provider", name_of(family_, element_, scheme_)},
+  return {{"provider", name_of(family_, element_, p.plan.scheme)},
           {"config", p.plan.config},
           {"reason", p.plan.reason},
           {"kernels", kernels}};

@@ -86,7 +86,7 @@ class OwnProduct {
   const Plan& plan_;
   const Sweep& sweep_;
   const hopper::Element element_;
-  const hopper::Scheme scheme_;
+  const hopper::Scheme scheme_;  // that is asked for, and that a frozen weight is packed by
   Modules& modules_;
   const ProductTuning& tuning_;
   const size_t kernels_behind_;  // a library's product

@@ -54,6 +54,9 @@ const char* name_of(ProductFamily family, hopper::Element element, hopper::Schem
       if (element == hopper::Element::f16) return "Ingot's product for Hopper (fp16)";
       if (element == hopper::Element::bf16) return "Ingot's product for Hopper (bf16)";
       if (scheme == hopper::Scheme::scaled) return "Ingot's tf32 product for Hopper (scaled fp16)";
+      if (scheme == hopper::Scheme::high) {
+        return "Ingot's high product for Hopper (fp16, cross terms in FP8)";
+      }
       return "Ingot's fp32 product for Hopper (fp16 halves)";
     case ProductFamily::portable:
       return "Ingot's fp32 product for compute capability 8.0 and up (fp16 halves)";
@@ -63,11 +66,11 @@ const char* name_of(ProductFamily family, hopper::Element element, hopper::Schem
   return "none";
 }
 
-std::string scheme_of(hopper::Element element, Precision precision) {
+std::string scheme_of(ProductFamily family, hopper::Element element, Precision precision) {
   if (element == hopper::Element::f16) return "f16";
   if (element == hopper::Element::bf16) return "bf16";
-  // `high` has no kernels of its own.
-  const bool halves = precision == Precision::fp32 || precision == Precision::high;
+  const bool halves = precision == Precision::fp32 ||
+                      (precision == Precision::high && family != ProductFamily::hopper);
   return "f32 by " + (halves ? std::string("fp16 halves") : std::string(name_of(precision)));
 }
 

@@ -29,7 +29,7 @@ const char* name_of(ProductFamily family, hopper::Element element,
 
 // How a product of such operands is made under a precision policy: products that differ here have
 // nothing in common that could be measured once.
-std::string scheme_of(hopper::Element element, Precision precision);
+std::string scheme_of(ProductFamily family, hopper::Element element, Precision precision);
 
 hopper::ProductPlan plan_own_product(ProductFamily family, const hopper::ProductShape& shape,
                                      const Target& target);

@@ -111,8 +111,8 @@ std::string ProductTuning::key(ProductFamily family, const ProductShape& shape,
   return fmt::format("{} sm_{} {} | kernels {:016x} | {} | {}m {} k {} n {} | x {}, w {}, {}{}",
                      target_.name, target_.sm,
                      family == ProductFamily::hopper ? "hopper" : "portable", kernel_hash(),
-                     scheme_of(shape.element, precision_), batch, bucket(shape.m), shape.k, shape.n,
-                     layout_of(shape.x, shape.k), layout_of(shape.w, shape.k),
+                     scheme_of(family, shape.element, precision_), batch, bucket(shape.m), shape.k,
+                     shape.n, layout_of(shape.x, shape.k), layout_of(shape.w, shape.k),
                      !shape.stores_result ? "not stored"
                      : stores_rows        ? "stored"
                                           : "stored unaligned",

@@ -185,7 +185,7 @@ TEST(Api, SaysWhichPrecisionWasChosen) {
     return signature_of(kTracked, options)["precision"].get<std::string>();
   };
   EXPECT_EQ(precision(R"({"device": "cuda", "precision": "fp32"})"), "fp32");
-  EXPECT_EQ(precision(R"({"device": "cuda", "precision": "high"})"), "fp32");
+  EXPECT_EQ(precision(R"({"device": "cuda", "precision": "high"})"), "high");
   EXPECT_EQ(precision(R"({"device": "cuda", "precision": "bf16"})"), "bf16");
   EXPECT_EQ(precision(R"({"device": "cuda", "precision": "fp32", "sm": 86})"), "ieee");
   EXPECT_EQ(signature_of(kRelu, R"({"device": "cuda"})")["precision"], "ieee");

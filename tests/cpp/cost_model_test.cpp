@@ -255,6 +255,36 @@ TEST(ScaledCostModel, ChargesForPackingByItsBytesInEitherLayout) {
   EXPECT_LT(estimate(shape, tile, kH200), along);
 }
 
+// Medians of bench/hopper/high.cu on an H200, packing included.
+TEST(HighCostModel, TakesWhatWasFastestOfTheMeasured) {
+  struct Row {
+    int64_t m, n, k;
+    double us;
+  };
+  for (const Row& row : {Row{1024, 8192, 8192, 507}, Row{16384, 4096, 4096, 1630},
+                         Row{8192, 4096, 1024, 233}, Row{2048, 2048, 2048, 72.6}}) {
+    ProductShape shape = shape_of(json{{"m", row.m}, {"k", row.k}, {"n", row.n}});
+    shape.scheme = Scheme::high;
+    const ProductPlan plan = plan_product(shape, kH200);
+    EXPECT_EQ(plan.config, "CrossedConfig<256, 2, 4, 1>") << row.m;
+    EXPECT_NEAR(plan.estimated_us, row.us, 0.04 * row.us);
+    EXPECT_FALSE(plan.library_faster);
+  }
+}
+
+TEST(HighCostModel, IsNeverBehindFp32s) {
+  for (const int64_t m : {1, 16, 64, 256, 1000, 4096, 20000}) {
+    for (const int64_t n : {16, 128, 1000, 8192}) {
+      for (const int64_t k : {16, 512, 8192, 40000}) {
+        ProductShape shape = shape_of(json{{"m", m}, {"k", k}, {"n", n}});
+        const double fp32 = plan_product(shape, kH200).estimated_us;
+        shape.scheme = Scheme::high;
+        EXPECT_LE(plan_product(shape, kH200).estimated_us, fp32);
+      }
+    }
+  }
+}
+
 // What it gives up for that.
 TEST(ScaledCostModel, LeavesLittleToTheLibraryThatItsOwnProductWouldWin) {
   const json table = measured_table(kScaledTable);

@@ -364,7 +364,8 @@ Columns columns_of(const hopper::SplitStep& step) {
 
 TEST(OwnProduct, KeepTransposedOperandsOnChipUntilTheirMaximaAreKnown) {
   using Operand = hopper::SplitStep::Operand;
-  for (const hopper::Scheme scheme : {hopper::Scheme::split, hopper::Scheme::scaled}) {
+  for (const hopper::Scheme scheme :
+       {hopper::Scheme::split, hopper::Scheme::scaled, hopper::Scheme::high}) {
     const int line_k = hopper::scheme_of(scheme).line_k;
     for (const bool clusters : {false, true}) {
       for (const int64_t rows : {1, 33, 1024, 8192, 20000}) {
@@ -383,7 +384,7 @@ TEST(OwnProduct, KeepTransposedOperandsOnChipUntilTheirMaximaAreKnown) {
           const int64_t most = clusters ? 16384 : 2048;
           EXPECT_EQ(c.registers > 0, k <= most) << "read once where it fits";
           if (c.registers > 0) {
-            EXPECT_GE(c.lines, hopper::divide_up(k, line_k));
+            EXPECT_GE(c.lines, hopper::packed_lines(hopper::scheme_of(scheme), k));
           }
         }
       }
@@ -520,7 +521,9 @@ TEST(OwnProduct, PackTransposedOperandsWithoutSpills) {
   if (!nvrtc_info().available) GTEST_SKIP() << nvrtc_info().why;
   using Operand = hopper::SplitStep::Operand;
   for (const int sm : {80, 90}) {
-    for (const hopper::Scheme scheme : {hopper::Scheme::split, hopper::Scheme::scaled}) {
+    for (const hopper::Scheme scheme :
+         {hopper::Scheme::split, hopper::Scheme::scaled, hopper::Scheme::high}) {
+      if (sm < 89 && scheme == hopper::Scheme::high) continue;
       for (const int64_t k : {1024, 2048, 8192, 16384, 20000}) {
         const hopper::SplitStep step =
             hopper::plan_split(Operand::w, 4096, k, {1, 4096, true}, scheme, sm == 90);

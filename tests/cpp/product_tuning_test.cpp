@@ -153,20 +153,23 @@ TEST_F(ProductTuningTest, EveryTypeAndSchemeHasMeasurementsOfItsOwn) {
   shape.m = 1000, shape.n = 1024, shape.k = 4096;
   shape.x = shape.w = {4096, 1, true};
   shape.y_stride = 1024;
-  const auto key = [&](Element element, Precision precision) {
+  const auto key = [&](Element element, Precision precision,
+                       ProductFamily family = ProductFamily::hopper) {
     ProgramOptions options;
     options.precision = precision;
     shape.element = element;
-    return ProductTuning(options, Target{}, "").key(ProductFamily::hopper, shape, 0);
+    return ProductTuning(options, Target{}, "").key(family, shape, 0);
   };
   const std::set<std::string> keys = {
       key(Element::f32, Precision::fp32), key(Element::f32, Precision::tf32),
-      key(Element::f16, Precision::fp32), key(Element::bf16, Precision::fp32)};
-  EXPECT_EQ(keys.size(), 4u);
+      key(Element::f32, Precision::high), key(Element::f16, Precision::fp32),
+      key(Element::bf16, Precision::fp32)};
+  EXPECT_EQ(keys.size(), 5u);
   EXPECT_THAT(key(Element::bf16, Precision::fp32), HasSubstr("bf16"));
-  // The policy is of f32 products; `high` is made as fp32 is.
+  // The policy is of f32 products; elsewhere than on Hopper `high` is made as fp32 is.
   EXPECT_EQ(key(Element::bf16, Precision::fp32), key(Element::bf16, Precision::tf32));
-  EXPECT_EQ(key(Element::f32, Precision::fp32), key(Element::f32, Precision::high));
+  EXPECT_EQ(key(Element::f32, Precision::fp32, ProductFamily::portable),
+            key(Element::f32, Precision::high, ProductFamily::portable));
 }
 
 // Keys had no type once: what they say may be of another.

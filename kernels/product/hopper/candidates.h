@@ -17,6 +17,18 @@ inline std::string name_of(const TileChoice& c) {
 // Beside those of the menu.
 inline std::vector<TileChoice> neighbours(const ProductShape& shape, const DeviceLimits& device) {
   if (shape.element != Element::f32) return {};
+  if (shape.scheme == Scheme::high) {
+    std::vector<TileChoice> list;
+    for (TileChoice choice : tile_choices(shape, device)) {
+      if (choice.variant != Variant::crossed || choice.samples != 256) continue;
+      choice.raster_group = 16;
+      list.push_back(choice);
+    }
+    if (shape.weight_packed) return list;
+    const std::vector<TileChoice> rest = neighbours(as_split(shape), device);
+    list.insert(list.end(), rest.begin(), rest.end());
+    return list;
+  }
   if (shape.scheme == Scheme::scaled) {
     std::vector<TileChoice> list;
     for (TileChoice choice : tile_choices(shape, device)) {

@@ -12,6 +12,7 @@
 
 #include "product/hopper/args.cuh"
 #include "product/hopper/scheme_half.h"
+#include "product/hopper/scheme_high.h"
 #include "product/hopper/scheme_scaled.h"
 #include "product/hopper/scheme_split.h"
 #include "product/pack_columns.cuh"
@@ -43,7 +44,8 @@ struct SlicedStep {
 
 struct ProductPlan {
   Variant variant = Variant::unsupported;
-  std::string reason;  // why none
+  Scheme scheme = Scheme::split;  // of f32 operands
+  std::string reason;             // why none
   double estimated_us = 0, library_us = 0;
   bool library_faster = false;  // fusion and accuracy apart, the library's fp32 product is quicker
   std::string kernel;           // the template that computes it: product_packed, ...
@@ -74,10 +76,23 @@ inline size_t partial_bytes(const ProductPlan& plan, int64_t features, bool sum)
 }
 
 inline const SchemeSpec& scheme_of(Scheme scheme) {
-  return scheme == Scheme::scaled ? scheme_scaled::kSpec : scheme_split::kSpec;
+  switch (scheme) {
+    case Scheme::scaled:
+      return scheme_scaled::kSpec;
+    case Scheme::high:
+      return scheme_high::kSpec;
+    case Scheme::split:
+      break;
+  }
+  return scheme_split::kSpec;
 }
 inline const SchemeSpec& scheme_of(const ProductShape& shape) {
   return shape.element == Element::f32 ? scheme_of(shape.scheme) : scheme_half::kSpec;
+}
+
+// Of 128 bytes, in a packed row.
+inline int64_t packed_lines(const SchemeSpec& spec, int64_t k) {
+  return divide_up(k, spec.whole_k) * (spec.whole_k / spec.line_k);
 }
 
 // Packing of a transposed operand: as few blocks for a strip of 32 rows as can keep it on chip, two
@@ -86,7 +101,7 @@ inline const SchemeSpec& scheme_of(const ProductShape& shape) {
 inline void plan_columns(SplitStep& step, const SchemeSpec& spec, bool clusters) {
   constexpr int64_t kBusy = 256;
   const int most = clusters ? 8 : 1, kept = 64 / spec.line_k, slabs = spec.line_k / 32;
-  const int64_t lines = divide_up(step.k, spec.line_k), strips = divide_up(step.rows, 32);
+  const int64_t lines = packed_lines(spec, step.k), strips = divide_up(step.rows, 32);
   const auto blocks_of = [&](int warps) {
     int blocks = 1;
     while (blocks < most && blocks * warps * 2 * kept < lines) blocks *= 2;
@@ -138,7 +153,7 @@ inline SplitStep plan_split(SplitStep::Operand operand, int64_t rows, int64_t k,
 }
 
 inline size_t packed_bytes(Scheme scheme, int64_t rows, int64_t k) {
-  return size_t(rows) * size_t(divide_up(k, scheme_of(scheme).line_k)) * 128;
+  return size_t(rows) * size_t(packed_lines(scheme_of(scheme), k)) * 128;
 }
 
 // Adds the packing of an operand to the plan and to its workspace.
@@ -211,6 +226,8 @@ inline const char* name_of(Variant variant) {
       return "fused_scaled";
     case Variant::scaled:
       return "scaled";
+    case Variant::crossed:
+      return "crossed";
     case Variant::direct:
       return "direct";
     case Variant::streamed:
@@ -300,10 +317,14 @@ inline ProductPlan streamed_plan(const ProductShape& shape, const TileChoice& ch
 // Fills in everything that follows from the choice of tile.
 inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice,
                              const DeviceLimits& device) {
+  if (shape.scheme == Scheme::high && choice.variant != Variant::crossed) {
+    return plan_with(as_split(shape), choice, device);
+  }
   if (choice.variant == Variant::direct) return direct_plan(shape, choice);
   if (choice.variant == Variant::streamed) return streamed_plan(shape, choice, device);
   ProductPlan plan;
   plan.variant = choice.variant;
+  plan.scheme = shape.scheme;
   // A box must not reach into the next entry of a batch.
   const bool whole_tiles = shape.batches == 1 || shape.m % choice.samples == 0;
   plan.tma_store = stores_by_tma(shape) && choice.slices == 1 && whole_tiles;
@@ -371,7 +392,7 @@ inline ProductPlan plan_product(const ProductShape& shape, const DeviceLimits& d
     plan.reason = "an extent exceeds 2^29";
     return plan;
   }
-  if (shape.batches > 1 && (shape.element != Element::f32 || shape.scheme != Scheme::split)) {
+  if (shape.batches > 1 && (shape.element != Element::f32 || shape.scheme == Scheme::scaled)) {
     plan.reason = "its weight differs from sample to sample";
     return plan;
   }

@@ -17,7 +17,8 @@ struct ErrorBound {
 
 struct SchemeSpec {
   // The packed form of either operand; of 16-bit operands, which are read as they are, none.
-  int line_k = 0;  // elements of K in a line of 128 bytes
+  int line_k = 0;        // elements of K in 128 bytes
+  int whole_k = line_k;  // to multiples of which K is padded
   const char* pack_header = nullptr;
   const char *pack_rows = nullptr, *pack_columns = nullptr;  // its functions, by layout
   int vectors = 1;                 // that a lane of pack_rows loads at once

@@ -18,6 +18,7 @@ namespace ingot::hopper {
 enum class Scheme {
   split,   // two halves an element, three products: fp32's accuracy
   scaled,  // one value under its row's power of two, one product: TF32's accuracy
+  high,    // one fp16 product and two cross terms in FP8: some 16 bits
 };
 
 enum class Variant {
@@ -27,6 +28,7 @@ enum class Variant {
   streamed,      // the same by TMA: small, thin and deep products, and batches of them
   fused_scaled,  // Scheme::scaled: fp32 weight rounded inside the product
   scaled,        // Scheme::scaled, both operands packed beforehand
+  crossed,       // Scheme::high, both operands packed beforehand
   half,          // fp16 or bf16 operands as they are
   portable,      // the same without Hopper's own instructions (portable/launch.h)
   unsupported,   // the shape does not fit: use the library
@@ -80,7 +82,7 @@ inline bool stores_by_tma(const ProductShape& shape) {
   return shape.stores_result && shape.y_aligned && shape.y_stride % 4 == 0;
 }
 
-// For kernels that have no other scheme: fp32's accuracy serves where TF32's is asked for.
+// For kernels that have no other scheme: fp32's accuracy serves where less is asked for.
 inline ProductShape as_split(ProductShape shape) {
   shape.scheme = Scheme::split;
   return shape;
@@ -231,8 +233,10 @@ inline std::string config_text(const TileChoice& c, bool tma_store) {
       return std::string("HalfConfig<ingot::") + (c.element == Element::bf16 ? "bf16" : "f16") +
              ", " + blocks + ", " + number(c.staging) + ">";
     default:
-      return (c.variant == Variant::scaled ? "ScaledConfig<" : "PackedConfig<") + blocks + ", " +
-             number(tma_store ? c.staging : 0) + batched + ">";
+      return (c.variant == Variant::scaled    ? "ScaledConfig<"
+              : c.variant == Variant::crossed ? "CrossedConfig<"
+                                              : "PackedConfig<") +
+             blocks + ", " + number(tma_store ? c.staging : 0) + batched + ">";
   }
 }
 

@@ -1,4 +1,6 @@
-// wgmma.mma_async: D[64][kN] (fp32) += A[64][16] · B[16][kN] (fp16 or bf16), one warpgroup.
+// wgmma.mma_async: D[64][kN] (fp32) += A[64][16] · B[16][kN] (fp16 or bf16), one warpgroup; of e4m3
+// 32 of k at a time, the same 32 bytes of a row. The tensor core then keeps some 14 bits of D, all
+// of it: sums of e4m3 come first, while they are small.
 //
 // A comes from registers (`rs`: four fp16 pairs a thread) or from shared memory (`ss`), B from
 // shared memory. Shared operands are K-major in 128-byte rows under the 128-byte swizzle, groups of
@@ -18,6 +20,8 @@ INGOT_D u64 shared_matrix_descriptor(u32 address) {
   constexpr u64 kSwizzle128Bytes = u64(1) << 62;
   return u64((address & 0x3ffff) >> 4) | u64(1) << 16 | kRowGroupStride << 32 | kSwizzle128Bytes;
 }
+
+struct e4m3;
 
 template <int kN, class Element = f16>
 struct Wgmma;
@@ -58,6 +62,17 @@ struct Wgmma;
     }                                                                                              \
   };
 
+#define INGOT_DEFINE_WGMMA_E4M3(n, regs, accs, p0, p1, p2)                                         \
+  template <>                                                                                      \
+  struct Wgmma<n, e4m3> {                                                                          \
+    INGOT_D static void ss(float (&d)[n / 2], u64 a, u64 b, int add) {                             \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" p2 ", 0;\n"                               \
+                   "wgmma.mma_async.sync.aligned.m64n" #n "k32.f32.e4m3.e4m3"                      \
+                   " {" regs "}, %" p0 ", %" p1 ", p, 1, 1;\n}\n"                                 \
+                   : accs : "l"(a), "l"(b), "r"(add));                                             \
+    }                                                                                              \
+  };
+
 #define INGOT_REGS_N64 INGOT_REGS_0
 #define INGOT_ACCS_N64 INGOT_ACC32(0)
 INGOT_DEFINE_WGMMA(64, f16, INGOT_REGS_N64, INGOT_ACCS_N64, "32", "33", "34", "35", "36", "37")
@@ -65,18 +80,22 @@ INGOT_DEFINE_WGMMA(64, f16, INGOT_REGS_N64, INGOT_ACCS_N64, "32", "33", "34", "3
 #define INGOT_ACCS_N128 INGOT_ACC32(0), INGOT_ACC32(32)
 INGOT_DEFINE_WGMMA(128, f16, INGOT_REGS_N128, INGOT_ACCS_N128, "64", "65", "66", "67", "68", "69")
 INGOT_DEFINE_WGMMA(128, bf16, INGOT_REGS_N128, INGOT_ACCS_N128, "64", "65", "66", "67", "68", "69")
+INGOT_DEFINE_WGMMA_E4M3(128, INGOT_REGS_N128, INGOT_ACCS_N128, "64", "65", "66")
 #define INGOT_REGS_N160 INGOT_REGS_0 "," INGOT_REGS_32 "," INGOT_REGS_64_TO_79
 #define INGOT_ACCS_N160 INGOT_ACC32(0), INGOT_ACC32(32), INGOT_ACC8(64), INGOT_ACC8(72)
 INGOT_DEFINE_WGMMA(160, f16, INGOT_REGS_N160, INGOT_ACCS_N160, "80", "81", "82", "83", "84", "85")
 #define INGOT_REGS_N192 INGOT_REGS_0 "," INGOT_REGS_32 "," INGOT_REGS_64
 #define INGOT_ACCS_N192 INGOT_ACC32(0), INGOT_ACC32(32), INGOT_ACC32(64)
 INGOT_DEFINE_WGMMA(192, f16, INGOT_REGS_N192, INGOT_ACCS_N192, "96", "97", "98", "99", "100", "101")
+INGOT_DEFINE_WGMMA_E4M3(192, INGOT_REGS_N192, INGOT_ACCS_N192, "96", "97", "98")
 #define INGOT_REGS_N256 INGOT_REGS_0 "," INGOT_REGS_32 "," INGOT_REGS_64 "," INGOT_REGS_96
 #define INGOT_ACCS_N256 INGOT_ACC32(0), INGOT_ACC32(32), INGOT_ACC32(64), INGOT_ACC32(96)
 INGOT_DEFINE_WGMMA(256, f16, INGOT_REGS_N256, INGOT_ACCS_N256, "128", "129", "130", "131", "132", "133")
 INGOT_DEFINE_WGMMA(256, bf16, INGOT_REGS_N256, INGOT_ACCS_N256, "128", "129", "130", "131", "132", "133")
+INGOT_DEFINE_WGMMA_E4M3(256, INGOT_REGS_N256, INGOT_ACCS_N256, "128", "129", "130")
 
 #undef INGOT_DEFINE_WGMMA
+#undef INGOT_DEFINE_WGMMA_E4M3
 #undef INGOT_REGS_N64
 #undef INGOT_ACCS_N64
 #undef INGOT_REGS_N128
