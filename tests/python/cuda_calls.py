@@ -46,13 +46,21 @@ class Launch(ctypes.Structure):
 class Called:
     """A program with tensors at made-up addresses."""
 
-    def __init__(self, fake: ctypes.CDLL, example: str, mode: str, batch: int, replay=False):
+    def __init__(
+        self,
+        fake: ctypes.CDLL,
+        example: str,
+        mode: str,
+        batch: int,
+        replay: bool = False,
+        precision: str = "fp32",
+    ):
         self.fake = fake
         loaded = load_model_file(example, {**SIZES, "batch_size": batch})
         module = loaded.make_module().train(mode == "training")
         (region,) = capture(module, tuple(loaded.make_inputs())).regions
         options = {"capabilities": {"replay": replay}}
-        self.program = Program(region.graph, device="cuda", options=options)
+        self.program = Program(region.graph, device="cuda", precision=precision, options=options)
         self.names = self.program.leaf_names
         bound = [*self.program.signature.leaves, *self.program.signature.results]
         self.tensors = (Tensor * len(bound))()
@@ -160,10 +168,10 @@ def replays(fake: ctypes.CDLL, example: str) -> dict:
     }
 
 
-def packed_weights(fake: ctypes.CDLL, example: str) -> dict[str, bool]:
+def packed_weights(fake: ctypes.CDLL, example: str, precision: str) -> dict[str, bool]:
     """Whether a call's product reads the packed weight that it is given."""
     batch, frozen = 8192, 0x700000000
-    called = Called(fake, example, "eval", batch, replay=True)
+    called = Called(fake, example, "eval", batch, replay=True, precision=precision)
     weight = called.tensors[called.names.index("gemm.weight")]
 
     def reads_packed(place: int, times: int = 1) -> bool:
@@ -232,7 +240,9 @@ def main() -> None:
             }
             if name == "gemm_scale_bn.py eval":  # the product itself stores the result
                 answers["replays"] = replays(fake, example)
-                answers["packed weights"] = packed_weights(fake, example)
+                for precision in ("fp32", "high"):
+                    packed = packed_weights(fake, example, precision)
+                    answers[f"packed weights, {precision}"] = packed
                 answers[name]["addresses followed"] = follow_addresses(called, 8192)
     print(json.dumps(answers))
 

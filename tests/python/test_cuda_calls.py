@@ -83,9 +83,10 @@ def test_kept_tensor_maps_follow_the_tensors(asked):
     assert asked["gemm_scale_bn.py eval"]["addresses followed"]
 
 
-def test_packed_weights_serve_what_they_were_packed_from_alone(asked):
+@pytest.mark.parametrize("precision", ["fp32", "high"])
+def test_packed_weights_serve_what_they_were_packed_from_alone(asked, precision):
     """By address and layout: Python's own look at them is not the last."""
-    assert asked["packed weights"] == {
+    assert asked[f"packed weights, {precision}"] == {
         "never packed": False,
         "packed": True,
         "transposed": False,
