@@ -187,8 +187,10 @@ struct RowsLooped {
   using Monoid = PhaseMonoid<Body, P>;
   static constexpr int kBlocks = kHasClusters ? Blocks : 1;
   static constexpr i64 kStep = static_cast<i64>(kBlocks) * Threads * V;
-  // Vectors in flight; ArgMax wants consecutive positions.
-  static constexpr int kAhead = Body::kNeedsIndex ? 1 : V >= 4 ? 4 : 8;
+  // Vectors in flight; ArgMax wants consecutive positions. More where registers suffice: of single
+  // values, folded by a sum, a maximum or both.
+  static constexpr bool kSmallState = Body::kPhases <= 1 && sizeof(typename Monoid<0>::State) <= 8;
+  static constexpr int kAhead = Body::kNeedsIndex ? 1 : V >= 4 || !kSmallState ? 4 : 8;
   static constexpr int kTogether = 2;  // vectors of results
   static_assert(kTogether == 2, "what is left over is one");
 
