@@ -10,7 +10,7 @@ import itertools
 import ingot
 import pytest
 import torch
-from live import regions_run
+from live import compare, regions_run
 from torch import nn
 from torch.nn import functional as F
 
@@ -154,3 +154,29 @@ def test_the_gradient_of_a_maximum_of_16_bits_reaches_an_element(dtype):
             result = optimised(torch.randn(4, 4, 32, 32))
         result.float().backward()
         assert ran and model.linear.bias.grad.sum().item() == pytest.approx(2, rel=0.01)
+
+
+@pytest.mark.parametrize("order", ["written before", "written behind a copy"])
+def test_a_buffer_that_a_training_step_reads_and_writes(order):
+    class Counting(Model):
+        def __init__(self):
+            super().__init__(None)
+            self.register_buffer("count", torch.ones(()))
+
+        def forward(self, x):
+            read = self.count if order == "written before" else self.count.clone()
+            if order == "written before":
+                self.count.add_(1)
+            y = torch.tanh(self.linear(x) * read) * 2
+            if order != "written before":
+                self.count.mul_(0.9).add_(y.detach().mean())
+            return y
+
+    def script(m):
+        for _ in range(2):
+            result = m(torch.randn(4, 32))
+            if result.requires_grad:
+                result.square().sum().backward()
+            yield result.detach()
+
+    compare(Counting, script)

@@ -29,7 +29,12 @@ from ingot.live.autocast import cast_by_torch
 from ingot.live.compiled import Compiled, RefusedError
 from ingot.live.products import LEAST_WORK, with_own_products
 from ingot.live.switches import kept_from_autocast
-from ingot.live.tracing import feed_of, other_batches, views_among_results
+from ingot.live.tracing import (
+    copies_of_written,
+    feed_of,
+    other_batches,
+    views_among_results,
+)
 from ingot.log import logger
 from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError, IngotWarning
 
@@ -179,7 +184,7 @@ def _fed(
     """With the batch where regions take most: of a product of two inputs either may have it, and a
     transposed one on its second dimension. Without a chain there is nothing to take it for.
     Second: what PyTorch must run in any case, as `refused` of import_graph()."""
-    best = _with_refused(feed_of(gm, example_inputs))
+    best = _with_refused(feed_of(gm, example_inputs), gradients)
     if policy.ambient(best[0].device_type)[0] is not None:
         return best  # autocast's casts are looked for in a graph that is as it was traced
     places = other_batches(gm, example_inputs)
@@ -191,16 +196,17 @@ def _fed(
     least = _left(*best, gradients)
     for place in places if least else ():
         with contextlib.suppress(CaptureError):
-            other = _with_refused(feed_of(gm, example_inputs, place))
+            other = _with_refused(feed_of(gm, example_inputs, place), gradients)
             left = _left(*other, gradients)
             if left < least:
                 best, least = other, left
     return best
 
 
-def _with_refused(feed: Feed) -> tuple[Feed, dict[str, str]]:
+def _with_refused(feed: Feed, gradients: bool) -> tuple[Feed, dict[str, str]]:
     feed.trains_chains = True
-    return feed, dict.fromkeys(views_among_results(feed.graph), "")
+    refused = views_among_results(feed.graph) + (copies_of_written(feed) if gradients else [])
+    return feed, dict.fromkeys(refused, "")
 
 
 def _is_chain(node: torch.fx.Node) -> bool:

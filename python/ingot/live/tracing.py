@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from ingot.capture import CaptureError, attention, recurrent
 from ingot.capture.captured import Source
-from ingot.capture.feed import Feed, Placeholder, device_type_of
+from ingot.capture.feed import Feed, Placeholder, device_type_of, needing_gradients
 from ingot.capture.masks import leave_full_masks_away
 from ingot.capture.nodes import LEFT_ALONE, PARAMETER, is_pure, moves_statistics, mutates
 from ingot.live import switches
@@ -117,6 +117,38 @@ def views_among_results(graph: torch.fx.Graph) -> list[str]:
                 node.meta[LEFT_ALONE] = True
                 node, base = base, next(iter(base.all_input_nodes), None)
     return found
+
+
+def copies_of_written(feed: Feed) -> list[str]:
+    """Nodes that PyTorch must run: copies, put into the graph, of inputs that it writes into in the
+    end and that something with a gradient follows from. Autograd keeps what is read for backward, and
+    refuses it when it was written."""
+    found, needing = [], needing_gradients(feed)
+    for node in feed.placeholders:
+        readers = [user for user in node.users if not mutates(user)]
+        if len(readers) == len(node.users) or not _is_kept(readers, needing):
+            continue
+        with feed.graph.inserting_before(min(readers)):
+            copied = feed.graph.call_function(torch.ops.aten.clone.default, (node,))
+        copied.meta = dict(node.meta) | {LEFT_ALONE: True}
+        for reader in readers:
+            reader.replace_input_with(node, copied)
+        found.append(copied.name)
+    return found
+
+
+def _is_kept(readers: list[torch.fx.Node], needing: set[torch.fx.Node]) -> bool:
+    """Whether something with a gradient reads what follows from a tensor: a region would keep the
+    tensor itself, and compute it again."""
+    seen, ahead = set(), list(readers)
+    while ahead:
+        node = ahead.pop()
+        if node in needing:
+            return True
+        if node not in seen:
+            seen.add(node)
+            ahead += [user for user in node.users if not mutates(user)]
+    return False
 
 
 def _memory(node: torch.fx.Node) -> Any:
