@@ -6,6 +6,8 @@ INGOT_TRAININGS=2000 runs that many other ones than the few of every run.
 
 import copy
 import itertools
+import os
+import random
 
 import ingot
 import pytest
@@ -13,8 +15,10 @@ import torch
 from live import compare, regions_run
 from torch import nn
 from torch.nn import functional as F
+from training_programs import difference, draw_training
 
 pytestmark = pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
+COUNT = int(os.environ.get("INGOT_TRAININGS", "0"))
 HALVES = [torch.bfloat16, torch.float16]
 
 
@@ -180,3 +184,53 @@ def test_a_buffer_that_a_training_step_reads_and_writes(order):
             yield result.detach()
 
     compare(Counting, script)
+
+
+def _flags(m, x):
+    h = m.linear(x)
+    flags = (h > 0).masked_fill(h > 1, False)
+    return flags, torch.where(flags, h, h * 2)
+
+
+def _only_moved(m, x):
+    m.batch_norm(x * m.batch_norm.weight)
+    return x.min()
+
+
+@pytest.mark.parametrize("function", [_flags, _only_moved])
+def test_what_could_not_be_run(function, caplog):
+    def script(m):
+        yield m(torch.randn(8, 32))
+
+    compare(lambda: Model(function), script, taken=function is _flags)
+    assert "failed" not in caplog.text
+
+
+def by_optimize(module):
+    return ingot.optimize(module)
+
+
+def by_compile(module):
+    return torch.compile(module, backend="ingot")
+
+
+def _agree(seeds):
+    taken = []
+    for seed in seeds:
+        program = draw_training(random.Random(seed))
+        wrap = by_compile if seed % 4 == 0 else by_optimize
+        with regions_run() as ran:
+            found = difference(program, wrap)
+        assert found is None, f"seed {seed}, {wrap.__name__}: {found}\n{program}"
+        taken.append(bool(ran))
+    assert sum(taken) > len(taken) / 2
+
+
+def test_a_few_random_programs_that_are_trained():
+    _agree(range(2000, 2008))
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(300 + 10 * COUNT)
+def test_random_programs_that_are_trained():
+    _agree(random.sample(range(10**6, 10**9), COUNT) if COUNT else range(2008, 2060))

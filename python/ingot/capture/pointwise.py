@@ -18,6 +18,8 @@ def pointwise(call: Call, op: str, operands: Sequence[Any], attributes=None) -> 
     tensors = [o for o in operands if isinstance(o, (Value, Leaf))]
     if not tensors:
         raise UnfitError("it has no tensor operand")
+    if op == "select" and call.dtype == torch.bool and len(tensors) < len(operands):
+        raise UnfitError("a choice between flags and a number, which a graph would make a number")
     region = call.region
     in_result = call.dtype in FLOATING and op != "select"
     compute = call.dtype if in_result else _promoted(tensors)

@@ -96,7 +96,8 @@ class _Writer:
             self.names[f"region_{at}"] = call
             leaves = "".join(f"v{slot}, " for slot in step.leaves)
             results = "".join(f"v{slot}, " for slot in step.results)
-            self.lines.append(f"{results}= region_{at}(({leaves}))")
+            given = f"{results}= " if results else ""  # none where it only moves statistics
+            self.lines.append(f"{given}region_{at}(({leaves}))")
             return
         self.names[f"operator_{at}"] = _BINDINGS.get(step.target, step.target)
         values = [self._value(value) for value in step.args]
