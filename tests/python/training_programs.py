@@ -10,12 +10,10 @@ import random
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import square_programs as squares
 import torch
 from torch import nn
-from torch.nn import functional as F
 
 HALVES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # What a change of the inputs by rounding is, where sums and functions of them are rounded so.
@@ -73,7 +71,8 @@ COPIES = """
     torch.zeros_like({a}).add_({b}) {a}.detach().clone()+{a} {a}.clone().fill_(0.5)*{b}
     {a}.clone().masked_fill_({a}>0,0.5) {a}.contiguous().add_({b}) {a}.clone().zero_()+{b}
     {a}.new_zeros({a}.shape).copy_({b}) {a}.float()*{b} {a}.to({b}.dtype)+{b} {a}.type_as({b})
-    ({a}*1).clamp_(-0.5,0.5) {a}.repeat_interleave(2,{i}) {a}.roll(1,{i}) {a}.tril() {a}.cumprod({i})
+    ({a}*1).clamp_(-0.5,0.5) {a}.repeat_interleave(2,{i}) {a}.roll(1,{i}) {a}.tril()
+    {a}.cumprod({i})
 """.split()
 IN_PLACE = [
     *squares.IN_PLACE,

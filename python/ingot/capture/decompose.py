@@ -154,6 +154,19 @@ def _copy(writer: Writer, x, source, non_blocking) -> torch.fx.Node:
     return writer.call(_aten.clone.default, own.shape, source)
 
 
+def _expand_as(writer: Writer, x, other) -> torch.fx.Node | None:
+    """To sizes in the place of a tensor, which may not be there yet where PyTorch takes the view."""
+    own, sizes = example(x).shape, example(writer.node).shape
+    own = (1,) * (len(sizes) - len(own)) + tuple(own)
+    lead, dims = len(sizes) - example(x).dim(), []
+    for at, (size, before) in enumerate(zip(sizes, own)):
+        kept = at >= lead and not _differ(before, size)
+        if not kept and not isinstance(size, int):
+            return None
+        dims.append(-1 if kept else size)
+    return writer.call(_aten.expand.default, sizes, x, dims)
+
+
 def _differ(size: Any, other: Any) -> bool:
     """Of sizes that broadcast, without asking what a symbol is."""
     return isinstance(size, int) != isinstance(other, int) or (
@@ -177,6 +190,7 @@ def _nothing(writer: Writer, x, *_: Any) -> torch.fx.Node:
 _RULES: dict[Any, Callable] = {
     _aten.slice.Tensor: _slice,
     _aten.copy.default: _copy,
+    _aten.expand_as.default: _expand_as,
     _aten.adaptive_avg_pool2d.default: _adaptive_avg_pool,
     _aten.adaptive_avg_pool3d.default: _adaptive_avg_pool,
     _aten.adaptive_max_pool1d.default: _adaptive_max_pool1d,

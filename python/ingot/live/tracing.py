@@ -121,8 +121,8 @@ def views_among_results(graph: torch.fx.Graph) -> list[str]:
 
 def copies_of_written(feed: Feed) -> list[str]:
     """Nodes that PyTorch must run: copies, put into the graph, of inputs that it writes into in the
-    end and that something with a gradient follows from. Autograd keeps what is read for backward, and
-    refuses it when it was written."""
+    end and that something with a gradient follows from. Autograd keeps what is read for backward,
+    and refuses it when it was written."""
     found, needing = [], needing_gradients(feed)
     for node in feed.placeholders:
         readers = [user for user in node.users if not mutates(user)]
