@@ -186,6 +186,18 @@ def test_a_buffer_that_a_training_step_reads_and_writes(order):
     compare(Counting, script)
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_the_gradient_of_a_softmax_of_a_single_row_is_zero(dtype):
+    model = Model(lambda m, x: torch.softmax(x.to(dtype) + m.linear(x), 0))
+    optimised = ingot.optimize(model)
+    for batch in (3, 1):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype), regions_run() as ran:
+            result = optimised(torch.randn(batch, 32))
+        (result * torch.randn(32).to(dtype)).sum().backward()
+    assert ran and not model.linear.bias.grad.any()
+
+
 def _flags(m, x):
     h = m.linear(x)
     flags = (h > 0).masked_fill(h > 1, False)

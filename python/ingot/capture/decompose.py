@@ -155,7 +155,7 @@ def _copy(writer: Writer, x, source, non_blocking) -> torch.fx.Node:
 
 
 def _expand_as(writer: Writer, x, other) -> torch.fx.Node | None:
-    """To sizes in the place of a tensor, which may not be there yet where PyTorch takes the view."""
+    """To sizes, not to a tensor that may not be there yet where PyTorch takes the view."""
     own, sizes = example(x).shape, example(writer.node).shape
     own = (1,) * (len(sizes) - len(own)) + tuple(own)
     lead, dims = len(sizes) - example(x).dim(), []

@@ -122,12 +122,16 @@ def _along(call: Call, op: str, x: str, dim: Any, attributes: dict | None = None
     return call.like(value, identity)
 
 
-TABLE["aten::softmax"] = TABLE["aten::_softmax"] = lambda call: _along(
-    call, "softmax", "self", call["dim"]
-)
-TABLE["aten::log_softmax"] = TABLE["aten::_log_softmax"] = lambda call: _along(
-    call, "log_softmax", "self", call["dim"]
-)
+for _name in ("softmax", "log_softmax"):
+    TABLE[f"aten::{_name}"] = lambda call, op=_name: _along(call, op, "self", call["dim"])
+
+
+@row("aten::_softmax", "aten::_log_softmax")
+def _softmax_again(call: Call) -> Value:
+    """In a backward pass. In 16 bits, one sweep may store what it takes the maximum and the sum of,
+    and the next one read it rounded: so it is rounded for both."""
+    call.arguments = {**call.arguments, "self": call.region.rounded(call.value("self"))}
+    return _along(call, call["name"].rpartition(":")[2][1:], "self", call["dim"])
 
 
 def _pool(call: Call, op: str, kernel: int) -> Value:
