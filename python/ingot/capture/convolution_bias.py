@@ -14,7 +14,7 @@ import torch
 from ingot.capture.merged_axes import may_be_taken
 from ingot.capture.nodes import LEFT_ALONE, named_arguments
 from ingot.capture.surgery import Writer, example
-from ingot.capture.windows import may_be_opened
+from ingot.capture.windows import may_take_bias
 
 _aten = torch.ops.aten
 _CONVOLUTIONS = {
@@ -42,7 +42,7 @@ def _separate(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
         return
     if len(sizes) != example(arguments["weight"]).dim():
         return  # channels come first in what has no batch
-    if not node.users or not all(may_be_taken(u) or may_be_opened(u) for u in node.users):
+    if not node.users or not all(may_be_taken(u) or may_take_bias(u) for u in node.users):
         return
     writer = Writer(graph, node)
     args = [None if argument is bias else argument for argument in arguments.values()]
