@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import copy
+import faulthandler
 import traceback
 import warnings
 from collections.abc import Callable
 
 import torch
+
+faulthandler.enable()  # a crash tells where
 
 
 class Verdicts:

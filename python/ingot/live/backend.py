@@ -50,6 +50,7 @@ class DynamoGraph:
     mode: str
     compiled: Compiled | None = None
     problem: str | None = None
+    holds_nothing: bool = False  # that Ingot would take over
 
 
 @dataclass
@@ -114,7 +115,7 @@ def compile_graph(
             session.graphs.append(graph)
             return gm.forward
         if not graph.compiled.takes_something:
-            graph.compiled = None
+            graph.compiled, graph.holds_nothing = None, True
             graph.problem = "PyTorch runs it: it holds nothing that Ingot takes over"
     except CaptureError as error:
         graph.problem = f"PyTorch runs it: {error}"

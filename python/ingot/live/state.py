@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from ingot.capture.feed import batched_inputs
 from ingot.live import dynamo, releases, shortcut
 from ingot.live.backend import DynamoGraph, Session, compile_graph, switched_off
+from ingot.live.left import LeftCalls
 from ingot.runtime.library import IngotError
 
 _peek_functorch = torch._C._functorch.peek_interpreter_stack
@@ -91,7 +92,7 @@ class State(Session):
         self.original_forward = original_forward
         self.frozen = False
         self._training = False
-        self._preparing = threading.local()
+        self._calling = threading.local()
         self._off = switched_off()
         self._function = dynamo.with_own_code(original_forward)
         # Dynamo keeps every backend for good, and code that it compiled: neither may keep programs.
@@ -100,6 +101,7 @@ class State(Session):
         weakref.finalize(self, dynamo.forget, self._function.__code__).atexit = False
         self._parameters = shortcut.parameters_of(self._function)
         self._shortcuts: tuple[shortcut.Shortcut, ...] = ()
+        self._left = LeftCalls()
         self._overlooked = releases.overlooked()
 
     def settings(self) -> dict:
@@ -109,6 +111,7 @@ class State(Session):
         """args: the module, then those of the call."""
         if self._overlooked is not None and self._overlooked.changed():
             self._shortcuts, self._overlooked = (), releases.overlooked()
+            self._left = LeftCalls()
             dynamo.forget(self._function.__code__)
         names = self._parameters
         plain = not kwargs and names is not None and len(args) == len(names)
@@ -120,15 +123,28 @@ class State(Session):
         return self._through_dynamo(args, kwargs, plain)
 
     def _through_dynamo(self, args: tuple, kwargs: dict, plain: bool) -> Any:
-        if self._off or self._symbolically_traced():
+        if self._off or self._symbolically_traced() or self._is_left(args, kwargs):
             return self.original_forward(*args, **kwargs)
+        made, breaks = [], dynamo.graph_breaks()
+        self._calling.graphs = made
         result = self._compiled(*args, **kwargs)
-        if plain:
+        whole = len(made) == 1 and dynamo.graph_breaks() == breaks
+        if whole and made[0].holds_nothing:
+            self._left.add((args[0], args[1:], kwargs))
+        elif plain:
             found = shortcut.latest(self._function)
             if found is not None:
                 alive = (known for known in self._shortcuts if known.is_alive)
                 self._shortcuts = (found, *alive)[:_MAX_SHORTCUTS]
         return result
+
+    def _is_left(self, args: tuple, kwargs: dict) -> bool:
+        """To the original. A call that prepares others runs nothing."""
+        if not self._left or (args[0], args[1:], kwargs) not in self._left:
+            return False
+        if getattr(self._calling, "now", False):
+            raise _PyTorchsError
+        return True
 
     @staticmethod
     def _symbolically_traced() -> bool:
@@ -143,8 +159,8 @@ class State(Session):
         """Captures and plans what a call like this one needs, and compiles its kernels."""
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         batch = batched_inputs(tensors)[1]
-        self._preparing.batch = batch if with_kernels else None
-        self._preparing.now = True
+        self._calling.batch = batch if with_kernels else None
+        self._calling.now = True
         try:
             with _undone(module, tensors):
                 with contextlib.suppress(_PyTorchsError):
@@ -152,22 +168,22 @@ class State(Session):
         except _PreparedError:
             return
         finally:
-            self._preparing.now = False
+            self._calling.now = False
         if with_kernels:
             problem = self.graphs[-1].problem if self.graphs else "Ingot is switched off"
             raise IngotError(f"{self.name} cannot be prepared: {problem}")
 
     def made(self, graph: DynamoGraph) -> Callable:
-        run, preparing = graph.compiled.run, self._preparing
+        run, calling = graph.compiled.run, self._calling
         if self.frozen:
             self._freeze(graph)
 
         def call(*args: Any) -> Any:
-            if getattr(preparing, "now", False):
-                if preparing.batch is not None:
+            if getattr(calling, "now", False):
+                if calling.batch is not None:
                     device = max(a.get_device() for a in args if isinstance(a, torch.Tensor))
                     for program in graph.compiled.programs:
-                        program.prepare(preparing.batch, device)
+                        program.prepare(calling.batch, device)
                 raise _PreparedError
             return run(args)
 
@@ -198,13 +214,14 @@ class State(Session):
 
     def _backend(self, gm: torch.fx.GraphModule, examples: list) -> Callable:
         made = compile_graph(self, gm, examples)
+        getattr(self._calling, "graphs", []).append(self.graphs[-1])
         return made if self.graphs[-1].compiled is not None else self._by_pytorch(made)
 
     def _by_pytorch(self, forward: Callable) -> Callable:
-        preparing = self._preparing
+        calling = self._calling
 
         def call(*args: Any) -> Any:
-            if getattr(preparing, "now", False):
+            if getattr(calling, "now", False):
                 raise _PyTorchsError
             return forward(*args)
 

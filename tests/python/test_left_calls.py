@@ -1,0 +1,87 @@
+"""Calls that hold nothing for Ingot run the original's forward, with nothing around it."""
+
+import copy
+
+import ingot
+import pytest
+import torch
+from torch import nn
+
+
+class Sorted(nn.Module):
+    """Nothing that Ingot takes; knows whether it was captured."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def forward(self, x, *, flip=False):
+        captured = torch.compiler.is_dynamo_compiling()
+        if not captured:
+            self.asked.append(x.shape[0])
+        return torch.sort(x, descending=flip)[0] + (1e-3 if captured else 0.0)
+
+
+class Mixed(nn.Module):
+    """A product where gradients are off alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return torch.sort(x)[0] if torch.is_grad_enabled() else torch.relu(self.layer(x) * 2 + 1)
+
+
+@pytest.fixture
+def sorting():
+    module = Sorted()
+    with pytest.warns(ingot.IngotWarning):
+        made = ingot.optimize(module)
+        made(torch.randn(4, 8))
+    module.asked.clear()
+    return module, made
+
+
+def test_the_second_call_is_the_originals(sorting):
+    module, made = sorting
+    for rows in (4, 5, 400):
+        x = torch.randn(rows, 8)
+        assert torch.equal(made(x), torch.sort(x)[0])  # captured, it would add something
+    assert module.asked == [4, 5, 400]
+    assert "holds nothing" in made._ingot.graphs[0].problem
+
+
+@pytest.mark.parametrize(
+    ("given", "keywords"),
+    [
+        (torch.randn(4, 9), {}),
+        (torch.randn(1, 8), {}),
+        (torch.randn(4, 8).double(), {}),
+        (torch.randn(4, 8, requires_grad=True), {}),
+        (torch.randn(4, 8), {"flip": True}),
+    ],
+    ids=["size", "batch of one", "dtype", "gradient", "keyword"],
+)
+def test_another_kind_of_call_is_looked_at(sorting, given, keywords):
+    module, made = sorting
+    made(given, **keywords)
+    assert module.asked == []
+
+
+def test_modes_are_told_apart():
+    module = Mixed()
+    with pytest.warns(ingot.IngotWarning):
+        made = ingot.optimize(copy.deepcopy(module))
+        for _ in range(2):
+            x = torch.randn(256, 64)
+            assert torch.equal(made(x), module(x))
+    for _ in range(2):
+        with torch.no_grad():
+            torch.testing.assert_close(made(x), module(x), rtol=1e-4, atol=1e-5)
+    assert [graph.holds_nothing for graph in made._ingot.graphs] == [True, False]
+
+
+def test_a_call_that_is_left_cannot_be_prepared(sorting):
+    with pytest.raises(ingot.IngotError, match="holds nothing"):
+        sorting[1].ingot_prepare(torch.randn(4, 8))
