@@ -12,7 +12,13 @@ from ingot.capture.captured import Captured, CaptureError, Region, Slot, TorchSt
 from ingot.capture.convolution_bias import in_place
 from ingot.capture.custom_ops import run_batch_norm, without_autocast
 from ingot.capture.cutting import Cut
-from ingot.capture.decisions import decides, is_repeated
+from ingot.capture.decisions import (
+    compared_with,
+    computes_alike,
+    decides,
+    is_exact,
+    is_repeated,
+)
 from ingot.capture.layout import Leaf, UnfitError, Value
 from ingot.capture.nodes import (
     WITHOUT_AUTOCAST,
@@ -269,6 +275,9 @@ class _Assembly:
             same = is_repeated(node, inside.__contains__, stored.__contains__)
             if not same and self._is_read_backwards(node, level):
                 store(node)
+        for operand in map(compared_with, nodes if not computes_alike(self.cut.device_type) else ()):
+            if operand in inside and not is_exact(operand, inside.__contains__, stored.__contains__):
+                store(operand)
         return stored
 
     def _is_read_backwards(self, node: torch.fx.Node, level: int) -> bool:
