@@ -57,7 +57,7 @@ TEST(CodegenMemory, ALongRowIsKeptInSharedMemoryAsFarAsThreeBlocksHaveRoom) {
   const KernelEntry& entry = whole.entries.front();
   EXPECT_EQ(entry.tiles, 4);
   EXPECT_EQ(kept(entry), (1 << 16) / (4 * 512 * 4)) << "all of it";
-  const KernelEntry& part = along_rows("softmax", 1 << 19).entries.front();
+  const KernelEntry part = along_rows("softmax", 1 << 19).entries.front();
   EXPECT_EQ(part.tiles, 8);
   EXPECT_LT(kept(part), (1 << 19) / (8 * 512 * 4));
   EXPECT_GT(part.shared_bytes, 64 * 1024);
