@@ -275,9 +275,10 @@ class _Assembly:
             same = is_repeated(node, inside.__contains__, stored.__contains__)
             if not same and self._is_read_backwards(node, level):
                 store(node)
-        for operand in map(compared_with, nodes if not computes_alike(self.cut.device_type) else ()):
-            if operand in inside and not is_exact(operand, inside.__contains__, stored.__contains__):
-                store(operand)
+        compared = [] if computes_alike(self.cut.device_type) else map(compared_with, nodes)
+        for kept in compared:
+            if kept in inside and not is_exact(kept, inside.__contains__, stored.__contains__):
+                store(kept)
         return stored
 
     def _is_read_backwards(self, node: torch.fx.Node, level: int) -> bool:
