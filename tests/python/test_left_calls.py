@@ -5,6 +5,7 @@ import copy
 import ingot
 import pytest
 import torch
+from live import regions_run
 from torch import nn
 
 
@@ -31,6 +32,19 @@ class Mixed(nn.Module):
 
     def forward(self, x):
         return torch.sort(x)[0] if torch.is_grad_enabled() else torch.relu(self.layer(x) * 2 + 1)
+
+
+class Broken(nn.Module):
+    """Nothing before the break, a product behind it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+
+    def forward(self, x):
+        x = torch.sort(x)[0]
+        torch._dynamo.graph_break()
+        return torch.relu(self.layer(x) * 2 + 1)
 
 
 @pytest.fixture
@@ -80,6 +94,16 @@ def test_modes_are_told_apart():
         with torch.no_grad():
             torch.testing.assert_close(made(x), module(x), rtol=1e-4, atol=1e-5)
     assert [graph.holds_nothing for graph in made._ingot.graphs] == [True, False]
+
+
+def test_a_call_of_which_a_part_is_taken_is_not_left():
+    module = Broken()
+    with torch.no_grad(), regions_run() as ran, pytest.warns(ingot.IngotWarning):
+        made = ingot.optimize(copy.deepcopy(module))
+        for _ in range(3):
+            x = torch.randn(256, 64)
+            torch.testing.assert_close(made(x), module(x), rtol=1e-4, atol=1e-5)
+    assert ran and not made._ingot._left
 
 
 def test_a_call_that_is_left_cannot_be_prepared(sorting):

@@ -198,11 +198,6 @@ def _by_pytorch_this_time(callees: str) -> Any:
     return types_.ConvertFrameReturn(frame_exec_strategy=strategy, apply_to_code=False)
 
 
-def graph_breaks() -> int:
-    """How often Dynamo has cut a frame in two so far, in this process."""
-    return sum(torch._dynamo.utils.counters["graph_break"].values())
-
-
 def forget(code: types.CodeType) -> None:
     """What was compiled for a code object, which Dynamo's own tables keep alive."""
     torch._C._dynamo.eval_frame.reset_code(code)

@@ -51,15 +51,27 @@ def parameters_of(function: Callable) -> tuple[str, ...] | None:
 def latest(function: Callable) -> Shortcut | None:
     """For the cache entry that Dynamo used last for this function; None where there is none, or
     where its frame breaks in two (what resumes it would have to be Dynamo's again)."""
+    entry = _latest_whole(function)
+    try:
+        return entry and Shortcut(entry.guard_manager, _plain_function(function, entry.code))
+    except (AttributeError, TypeError):  # other releases of PyTorch: Dynamo's own way
+        return None
+
+
+def ran_whole(function: Callable) -> bool:
+    """Whether the frame that Dynamo used last for this function is known not to break in two."""
+    return _latest_whole(function) is not None
+
+
+def _latest_whole(function: Callable) -> Any:
     try:
         entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(function.__code__)
         if not entries:
             return None
         wrapper, code = entries[0].guard_manager, entries[0].code
-        if wrapper.cache_entry is None or any("resume_in" in name for name in code.co_names):
-            return None
-        return Shortcut(wrapper, _plain_function(function, code))
-    except (AttributeError, TypeError):  # other releases of PyTorch: Dynamo's own way
+        broken = any("resume_in" in name for name in code.co_names)
+        return None if wrapper.cache_entry is None or broken else entries[0]
+    except (AttributeError, TypeError):
         return None
 
 

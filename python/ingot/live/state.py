@@ -125,11 +125,10 @@ class State(Session):
     def _through_dynamo(self, args: tuple, kwargs: dict, plain: bool) -> Any:
         if self._off or self._symbolically_traced() or self._is_left(args, kwargs):
             return self.original_forward(*args, **kwargs)
-        made, breaks = [], dynamo.graph_breaks()
-        self._calling.graphs = made
+        made = self._calling.graphs = []
         result = self._compiled(*args, **kwargs)
-        whole = len(made) == 1 and dynamo.graph_breaks() == breaks
-        if whole and made[0].holds_nothing:
+        nothing = len(made) == 1 and made[0].holds_nothing
+        if nothing and shortcut.ran_whole(self._function):
             self._left.add((args[0], args[1:], kwargs))
         elif plain:
             found = shortcut.latest(self._function)
