@@ -16,7 +16,8 @@ from typing import Any
 
 import ingot
 import torch
-from ingot.bench.rounds import RoundOptions, compare
+from ingot.bench.rounds import compare
+from measures import short_rounds
 from networks import Network
 from row_table import COMPILE, EAGER, INGOT, times_of
 from torch import nn
@@ -320,17 +321,8 @@ def timed(subject: Subject, setting: str, made: nn.Module, options: Options) -> 
         compiled = torch.compile(twin, dynamic=False)
         named[COMPILE] = lambda i: call.run(twin, compiled)
     peaks = {name: peak_bytes(lambda f=f: f(0), device) for name, f in named.items()}
-    rounds = RoundOptions(
-        rounds=options.rounds,
-        budget_s=options.budget_s,
-        fewest=min(7, options.rounds),
-        warmups=1,
-        calls=3,
-        rest_s=0.02,
-        extra_rounds=0,
-        sustained=False,
-        warm=False,
-    )
+    few = min(7, options.rounds)
+    rounds = short_rounds(options.rounds, options.budget_s, fewest=few, calls=3, rest_s=0.02)
     comparison = compare(named, device, rounds)
     return {
         **times_of(comparison, named),

@@ -23,12 +23,10 @@ from __future__ import annotations
 
 import argparse
 import copy
-import gc
 import statistics
 import sys
-import time
-import traceback
 import warnings
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,16 +37,24 @@ import ingot  # noqa: E402
 import torch  # noqa: E402
 from conv_chains import CHAINS, ConvChain  # noqa: E402
 from ingot.bench.clocks import describe, read_clocks  # noqa: E402
-from ingot.bench.rounds import RoundOptions, compare  # noqa: E402
+from ingot.bench.rounds import compare  # noqa: E402
 from ingot.capture.captured import Region  # noqa: E402
 from ingot.capture.table import SHAPE_OPERATORS  # noqa: E402
 from ingot.live.compiled import Compiled, RefusedError  # noqa: E402
 from ingot.model_capture import capture  # noqa: E402
-from row_table import COMPILE, EAGER, INGOT, RowTable, times_of  # noqa: E402
+from measures import relative_error, short_rounds, too_large  # noqa: E402
+from row_table import (  # noqa: E402
+    COMPILE,
+    EAGER,
+    INGOT,
+    RowTable,
+    measure_rows,
+    print_slower,
+    status_of,
+    times_of,
+)
 
 MODES = ("eval", "training", "gradients")
-FACTOR, ROUNDING = 4.0, 2e-6  # an error may be this many times eager's, or this
-ENOUGH = 1.0 / 0.98  # a row slower than this is listed
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -141,16 +147,6 @@ class Subject:
         return lambda i: self.run(module, self.inputs[i % 2])
 
 
-def error(found: list, truth: list) -> float:
-    """The largest; of what is rounding alone (the gradient of a bias before a norm), none."""
-    largest = max(t.norm() / t.numel() ** 0.5 for t in truth)
-    worst = 0.0
-    for one, true in zip(found, truth, strict=True):
-        if true.norm() / true.numel() ** 0.5 > 1e-9 * largest:
-            worst = max(worst, ((one.double() - true).norm() / true.norm()).item())
-    return worst
-
-
 def strides_of(tensor: torch.Tensor) -> list[int]:
     return [stride for stride, size in zip(tensor.stride(), tensor.shape) if size > 1]
 
@@ -163,7 +159,7 @@ def measure(chain: ConvChain, mode: str, arguments: argparse.Namespace) -> dict:
     del exact
     optimised = ingot.optimize(copy.deepcopy(module))
     errors = {
-        name: error(subject.everything(made, x), truth)
+        name: relative_error(subject.everything(made, x), truth)
         for name, made in ((INGOT, optimised), (EAGER, eager))
     }
     strides = [strides_of(subject.run(made, x)[0]) for made in (optimised, eager)]
@@ -177,11 +173,9 @@ def measure(chain: ConvChain, mode: str, arguments: argparse.Namespace) -> dict:
         "error": errors[INGOT],
         "eager_error": errors[EAGER],
         "left_to_pytorch": [item["what"] for item in optimised.ingot_report()["unsupported"]],
-        "wrong": "",
+        "wrong": too_large(errors[INGOT], errors[EAGER]),
     }
-    if not errors[INGOT] <= max(FACTOR * errors[EAGER], ROUNDING):
-        row["wrong"] = f"its error is {errors[INGOT]:.1e}, eager's {errors[EAGER]:.1e}"
-    elif strides[0] != strides[1]:
+    if not row["wrong"] and strides[0] != strides[1]:
         row["wrong"] = f"its strides are {strides[0]}, eager's {strides[1]}"
     if arguments.rounds:
         row |= timed(subject, {EAGER: eager, INGOT: optimised}, arguments)
@@ -192,17 +186,8 @@ def timed(subject: Subject, modules: dict, arguments: argparse.Namespace) -> dic
     if arguments.compile:
         torch._dynamo.reset()
         modules[COMPILE] = torch.compile(copy.deepcopy(subject.module), dynamic=False)
-    options = RoundOptions(
-        rounds=arguments.rounds,
-        fewest=min(5, arguments.rounds),
-        budget_s=arguments.row_seconds,
-        warmups=1,
-        calls=5,
-        rest_s=0.01,
-        extra_rounds=0,
-        sustained=False,
-        warm=False,
-    )
+    few, seconds = min(5, arguments.rounds), arguments.row_seconds
+    options = short_rounds(arguments.rounds, seconds, fewest=few, calls=5, rest_s=0.01)
     named = {name: subject.calls(module) for name, module in modules.items()}
     return times_of(compare(named, subject.device, options), named)
 
@@ -259,50 +244,15 @@ def asked(arguments: argparse.Namespace) -> list[tuple[ConvChain, str]]:
     return found
 
 
-def row_of(chain: ConvChain, mode: str, arguments: argparse.Namespace) -> dict:
-    torch._dynamo.reset()
-    try:
-        return measure(chain, mode, arguments)
-    except Exception as failure:  # the next one may do better
-        print(traceback.format_exc(limit=-6))
-        return {
-            "chain": chain.name,
-            "mode": mode,
-            "channels_last": arguments.channels_last,
-            "small": arguments.small,
-            "wrong": f"{type(failure).__name__}: {failure}"[:600],
-        }
-
-
 def run(arguments: argparse.Namespace) -> int:
-    started, table, longest = time.monotonic(), RowTable(arguments.out, key_of), 3.0
-    rows, missed = [], 0
-    for chain, mode in asked(arguments):
-        key = (chain.name, mode, arguments.channels_last, arguments.small)
-        if not arguments.again and table.done(key, bool(arguments.rounds)):
-            rows.append(table.rows[key])
-            continue
-        begin = time.monotonic()
-        if begin - started + longest > arguments.seconds:
-            missed += 1
-            continue
-        rows.append(row_of(chain, mode, arguments))
-        table.add(rows[-1])
-        print(line(rows[-1]), flush=True)
-        gc.collect()
-        if arguments.device == "cuda":
-            torch.cuda.empty_cache()
-        longest = max(2.0, time.monotonic() - begin)
-    ratios = [1 / row["ratio"] for row in rows if "ratio" in row]
-    slower = [f"{r['chain']} {r['mode']} {r['ratio']:.3f}" for r in rows if _is_slower(r)]
-    mean = f"{statistics.geometric_mean(ratios):.3f} × eager" if ratios else "not timed"
-    print(f"{len(rows)} rows in {time.monotonic() - started:.0f} s, {missed} not reached, {mean}")
-    print("slower than eager: " + (", ".join(slower) or "none"))
-    return 1 if any(row["wrong"] for row in rows) else 3 if missed else 0
-
-
-def _is_slower(row: dict) -> bool:
-    return row.get("ratio", 0) > ENOUGH and row["ratio_lower"] > 1
+    shared = {"channels_last": arguments.channels_last, "small": arguments.small}
+    wanted = [
+        ({"chain": chain.name, "mode": mode, **shared}, partial(measure, chain, mode, arguments))
+        for chain, mode in asked(arguments)
+    ]
+    rows, missed = measure_rows(RowTable(arguments.out, key_of), wanted, line, arguments, 3.0, 2.0)
+    print_slower(rows, lambda row: f"{row['chain']} {row['mode']}")
+    return status_of(rows, missed)
 
 
 def main() -> int:

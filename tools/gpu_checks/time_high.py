@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import statistics
 import sys
 import time
 import warnings
@@ -22,6 +21,7 @@ from pathlib import Path
 import ingot
 import torch
 from ingot.model_file import load_model_file
+from measures import Timer, relative_error
 from torch import nn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,39 +49,6 @@ bad: list[str] = []
 
 def relative(found, truth) -> float:
     return ((found.double() - truth).norm() / truth.norm()).item()
-
-
-def worst(found, truth) -> float:
-    """What is zero but for rounding has no relative error."""
-    largest = max(t.norm() / t.numel() ** 0.5 for t in truth)
-    return max(
-        relative(a, b)
-        for a, b in zip(found, truth, strict=True)
-        if b.norm() / b.numel() ** 0.5 > 1e-9 * largest
-    )
-
-
-class Timer:
-    def __init__(self):
-        self.flush = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
-
-    def once(self, call) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.flush.zero_()
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end)
-
-    def medians(self, calls: list, rounds: int) -> list[float]:
-        times = [[] for _ in calls]
-        for call in calls * 2:
-            self.once(call)
-        for _ in range(rounds):
-            for own, call in zip(times, calls, strict=True):
-                own.append(self.once(call))
-        return [statistics.median(own) for own in times]
 
 
 def fails(what: str, why: str) -> None:
@@ -171,7 +138,7 @@ def model(name: str, shape, kind: str, timer: Timer, arguments) -> None:
         for m in own:
             m.ingot_freeze()
     del exact, wide
-    errors = [worst(call(), truth) for call in calls]
+    errors = [relative_error(call(), truth) for call in calls]
     del truth
     times = timer.medians(calls, arguments.rounds)
     if not errors[1] <= (errors[0] / 10 if kind == "step" else MODEL_ERROR):
@@ -189,7 +156,7 @@ def main() -> int:
     parser.add_argument("--root", type=Path, default=ROOT)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    started, timer = time.monotonic(), Timer()
+    started, timer = time.monotonic(), Timer(torch.device("cuda"))
     torch.backends.cuda.matmul.allow_tf32 = True
     models = [
         lambda name=name, s=s, kind=kind: model(name, s, kind, timer, arguments)

@@ -38,12 +38,11 @@ for folder in (ROOT / "python", Path(__file__).parent):
 
 import torch  # noqa: E402
 from networks import NETWORKS, named  # noqa: E402
-from row_table import RowTable  # noqa: E402
+from row_table import ENOUGH, RowTable  # noqa: E402
 from turns import Turns  # noqa: E402
 
 ROW = "network-row: "
 LEAST_S = 20.0
-ENOUGH = 1.0 / 0.98  # a row slower than this is listed
 
 
 def child(arguments: argparse.Namespace) -> int:

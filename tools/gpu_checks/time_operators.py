@@ -22,12 +22,9 @@ from __future__ import annotations
 
 import argparse
 import copy
-import gc
-import statistics
 import sys
-import time
-import traceback
 import warnings
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,15 +34,23 @@ for folder in (ROOT / "python", Path(__file__).parent):
 import ingot  # noqa: E402
 import torch  # noqa: E402
 from ingot.bench.clocks import describe, read_clocks  # noqa: E402
-from ingot.bench.rounds import RoundOptions, compare  # noqa: E402
+from ingot.bench.rounds import compare  # noqa: E402
 from ingot.capture import gains  # noqa: E402
+from measures import short_rounds, too_large  # noqa: E402
 from operators import OPERATORS, Operator  # noqa: E402
-from row_table import COMPILE, EAGER, INGOT, RowTable, times_of  # noqa: E402
+from row_table import (  # noqa: E402
+    COMPILE,
+    EAGER,
+    INGOT,
+    RowTable,
+    measure_rows,
+    print_slower,
+    status_of,
+    times_of,
+)
 
 COPY = "copy"
-FACTOR, ROUNDING = 4.0, 2e-6  # an error may be this many times eager's, or this
 SLOW_EAGER, FAST_ENOUGH = 1.25, 1.15  # × bytes
-ENOUGH = 1.0 / 0.98  # a row slower than this is listed
 
 
 class Subject:
@@ -111,20 +116,22 @@ def measure(operator: Operator, arguments: argparse.Namespace) -> dict:
     del truth
     row = {
         "operator": operator.name,
-        "mode": "gradients" if subject.gradients else "forward",
+        "mode": mode_of(arguments),
         "shape": "×".join(map(str, subject.inputs[0][0].shape)),
         "small": arguments.small,
         "bytes": subject.bytes,
         "error": errors[INGOT],
         "eager_error": errors[EAGER],
         "taken": taken(optimised),
-        "wrong": "",
+        "wrong": too_large(errors[INGOT], errors[EAGER]),
     }
-    if not errors[INGOT] <= max(FACTOR * errors[EAGER], ROUNDING):
-        row["wrong"] = f"its error is {errors[INGOT]:.1e}, eager's {errors[EAGER]:.1e}"
     if arguments.rounds:
         row |= timed(subject, {EAGER: eager, INGOT: optimised}, arguments)
     return row
+
+
+def mode_of(arguments: argparse.Namespace) -> str:
+    return "gradients" if arguments.gradients else "forward"
 
 
 def taken(optimised) -> bool:
@@ -135,16 +142,9 @@ def timed(subject: Subject, modules: dict, arguments: argparse.Namespace) -> dic
     if arguments.compile:
         torch._dynamo.reset()
         modules[COMPILE] = torch.compile(copy.deepcopy(subject.module), dynamic=False)
-    options = RoundOptions(
-        rounds=arguments.rounds,
-        fewest=min(5, arguments.rounds),
-        budget_s=arguments.row_seconds,
-        warmups=1,
-        calls=3,
-        rest_s=0.005,
-        extra_rounds=0,
-        sustained=False,
-        warm=False,
+    few = min(5, arguments.rounds)
+    options = short_rounds(
+        arguments.rounds, arguments.row_seconds, fewest=few, calls=3, rest_s=0.005
     )
     named = {name: subject.calls(module) for name, module in modules.items()}
     comparison = compare({**named, COPY: subject.copies()}, subject.device, options)
@@ -171,67 +171,27 @@ def line(row: dict) -> str:
     return text + (f" WRONG {row['wrong']}" if row["wrong"] else "")
 
 
-def row_of(operator: Operator, arguments: argparse.Namespace) -> dict:
-    torch._dynamo.reset()
-    try:
-        return measure(operator, arguments)
-    except Exception as failure:  # the next one may do better
-        print(traceback.format_exc(limit=-6))
-        return {
-            "operator": operator.name,
-            "mode": "gradients" if arguments.gradients else "forward",
-            "small": arguments.small,
-            "wrong": f"{type(failure).__name__}: {failure}"[:600],
-        }
-
-
 def key_of(row: dict) -> tuple:
     return row["operator"], row["mode"], row["small"]
 
 
 def run(arguments: argparse.Namespace) -> int:
-    started, table, longest = time.monotonic(), RowTable(arguments.out, key_of), 1.0
-    wanted = arguments.operators.split(",") if arguments.operators else []
-    rows, missed = [], 0
-    for operator in OPERATORS:
-        if wanted and operator.name not in wanted:
-            continue
-        key = (operator.name, "gradients" if arguments.gradients else "forward", arguments.small)
-        if not arguments.again and table.done(key, bool(arguments.rounds)):
-            rows.append(table.rows[key])
-            continue
-        begin = time.monotonic()
-        if begin - started + longest > arguments.seconds:
-            missed += 1
-            continue
-        rows.append(row_of(operator, arguments))
-        table.add(rows[-1])
-        print(line(rows[-1]), flush=True)
-        gc.collect()
-        if arguments.device == "cuda":
-            torch.cuda.empty_cache()
-        longest = max(1.0, time.monotonic() - begin)
-    summarise(rows, missed, time.monotonic() - started)
-    return 1 if any(row["wrong"] for row in rows) else 3 if missed else 0
-
-
-def summarise(rows: list[dict], missed: int, seconds: float) -> None:
-    ratios = [1 / row["ratio"] for row in rows if "ratio" in row]
-    mean = f"{statistics.geometric_mean(ratios):.3f} × eager" if ratios else "not timed"
-    print(f"{len(rows)} rows in {seconds:.0f} s, {missed} not reached, {mean}")
-    timed = [row for row in rows if "ratio" in row]
+    names = arguments.operators.split(",") if arguments.operators else []
+    shared = {"mode": mode_of(arguments), "small": arguments.small}
+    wanted = [
+        ({"operator": operator.name, **shared}, partial(measure, operator, arguments))
+        for operator in OPERATORS
+        if not names or operator.name in names
+    ]
+    rows, missed = measure_rows(RowTable(arguments.out, key_of), wanted, line, arguments, 1.0, 1.0)
     slow = [
         f"{row['operator']} {row['ingot_of_bytes']:.2f} (eager {row['eager_of_bytes']:.2f})"
-        for row in timed
-        if row["ingot_of_bytes"] > FAST_ENOUGH and row["eager_of_bytes"] > SLOW_EAGER
+        for row in rows
+        if row.get("ingot_of_bytes", 0) > FAST_ENOUGH and row["eager_of_bytes"] > SLOW_EAGER
     ]
     print("above 1.15 × bytes where eager is above 1.25: " + (", ".join(slow) or "none"))
-    slower = [
-        f"{row['operator']} {row['ratio']:.3f}"
-        for row in timed
-        if row["ratio"] > ENOUGH and row["ratio_lower"] > 1
-    ]
-    print("slower than eager: " + (", ".join(slower) or "none"))
+    print_slower(rows, lambda row: row["operator"])
+    return status_of(rows, missed)
 
 
 def main() -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import copy
 import gc
-import statistics
 import sys
 import time
 import traceback
@@ -45,46 +44,6 @@ CHAINS = (
     ("low_rank_adapter", TALL, "eval", "tests/models"),
 )
 SLOWER, WORSE = 1.02, 1.5
-
-
-def relative_error(found, truth) -> float:
-    """Of the worst tensor. What is zero but for rounding (the gradient of a bias in front of a
-    batch normalisation) has none."""
-    size = [b.square().mean().sqrt().item() for b in truth]
-    return max(
-        ((a.double() - b).norm() / b.norm()).item()
-        for a, b, rms in zip(found, truth, size, strict=True)
-        if rms > 1e-9 * max(size)
-    )
-
-
-class Timer:
-    def __init__(self, device):
-        self.cuda = device.type == "cuda"
-        self.flush = torch.empty(1 << 28, dtype=torch.uint8, device=device) if self.cuda else None
-
-    def once(self, call) -> float:
-        if not self.cuda:
-            begin = time.perf_counter()
-            call()
-            return 1e3 * (time.perf_counter() - begin)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self.flush.zero_()
-        start.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        return start.elapsed_time(end)
-
-    def medians(self, calls: list, rounds: int) -> list[float]:
-        times = [[] for _ in calls]
-        for call in calls * 2:
-            self.once(call)
-        for number in range(rounds):
-            for i in range(len(calls)):
-                index = (i + number) % len(calls)
-                times[index].append(self.once(calls[index]))
-        return [statistics.median(each) for each in times]
 
 
 def without_gradients(module, inputs):
@@ -191,6 +150,7 @@ if __name__ == "__main__":
     import ingot
     import torch
     from ingot.model_file import load_model_file
+    from measures import Timer, relative_error
     from torch.utils import _pytree as pytree
 
     sys.exit(main())

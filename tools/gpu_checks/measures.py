@@ -1,0 +1,66 @@
+"""Errors against fp64, and times with cold L2, for the scripts beside this."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+from ingot.bench.rounds import RoundOptions
+
+FACTOR, ROUNDING = 4.0, 2e-6  # an error may be this many times eager's, or this
+
+
+def relative_error(found: list, truth: list) -> float:
+    """Of the worst tensor. What is zero but for rounding (the gradient of a bias in front of a
+    batch normalisation) has none."""
+    size = [t.norm() / t.numel() ** 0.5 for t in truth]
+    return max(
+        ((a.double() - b).norm() / b.norm()).item()
+        for a, b, rms in zip(found, truth, size, strict=True)
+        if rms > 1e-9 * max(size)
+    )
+
+
+def too_large(error: float, eager_error: float) -> str:
+    """What is wrong with an error, if anything is."""
+    if error <= max(FACTOR * eager_error, ROUNDING):
+        return ""
+    return f"its error is {error:.1e}, eager's {eager_error:.1e}"
+
+
+def short_rounds(rounds: int, budget_s: float, **others) -> RoundOptions:
+    """Interleaved, with cold L2, and nothing beside."""
+    settled = {"warmups": 1, "extra_rounds": 0, "sustained": False, "warm": False}
+    return RoundOptions(rounds=rounds, budget_s=budget_s, **settled, **others)
+
+
+class Timer:
+    """On a CPU without the cold L2."""
+
+    def __init__(self, device: torch.device):
+        self.cuda = device.type == "cuda"
+        self.flush = torch.empty(1 << 28, dtype=torch.uint8, device=device) if self.cuda else None
+
+    def once(self, call) -> float:
+        if not self.cuda:
+            begin = time.perf_counter()
+            call()
+            return 1e3 * (time.perf_counter() - begin)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self.flush.zero_()
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end)
+
+    def medians(self, calls: list, rounds: int) -> list[float]:
+        times = [[] for _ in calls]
+        for call in calls * 2:
+            self.once(call)
+        for number in range(rounds):
+            for i in range(len(calls)):
+                index = (i + number) % len(calls)
+                times[index].append(self.once(calls[index]))
+        return [statistics.median(each) for each in times]
