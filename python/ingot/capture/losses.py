@@ -52,70 +52,63 @@ class _Elements:
         made.meta["val"] = made.meta["val"].to(torch.bool)
         return made
 
-    def reduced(self, each: torch.fx.Node, reduction: int) -> torch.fx.Node | None:
-        if reduction not in (_MEAN, _SUM):
-            return None
+    def reduced(self, each: torch.fx.Node, reduction: int) -> torch.fx.Node:
         target = _aten.mean.dim if reduction == _MEAN else _aten.sum.dim_IntList
         return self.writer.call(target, (), each, list(range(len(self.sizes))))
+
+
+def _of_elements(each: Callable) -> Callable:
+    """The rule of a loss whose elements `each` writes, of input and target of one shape."""
+
+    def rule(writer: Writer, x, target, reduction: int, *settings: Any) -> torch.fx.Node | None:
+        if not _is_plain(x, target) or reduction not in (_MEAN, _SUM):
+            return None
+        of = _Elements(writer, x)
+        return of.reduced(each(of, x, target, *settings), reduction)
+
+    return rule
 
 
 def _distance(of: _Elements, x, target) -> torch.fx.Node:
     return of(_aten.abs.default, of(_aten.sub.Tensor, x, target))
 
 
-def _l1(writer: Writer, x, target, reduction) -> torch.fx.Node | None:
-    if not _is_plain(x, target) or reduction == _NONE:
-        return None
-    of = _Elements(writer, x)
-    return of.reduced(_distance(of, x, target), reduction)
-
-
-def _mse(writer: Writer, x, target, reduction) -> torch.fx.Node | None:
-    if not _is_plain(x, target) or reduction == _NONE:
-        return None
-    of = _Elements(writer, x)
+def _square(of: _Elements, x, target) -> torch.fx.Node:
     difference = of(_aten.sub.Tensor, x, target)
-    return of.reduced(of(_aten.mul.Tensor, difference, difference), reduction)
+    return of(_aten.mul.Tensor, difference, difference)
 
 
 def _smooth_l1(writer: Writer, x, target, reduction, beta) -> torch.fx.Node | None:
+    return _of_elements(_smooth)(writer, x, target, reduction, beta) if beta > 0 else None
+
+
+def _smooth(of: _Elements, x, target, beta) -> torch.fx.Node:
     """Half the square over beta, below beta; above, the distance less half of beta."""
-    if not _is_plain(x, target) or reduction == _NONE or not beta > 0:
-        return None
-    of = _Elements(writer, x)
     distance = _distance(of, x, target)
     half = of(_aten.mul.Tensor, distance, 0.5)
     near = of(_aten.div.Tensor, of(_aten.mul.Tensor, half, distance), beta)
     far = of(_aten.sub.Tensor, distance, 0.5 * beta)
     below = of.condition(_aten.lt.Scalar, distance, beta)
-    return of.reduced(of(_aten.where.self, below, near, far), reduction)
+    return of(_aten.where.self, below, near, far)
 
 
-def _huber(writer: Writer, x, target, reduction, delta) -> torch.fx.Node | None:
-    if not _is_plain(x, target) or reduction == _NONE:
-        return None
-    of = _Elements(writer, x)
+def _huber(of: _Elements, x, target, delta) -> torch.fx.Node:
     distance = _distance(of, x, target)
     near = of(_aten.mul.Tensor, of(_aten.mul.Tensor, distance, 0.5), distance)
     far = of(_aten.mul.Tensor, of(_aten.sub.Tensor, distance, 0.5 * delta), delta)
     within = of.condition(_aten.le.Scalar, distance, delta)
-    return of.reduced(of(_aten.where.self, within, near, far), reduction)
+    return of(_aten.where.self, within, near, far)
 
 
-def _kl_div(writer: Writer, x, target, reduction, log_target) -> torch.fx.Node | None:
+def _divergence(of: _Elements, x, target, log_target) -> torch.fx.Node:
     """t·(log t - x), and -0·x where t is 0."""
-    if not _is_plain(x, target) or reduction == _NONE:
-        return None
-    of = _Elements(writer, x)
     if log_target:
         difference = of(_aten.sub.Tensor, target, x)
-        each = of(_aten.mul.Tensor, of(_aten.exp.default, target), difference)
-        return of.reduced(each, reduction)
+        return of(_aten.mul.Tensor, of(_aten.exp.default, target), difference)
     is_none = of.condition(_aten.eq.Scalar, target, 0.0)
     entropy = of(_aten.mul.Tensor, target, of(_aten.log.default, target))
     entropy = of(_aten.masked_fill.Scalar, entropy, is_none, 0.0)
-    each = of(_aten.sub.Tensor, entropy, of(_aten.mul.Tensor, target, x))
-    return of.reduced(each, reduction)
+    return of(_aten.sub.Tensor, entropy, of(_aten.mul.Tensor, target, x))
 
 
 def _triplet(writer: Writer, x, positive, negative, margin, p, eps, swap, reduction):
@@ -175,11 +168,11 @@ def _flags(writer: Writer, target: Callable, rows: tuple, *args: Any) -> torch.f
 
 
 _RULES: dict[Any, Callable] = {
-    _aten.l1_loss.default: _l1,
-    _aten.mse_loss.default: _mse,
+    _aten.l1_loss.default: _of_elements(_distance),
+    _aten.mse_loss.default: _of_elements(_square),
     _aten.smooth_l1_loss.default: _smooth_l1,
-    _aten.huber_loss.default: _huber,
-    _aten.kl_div.default: _kl_div,
+    _aten.huber_loss.default: _of_elements(_huber),
+    _aten.kl_div.default: _of_elements(_divergence),
     _aten.triplet_margin_loss.default: _triplet,
     _aten.cross_entropy_loss.default: _cross_entropy,
 }
