@@ -28,8 +28,9 @@ class Block(nn.Module):
 def chosen(graph: torch.fx.Graph, device_type: str = "cuda", beside: Sequence = ()) -> bool:
     """beside: what the graph holds besides."""
     computing = [node for node in graph.nodes if node.op == "call_function"]
-    feed = SimpleNamespace(graph=SimpleNamespace(nodes=[*graph.nodes, *beside]))
-    return pays_in_halves(SimpleNamespace(feed=feed, device_type=device_type), computing)
+    of_the_host = is_of_the_host([*graph.nodes, *beside])
+    cut = SimpleNamespace(is_of_the_host=of_the_host, device_type=device_type)
+    return pays_in_halves(cut, computing)
 
 
 @pytest.mark.parametrize(("rows", "width", "is_host"), [(512, 768, True), (16384, 4096, False)])

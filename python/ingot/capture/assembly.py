@@ -19,7 +19,7 @@ from ingot.capture.decisions import (
     is_exact,
     is_repeated,
 )
-from ingot.capture.layout import Leaf, UnfitError, Value
+from ingot.capture.layout import Leaf, UnfitError, Value, hint
 from ingot.capture.nodes import (
     WITHOUT_AUTOCAST,
     is_pure,
@@ -346,8 +346,8 @@ class _Assembly:
 def _other_order(tensor: torch.Tensor, axes: tuple) -> list[int] | None:
     """Of dimensions, outermost first, as PyTorch lays a tensor out that a region would lay out in
     another one; None where the two agree, or PyTorch's elements overlap."""
-    sizes = [_hint(size) for size in tensor.shape]
-    strides = [_hint(stride) for stride in tensor.stride()]
+    sizes = [hint(size) for size in tensor.shape]
+    strides = [hint(stride) for stride in tensor.stride()]
     varying = [at for at, size in enumerate(sizes) if size > 1]
     if len({strides[at] for at in varying}) < len(varying) or 0 in sizes:
         return None
@@ -355,8 +355,3 @@ def _other_order(tensor: torch.Tensor, axes: tuple) -> list[int] | None:
     if order == sorted(varying, key=lambda at: axes[at]):
         return None
     return [*(at for at in range(len(sizes)) if at not in varying), *order]
-
-
-def _hint(size: Any) -> int:
-    """The size that the graph was traced with, without binding it."""
-    return int(size.node.hint) if isinstance(size, torch.SymInt) else size

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ import ingot.capture.views  # noqa: F401
 from ingot.capture.captured import CaptureError, Source, Unsupported
 from ingot.capture.feed import Feed
 from ingot.capture.gains import pays_alone, without_gain
-from ingot.capture.host_time import pays_in_halves
+from ingot.capture.host_time import is_of_the_host, pays_in_halves
 from ingot.capture.layout import Leaf, UnfitError, Value
 from ingot.capture.nodes import (
     BATCHED,
@@ -304,6 +305,10 @@ class Cut:
             if isinstance(buffer, torch.fx.Node)
             for reader in buffer.users
         )
+
+    @cached_property
+    def is_of_the_host(self) -> bool:
+        return is_of_the_host(self.feed.graph.nodes)
 
     def computes(self, node: torch.fx.Node) -> bool:
         """Whether a node of a region is more than a view of a tensor, or a number."""

@@ -13,13 +13,13 @@ than the bytes ask for, or more time over them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from ingot.capture.layout import has_channels_last
+from ingot.capture.layout import has_channels_last, size_in_bytes
 from ingot.capture.nodes import named_arguments, operator_name, schema_name
-from ingot.capture.table import HALVES
+from ingot.capture.table import is_half
 
 if TYPE_CHECKING:
     from ingot.capture.cutting import Cut
@@ -137,7 +137,7 @@ def _has_bytes(node: torch.fx.Node, least: float) -> bool:
     operands = [value for value in operands if isinstance(value, torch.Tensor)]
     if not operands or takes_everything:
         return bool(operands)
-    return operands[0].device.type != "cpu" and max(map(_bytes, operands)) >= least
+    return operands[0].device.type != "cpu" and max(map(size_in_bytes, operands)) >= least
 
 
 def least_saved(device_type: str) -> float:
@@ -192,20 +192,7 @@ def _pays(cut: Cut, computing: list[torch.fx.Node]) -> bool:
     inputs = [source for node in computing for source in node.all_input_nodes]
     if not takes_channels_last and any(map(has_channels_last, inputs)):
         return False
-    if not takes_halves and any(_is_half(source.meta.get("val")) for source in inputs):
+    if not takes_halves and any(is_half(source.meta.get("val")) for source in inputs):
         return False
-    saved = sum(_SAVED[schema_name(n.target)] * _bytes(n.meta.get("val")) for n in computing)
+    saved = sum(_SAVED[schema_name(n.target)] * size_in_bytes(n.meta.get("val")) for n in computing)
     return saved >= least_saved(cut.device_type)
-
-
-def _is_half(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype in HALVES
-
-
-def _bytes(tensor: Any) -> int:
-    if not isinstance(tensor, torch.Tensor):
-        return 0
-    count = tensor.element_size()
-    for size in tensor.shape:
-        count *= int(size.node.hint) if isinstance(size, torch.SymInt) else size
-    return count

@@ -11,13 +11,14 @@ seventeen 1.03 and 1.10.)
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from ingot.capture.layout import elements, size_in_bytes
 from ingot.capture.nodes import schema_name
 from ingot.capture.products import PRODUCTS
-from ingot.capture.table import HALVES, SHAPE_OPERATORS
+from ingot.capture.table import SHAPE_OPERATORS, is_half
 
 if TYPE_CHECKING:
     from ingot.capture.cutting import Cut
@@ -36,11 +37,10 @@ def pays_in_halves(cut: Cut, computing: list[torch.fx.Node]) -> bool:
     region is. A product with a bias at most PyTorch runs by the same kernels, forward and
     backward."""
     products = [node for node in computing if schema_name(node.target) in PRODUCTS]
-    if not any(_is_half(node.meta.get("val")) for node in products):
+    if not any(is_half(node.meta.get("val")) for node in products):
         return True
     behind = [node for node in computing if schema_name(node.target) not in _WITHOUT_PASS]
-    of_the_host = cut.device_type == "cuda" and is_of_the_host(cut.feed.graph.nodes)
-    return bool(behind) and not of_the_host
+    return bool(behind) and not (cut.device_type == "cuda" and cut.is_of_the_host)
 
 
 def is_of_the_host(nodes: Iterable[torch.fx.Node]) -> bool:
@@ -53,34 +53,16 @@ def is_of_the_host(nodes: Iterable[torch.fx.Node]) -> bool:
         if schema_name(node.target) in PRODUCTS:
             device += _PRODUCTS * _product_flops(node) / _FLOPS
         else:
-            device += _PASSES * _bytes(node.meta.get("val")) / _BYTES
+            device += _PASSES * size_in_bytes(node.meta.get("val")) / _BYTES
     return host > device
 
 
 def _product_flops(node: torch.fx.Node) -> float:
     """2·M·N·K, of which the result and either operand hold two factors each."""
-    sizes = [_elements(node.meta.get("val"))]
-    operands = [_elements(given.meta.get("val")) for given in node.all_input_nodes]
+    sizes = [elements(node.meta.get("val"))]
+    operands = [elements(given.meta.get("val")) for given in node.all_input_nodes]
     sizes += sorted(operands)[-2:]
     count = 1.0
     for size in sizes:
         count *= size
     return 2 * count**0.5
-
-
-def _is_half(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype in HALVES
-
-
-def _bytes(value: Any) -> int:
-    return value.element_size() * _elements(value) if isinstance(value, torch.Tensor) else 0
-
-
-def _elements(value: Any) -> int:
-    """By the sizes that the graph was traced with."""
-    if not isinstance(value, torch.Tensor):
-        return 0
-    count = 1
-    for size in value.shape:
-        count *= int(size.node.hint) if isinstance(size, torch.SymInt) else size
-    return count

@@ -10,6 +10,7 @@ Sizes are integers; a negative one, -k, stands for k times the symbolic batch si
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -266,3 +267,17 @@ def _grouped_axes(sizes):
                 raise UnfitError("a view whose batch is not the first dimension")
             axes[index] = 0
     return tuple((axes[index],) if index in axes else () for index in range(len(sizes)))
+
+
+def hint(size: Any) -> int:
+    """The size that the graph was traced with, without binding it."""
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else size
+
+
+def elements(value: Any) -> int:
+    """By the sizes that the graph was traced with; of no tensor, 0."""
+    return math.prod(map(hint, value.shape)) if isinstance(value, torch.Tensor) else 0
+
+
+def size_in_bytes(value: Any) -> int:
+    return value.element_size() * elements(value) if isinstance(value, torch.Tensor) else 0

@@ -3,7 +3,6 @@ views and, where the memory asks for it, copies."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ingot.capture.layout import elements, hint
 from ingot.capture.nodes import named_arguments, schema_name
 from ingot.capture.surgery import Writer
 
@@ -116,5 +116,4 @@ def _most_work(graph: torch.fx.Graph) -> int:
 
 def _work(a: torch.Tensor, b: torch.Tensor) -> int:
     """Multiplications, by the sizes that the graph was traced with."""
-    sizes = [*a.shape, b.shape[-1]]
-    return math.prod(s.node.hint if isinstance(s, torch.SymInt) else s for s in sizes)
+    return elements(a) * hint(b.shape[-1])

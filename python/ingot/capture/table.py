@@ -21,6 +21,10 @@ HALVES = (torch.float16, torch.bfloat16)
 FLOATING = (torch.float32, torch.float64, *HALVES)
 
 
+def is_half(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype in HALVES
+
+
 class Call:
     """One operator's arguments, with the region that takes it."""
 

@@ -55,14 +55,15 @@ def open_windows(feed: Feed, refused: dict[str, str], autocast: bool) -> None:
             _Opening(node, number).run()
 
 
-def may_be_opened(node: torch.fx.Node) -> bool:
-    return bool(_windows(node)) and pays_as_windows(node)
+def may_be_opened(node: torch.fx.Node, most: int = _MOST_PARTS) -> bool:
+    window = _windows(node)
+    return bool(window) and math.prod(window) <= most and pays_as_windows(node)
 
 
 def may_take_bias(node: torch.fx.Node) -> bool:
     """Whether a convolution's bias, alone, may be left to this pooling: in windows of 16 that took
     1.33 times as long as PyTorch's operators (H200)."""
-    return may_be_opened(node) and math.prod(_windows(node)) <= _MOST_PARTS_ALONE
+    return may_be_opened(node, _MOST_PARTS_ALONE)
 
 
 def _windows(node: torch.fx.Node) -> tuple[int, ...]:
