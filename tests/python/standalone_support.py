@@ -55,9 +55,6 @@ class _Kernels:
         given = [leaf.detach() for leaf in leaves]
         layouts = taken.region.result_layouts
         results = evaluate_fp64(graph, given, taken.region.leaf_layouts, layouts)
-        for spec, leaf in zip(taken.leaves, leaves):
-            if spec.updated:
-                torch.autograd.graph.increment_version(leaf)
         return [result.to(self._dtype(spec.dtype)) for result, spec in zip(results, taken.results)]
 
     def _dtype(self, dtype: torch.dtype) -> torch.dtype:

@@ -19,8 +19,6 @@ from ingot.runtime.program import Binding, Program
 _with_gradients = torch.is_grad_enabled
 _functorch_is_active = torch._C._are_functorch_transforms_active
 _compile_lock = torch._dynamo.convert_frame.compile_lock
-# What torch.autograd.graph.increment_version() calls.
-_increment_version = getattr(torch._C, "_increment_version", torch.autograd.graph.increment_version)
 
 
 class RegionCall:
@@ -39,7 +37,6 @@ class RegionCall:
         self._shared = {} if shared is None else shared
         self.device_type = program.device
         self.results = len(region.results)
-        self._updated = program.signature.updates
         self.reach = gradients_reach(region.reference)
         self._severed = frozenset(range(len(region.leaves))).difference(*self.reach)
         self._backwards: dict[Any, Backward] = {}
@@ -71,11 +68,10 @@ class RegionCall:
     def forward(
         self, leaves: Sequence[torch.Tensor], binding: Binding | None = None
     ) -> list[torch.Tensor]:
+        # Autograd is not told of the running statistics that this writes, as PyTorch's batch norm
+        # does not tell it: the backward of an earlier call may keep them, and does not read them.
         program = self.program
-        results = program.run_bound(binding or program.bind(leaves), leaves)
-        if self._updated:
-            _increment_versions([leaves[index] for index in self._updated])
-        return results
+        return program.run_bound(binding or program.bind(leaves), leaves)
 
     def backward(
         self,
@@ -245,17 +241,3 @@ def _held(leaf: torch.Tensor, detached: bool) -> Callable[[], torch.Tensor | Non
 
 def _autocast_of(device: str) -> tuple[str, torch.dtype, bool]:
     return device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-
-
-def _increment_versions(tensors: list[torch.Tensor]) -> None:
-    """As after an operator of PyTorch's that writes in place: autograd's check must see it."""
-    try:
-        _increment_version(tensors)
-    except TypeError:  # PyTorch 2.4 takes one tensor
-        for tensor in tensors:
-            torch.autograd.graph.increment_version(tensor)
-    except RuntimeError:
-        # Tensors made in inference mode have no version.
-        for tensor in tensors:
-            if not tensor.is_inference():
-                torch.autograd.graph.increment_version(tensor)
