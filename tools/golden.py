@@ -52,7 +52,7 @@ class Case:
 
 def cases(only: str, dtype: torch.dtype = torch.float32) -> Iterator[Case]:
     """The regions of every model, in both modes."""
-    from gpu_stages import settings_for
+    from gpu_stages.examples import settings_for
     from ingot.capture import Region
     from ingot.model_capture import capture
     from ingot.model_file import load_model_file

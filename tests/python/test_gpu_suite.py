@@ -47,12 +47,12 @@ def settings(suite, tmp_path):
 
 
 def test_every_example_is_checked(suite, settings):
-    import gpu_stages
+    from gpu_stages import examples
 
     named = {t.step.name for t in suite.tasks_of(["correctness"], settings)}
     for path in (ROOT / "examples").glob("*.py"):
         assert f"{path.stem} size 0" in named
-        assert gpu_stages.settings_for(path, 0)["batch_size"] == 67
+        assert examples.settings_for(path, 0)["batch_size"] == 67
 
 
 def test_steps_that_measure_times_are_alone(suite, settings):

@@ -1,0 +1,137 @@
+"""Stages that are scripts of tools/gpu_checks, told the device, the time and where results go."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from gpu_stages.steps import CHECKS, ROOT, Outcome, Settings, Step, check, outcome, run_script
+
+MODEL_PARTS = 8
+
+
+def adversaries(which: str, settings: Settings) -> Outcome:
+    return check("check_verify.py", settings, f"--which={which}", spare=0.0)
+
+
+def model_steps(settings: Settings) -> list[Step]:
+    return [Step(f"{part}/{MODEL_PARTS}", f"{part}/{MODEL_PARTS}") for part in range(MODEL_PARTS)]
+
+
+def models(part: str, settings: Settings) -> Outcome:
+    return check("check_models.py", settings, "--part", part)
+
+
+def stress(calls: int, settings: Settings) -> Outcome:
+    seconds = min(90.0, max(10.0, settings.seconds - 15))
+    options = [settings.library, "--calls", calls, "--seconds", seconds]
+    return check("stress.py", settings, *options, spare=None)
+
+
+def error_curves(_: Any, settings: Settings) -> Outcome:
+    return check("error_curves.py", settings, settings.library, spare=None, results="error-curves")
+
+
+def chains(_: Any, settings: Settings) -> Outcome:
+    return check("time_chains.py", settings, results="chains")
+
+
+def conv_chains(_: Any, settings: Settings) -> Outcome:
+    options = _small_on_a_cpu(settings)
+    return check(
+        "time_conv_chains.py", settings, *options, spare=20.0, results="conv-chains", about=2
+    )
+
+
+def operators(_: Any, settings: Settings) -> Outcome:
+    options = _small_on_a_cpu(settings)
+    return check("time_operators.py", settings, *options, results="operators", about=3)
+
+
+def network_steps(settings: Settings) -> list[Step]:
+    sys.path.insert(0, str(CHECKS))
+    from networks import NETWORKS
+
+    return [Step(n.name, n.name, alone=True) for n in NETWORKS if not n.missing()]
+
+
+def networks(name: str, settings: Settings) -> Outcome:
+    """Rows that were right with these sources are not measured again."""
+    options = ["--networks", name, "--rounds", settings.rounds]
+    options += ["--compile"] * settings.compiled + _small_on_a_cpu(settings)
+    return check("time_networks.py", settings, *options, spare=25.0, results="networks", about=2)
+
+
+def _small_on_a_cpu(settings: Settings) -> list[str]:
+    return ["--small"] if settings.device == "cpu" else []
+
+
+def latency(_: Any, settings: Settings) -> Outcome:
+    return check("check_latency.py", settings, spare=5.0)
+
+
+def devices(_: Any, settings: Settings) -> Outcome:
+    return outcome(*run_script([sys.executable, CHECKS / "check_devices.py"], settings))
+
+
+def blas_missing(settings: Settings) -> str:
+    beside = Path(settings.library).resolve().with_name("libingot_blas.so")
+    return "" if beside.is_file() else f"{beside} is not built"
+
+
+def blas_steps(settings: Settings) -> list[Step]:
+    programs = [Step("programs", "blas_programs.py", alone=True)] if settings.programs else []
+    return [Step("60 shapes", "check_blas.py", alone=True), *programs]
+
+
+def blas(script: str, settings: Settings) -> Outcome:
+    if script == "check_blas.py":
+        return check(script, settings, settings.library, spare=30.0, results="blas")
+    seconds = max(20.0, min(settings.seconds - 5, 120.0))
+    options = [settings.library, "--seconds", seconds]
+    return check(script, settings, *options, spare=None, results="blas-programs")
+
+
+def products_missing(settings: Settings) -> str:
+    if settings.device != "cuda":
+        return "its figures are for GPUs"
+    return "" if importlib.util.find_spec("jax") else "JAX is not here"
+
+
+def xla_product(algorithm: str, settings: Settings) -> Outcome:
+    command = [sys.executable, CHECKS / "xla_products.py", "--algorithms", algorithm]
+    command += ["--out", settings.file("products"), "--limit", max(10.0, settings.seconds - 5)]
+    return outcome(*run_script(command, settings), about=3)
+
+
+def user_missing(settings: Settings) -> str:
+    from gpu_checks import user_commands
+
+    return user_commands.missing()
+
+
+def user_steps(settings: Settings) -> list[Step]:
+    from gpu_checks import user_scenarios
+
+    found = user_scenarios.scenarios(settings)
+    return [Step(name, scenario, alone=scenario.alone) for name, scenario in found.items()]
+
+
+def golden_missing(settings: Settings) -> str:
+    """The older build of libingot that this one is compared with."""
+    old = os.environ.get("INGOT_OLD_LIBRARY", "")
+    if not Path(old).is_file():
+        return "INGOT_OLD_LIBRARY names no build to compare with"
+    return ""
+
+
+def golden(subject: str, settings: Settings) -> Outcome:
+    old = os.environ["INGOT_OLD_LIBRARY"]
+    command = [sys.executable, ROOT / "tools" / "golden.py", old, settings.library]
+    command += ["--device", settings.device]
+    if subject == "times":
+        command += ["--time", "--only", "gemm"]
+    return outcome(*run_script(command, settings))
