@@ -6,7 +6,7 @@ import torch
 from ingot.capture import Captured, Region
 from ingot.capture.captured import Slot, resolved
 from ingot.model_capture import capture
-from ingot.runtime.program import evaluate_fp64
+from ingot.runtime.reference import evaluate_fp64
 from torch import nn
 from torch.utils import _pytree as pytree
 

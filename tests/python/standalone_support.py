@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 
 import torch
 from ingot.model_file import ModelFile, load_model_file
-from ingot.runtime.program import evaluate_fp64
+from ingot.runtime.reference import evaluate_fp64
 from ingot.standalone_writer import Standalone
 
 

@@ -19,7 +19,9 @@ def program():
         library()
     except IngotError as error:
         pytest.skip(str(error))
-    from ingot.runtime.program import BATCH, Program, ResultLayout
+    from ingot.runtime.layouts import ResultLayout
+    from ingot.runtime.program import Program
+    from ingot.runtime.signature import BATCH
 
     values = [
         {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 1, 1, INPUTS]},

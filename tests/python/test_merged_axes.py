@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ingot.model_capture import capture
+from ingot.runtime.layouts import LeafLayout
 from ingot.runtime.library import IngotError
-from ingot.runtime.program import LeafLayout
 from torch import nn
 from torch.nn import functional as F
 

@@ -11,6 +11,7 @@ import ingot
 import pytest
 import torch
 from ingot.live import policy
+from ingot.runtime.layouts import LeafLayout, ResultLayout
 from ingot.runtime.library import (
     ABI_VERSION,
     IngotError,
@@ -19,7 +20,8 @@ from ingot.runtime.library import (
     find_library,
     library,
 )
-from ingot.runtime.program import BATCH, LeafLayout, Program, ResultLayout
+from ingot.runtime.program import Program
+from ingot.runtime.signature import BATCH
 from live import programs_of
 from torch import nn
 

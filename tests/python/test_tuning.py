@@ -15,7 +15,8 @@ import torch
 from click.testing import CliRunner
 from ingot import tuning
 from ingot.cli import main
-from ingot.runtime.program import Program, ResultLayout
+from ingot.runtime.layouts import ResultLayout
+from ingot.runtime.program import Program
 from torch import nn
 
 K, N, BATCH = 4096, 1024, 1000

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ingot.capture.reference import Reference
-from ingot.runtime.program import LeafLayout, ResultLayout
+from ingot.runtime.layouts import LeafLayout, ResultLayout
 
 
 class CaptureError(RuntimeError):

@@ -40,7 +40,7 @@ from ingot.capture.nodes import (
 )
 from ingot.capture.region import RegionBuilder
 from ingot.capture.table import SHAPE_OPERATORS, TABLE, Call
-from ingot.runtime.program import DTYPE_NAMES
+from ingot.runtime.signature import DTYPE_NAMES
 
 _LAST = 1 << 30
 _MOVED = ("running_mean", "running_var", "num_batches_tracked")

@@ -26,7 +26,7 @@ from ingot.capture.backward_operators import BatchNormByStatistics, ReluByResult
 from ingot.capture.captured import Region
 from ingot.capture.nodes import is_pure, mutates
 from ingot.capture.reference import Reference
-from ingot.runtime.program import BATCH
+from ingot.runtime.signature import BATCH
 
 _aten = torch.ops.aten
 # What leaves a tensor's elements in their order.

@@ -18,7 +18,9 @@ from typing import Any
 import torch
 
 from ingot.capture.nodes import is_convolution
-from ingot.runtime.program import AXES, BATCH, LeafLayout
+from ingot.runtime.layouts import LeafLayout
+from ingot.runtime.library import AXES
+from ingot.runtime.signature import BATCH
 
 AXIS_NAMES = ("batch", "rows", "groups", "features")
 

@@ -12,7 +12,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from ingot.capture.layout import UnfitError, Value
 from ingot.capture.region import RegionBuilder, axis_names, json_shape
 from ingot.capture.table import HALVES, Call, row
-from ingot.runtime.program import AXES, DTYPE_NAMES, ResultLayout
+from ingot.runtime.layouts import ResultLayout
+from ingot.runtime.library import AXES
+from ingot.runtime.signature import DTYPE_NAMES
 
 
 def _flat_parameter(call: Call, name: str, x: Value) -> int:

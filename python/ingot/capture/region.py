@@ -19,7 +19,9 @@ from ingot.capture.layout import (
     natural_axes,
     product,
 )
-from ingot.runtime.program import AXES, DTYPE_NAMES, LeafLayout, ResultLayout
+from ingot.runtime.layouts import LeafLayout, ResultLayout
+from ingot.runtime.library import AXES
+from ingot.runtime.signature import DTYPE_NAMES
 
 Operand = Value | Leaf
 

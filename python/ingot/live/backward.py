@@ -21,8 +21,9 @@ from ingot.capture.table import SHAPE_OPERATORS
 from ingot.live.operands import apart
 from ingot.live.products import product, transposed_product, with_own_products
 from ingot.log import logger
+from ingot.runtime.layouts import LeafLayout
 from ingot.runtime.library import IngotError
-from ingot.runtime.program import LeafLayout, Program
+from ingot.runtime.program import Program
 
 _aten = torch.ops.aten
 # Operators that may stay PyTorch's in a backward pass whose rest runs by regions.

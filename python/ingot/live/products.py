@@ -15,8 +15,10 @@ import torch
 
 from ingot.capture.captured import Captured, Slot, TorchStep
 from ingot.live import policy
+from ingot.runtime.layouts import LeafLayout, ResultLayout
 from ingot.runtime.library import IngotError
-from ingot.runtime.program import BATCH, LeafLayout, Program, ResultLayout
+from ingot.runtime.program import Program
+from ingot.runtime.signature import BATCH
 
 _aten = torch.ops.aten
 # Multiplications from which a launch of Ingot's product costs less than PyTorch's.

@@ -12,17 +12,15 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ingot.runtime import library as _library
 from ingot.runtime.frozen import FrozenWeights, check_counted
-from ingot.runtime.library import AXES, IngotError, library
-from ingot.runtime.signature import BATCH as BATCH
-from ingot.runtime.signature import DTYPE_CODES, Signature
-from ingot.runtime.signature import DTYPE_NAMES as DTYPE_NAMES
+from ingot.runtime.layouts import LeafLayout, ResultLayout, fill
+from ingot.runtime.library import IngotError, library
+from ingot.runtime.signature import Signature
 
 # 64-bit words of an ingot_tensor (data, 4 sizes, 4 strides, dtype and device) and of an ingot_call.
 _WORDS = ctypes.sizeof(_library.Tensor) // 8
@@ -41,100 +39,6 @@ _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 # Bindings kept per program: layouts and batch sizes seen last.
 _MAX_BINDINGS = 64
-
-
-def concrete(sizes: Sequence[int], batch: int) -> list[int]:
-    """Sizes with the batch size put in."""
-    return [-size * batch if size < 0 else size for size in sizes]
-
-
-@dataclass(frozen=True)
-class LeafLayout:
-    """How a leaf's tensor dimensions lie on the graph's axes.
-
-    axes: for each of [batch, rows, groups, features] the tensor dimension that runs along it
-    (several, outermost first, that lie in memory as one), or None where the extent is 1; splits:
-    for an axis that is one factor of a dimension, (the factor's extent, `BATCH` for the one that is
-    left; how many elements of the dimension one step along the axis spans).
-    """
-
-    axes: tuple[int | tuple[int, ...] | None, ...]
-    splits: tuple[tuple[int, int] | None, ...] = (None, None, None, None)
-
-    def sizes_and_strides(self, tensor: torch.Tensor) -> tuple[list[int], list[int]]:
-        sizes, strides = [1] * AXES, [0] * AXES
-        for axis, dimension in enumerate(self.axes):
-            if dimension is None:
-                continue
-            split = self.splits[axis]
-            size, stride = _along(tensor, dimension)
-            extent, step = split if split else (size, 1)
-            if extent < 0:
-                extent = size // step
-            sizes[axis], strides[axis] = extent, stride * step
-        return sizes, strides
-
-
-def _along(tensor: torch.Tensor, dimension: int | tuple[int, ...]) -> tuple[int, int]:
-    """Size and stride of a dimension, or of several as one."""
-    if isinstance(dimension, int):
-        return tensor.size(dimension), tensor.stride(dimension)
-    size, stride = 1, 0
-    for each in reversed(dimension):
-        if tensor.size(each) == 1:
-            continue
-        if size == 1:
-            stride = tensor.stride(each)
-        elif tensor.stride(each) != size * stride:
-            raise IngotError(
-                f"dimensions {dimension} of a tensor with strides {tensor.stride()} do not lie in "
-                "memory as one",
-                _library.STATUS_INVALID_ARGUMENT,
-            )
-        size *= tensor.size(each)
-    return size, stride
-
-
-@dataclass(frozen=True)
-class ResultLayout:
-    """The tensor that a result is handed back as.
-
-    shape: logical sizes; axes: for each dimension the graph axes (in
-    order) that it runs along; memory follows the order of the axes. written: the extents of the
-    graph's own value where the tensor is a view of it, the same elements in the same order.
-    """
-
-    shape: tuple[int, ...]
-    axes: tuple[tuple[int, ...], ...]
-    extents: tuple[int, ...]
-    dtype: torch.dtype
-    written: tuple[int, ...] | None = None
-
-    def allocation(self, batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Sizes and strides of the tensor."""
-        axis_strides = _dense_strides(concrete(self.extents, batch))
-        sizes = tuple(concrete(self.shape, batch))
-        # Dimensions without an axis have extent 1; like PyTorch, they take the stride of a
-        # contiguous tensor.
-        strides, step = [0] * len(sizes), 1
-        for dimension in reversed(range(len(sizes))):
-            axes = self.axes[dimension]
-            strides[dimension] = axis_strides[axes[-1]] if axes else step
-            step = strides[dimension] * max(sizes[dimension], 1)
-        return sizes, tuple(strides)
-
-    def in_graph(self, batch: int) -> tuple[list[int], list[int]]:
-        """Extents and strides of the graph's value."""
-        extents = concrete(self.written or self.extents, batch)
-        return extents, _dense_strides(extents)
-
-
-def _dense_strides(extents: Sequence[int]) -> list[int]:
-    strides, step = [0] * AXES, 1
-    for axis in reversed(range(AXES)):
-        strides[axis] = step
-        step *= extents[axis]
-    return strides
 
 
 def _is_capturing(device: torch.device) -> bool:
@@ -417,14 +321,14 @@ class Program:
             sizes, strides = self._leaf_layouts[index].sizes_and_strides(tensor)
             if self.signature.leaves[index].is_batched:
                 batch = sizes[0]
-            _fill(array[index], sizes, strides, tensor.dtype, tensor.get_device())
+            fill(array[index], sizes, strides, tensor.dtype, tensor.get_device())
         device_index = tensors[0].get_device()
         binding = Binding()
         binding.outputs = []
         for index, layout in enumerate(self.result_layouts):
             sizes, strides = layout.allocation(batch)
             extents, along = layout.in_graph(batch)
-            _fill(array[len(tensors) + index], extents, along, layout.dtype, device_index)
+            fill(array[len(tensors) + index], extents, along, layout.dtype, device_index)
             binding.outputs.append((sizes, strides, layout.dtype))
         binding.batch = batch
         binding.expected = key
@@ -468,49 +372,9 @@ def _allocator(device: torch.device):
     return lambda sizes, strides, dtype: _empty_strided(sizes, strides, dtype=dtype, device=device)
 
 
-def _fill(entry, sizes, strides, dtype, device) -> None:
-    entry.sizes[:] = sizes
-    entry.strides[:] = strides
-    entry.dtype = DTYPE_CODES[dtype]
-    entry.device = device
-
-
 def _aligned_bytes(
     size: int, alignment: int = 256, device: torch.device | None = None
 ) -> torch.Tensor:
     raw = torch.empty(size + alignment, dtype=torch.uint8, device=device)
     offset = -raw.data_ptr() % alignment
     return raw[offset : offset + size]
-
-
-def evaluate_fp64(
-    graph: dict,
-    tensors: Sequence[torch.Tensor],
-    leaf_layouts: Sequence[LeafLayout],
-    result_layouts: Sequence[ResultLayout],
-) -> list[torch.Tensor]:
-    """The library's reference evaluation of a graph in double precision, on host tensors."""
-    leaves = [v for v in graph["values"] if v["op"] in ("input", "parameter", "buffer")]
-    array = (_library.Tensor * (len(tensors) + len(result_layouts)))()
-    batch = 1
-    for index, (tensor, layout) in enumerate(zip(tensors, leaf_layouts)):
-        sizes, strides = layout.sizes_and_strides(tensor)
-        if leaves[index]["shape"][0] == "B":
-            batch = sizes[0]
-        _fill(array[index], sizes, strides, tensor.dtype, -1)
-        array[index].data = tensor.data_ptr()
-    results = []
-    for index, layout in enumerate(result_layouts):
-        sizes, strides = layout.allocation(batch)
-        extents, along = layout.in_graph(batch)
-        result = torch.empty_strided(sizes, strides, dtype=torch.float64)
-        _fill(array[len(tensors) + index], extents, along, torch.float64, -1)
-        array[len(tensors) + index].data = result.data_ptr()
-        results.append(result)
-    loaded = library()
-    loaded.check(
-        loaded.ingot_evaluate_fp64(
-            json.dumps(graph).encode(), batch, ctypes.addressof(array), len(array)
-        )
-    )
-    return results

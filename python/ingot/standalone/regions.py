@@ -17,7 +17,8 @@ from ingot.capture.captured import Region, resolved
 from ingot.capture.derivative import Derivative, derivative_of
 from ingot.capture.feed import batched_inputs
 from ingot.runtime.library import library
-from ingot.runtime.program import BATCH, Program
+from ingot.runtime.program import Program
+from ingot.runtime.signature import BATCH
 from ingot.standalone.printing import FunctionPrinter, Names, simplify, wrapped
 
 _CPP_DTYPES = {

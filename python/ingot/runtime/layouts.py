@@ -1,0 +1,114 @@
+"""How PyTorch tensors lie on the axes of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ingot.runtime import library as _library
+from ingot.runtime.library import AXES, IngotError
+from ingot.runtime.signature import DTYPE_CODES
+
+
+def concrete(sizes: Sequence[int], batch: int) -> list[int]:
+    """Sizes with the batch size put in."""
+    return [-size * batch if size < 0 else size for size in sizes]
+
+
+@dataclass(frozen=True)
+class LeafLayout:
+    """How a leaf's tensor dimensions lie on the graph's axes.
+
+    axes: for each of [batch, rows, groups, features] the tensor dimension that runs along it
+    (several, outermost first, that lie in memory as one), or None where the extent is 1; splits:
+    for an axis that is one factor of a dimension, (the factor's extent, `BATCH` for the one that is
+    left; how many elements of the dimension one step along the axis spans).
+    """
+
+    axes: tuple[int | tuple[int, ...] | None, ...]
+    splits: tuple[tuple[int, int] | None, ...] = (None, None, None, None)
+
+    def sizes_and_strides(self, tensor: torch.Tensor) -> tuple[list[int], list[int]]:
+        sizes, strides = [1] * AXES, [0] * AXES
+        for axis, dimension in enumerate(self.axes):
+            if dimension is None:
+                continue
+            split = self.splits[axis]
+            size, stride = _along(tensor, dimension)
+            extent, step = split if split else (size, 1)
+            if extent < 0:
+                extent = size // step
+            sizes[axis], strides[axis] = extent, stride * step
+        return sizes, strides
+
+
+def _along(tensor: torch.Tensor, dimension: int | tuple[int, ...]) -> tuple[int, int]:
+    """Size and stride of a dimension, or of several as one."""
+    if isinstance(dimension, int):
+        return tensor.size(dimension), tensor.stride(dimension)
+    size, stride = 1, 0
+    for each in reversed(dimension):
+        if tensor.size(each) == 1:
+            continue
+        if size == 1:
+            stride = tensor.stride(each)
+        elif tensor.stride(each) != size * stride:
+            raise IngotError(
+                f"dimensions {dimension} of a tensor with strides {tensor.stride()} do not lie in "
+                "memory as one",
+                _library.STATUS_INVALID_ARGUMENT,
+            )
+        size *= tensor.size(each)
+    return size, stride
+
+
+@dataclass(frozen=True)
+class ResultLayout:
+    """The tensor that a result is handed back as.
+
+    shape: logical sizes; axes: for each dimension the graph axes (in
+    order) that it runs along; memory follows the order of the axes. written: the extents of the
+    graph's own value where the tensor is a view of it, the same elements in the same order.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[tuple[int, ...], ...]
+    extents: tuple[int, ...]
+    dtype: torch.dtype
+    written: tuple[int, ...] | None = None
+
+    def allocation(self, batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes and strides of the tensor."""
+        axis_strides = _dense_strides(concrete(self.extents, batch))
+        sizes = tuple(concrete(self.shape, batch))
+        # Dimensions without an axis have extent 1; like PyTorch, they take the stride of a
+        # contiguous tensor.
+        strides, step = [0] * len(sizes), 1
+        for dimension in reversed(range(len(sizes))):
+            axes = self.axes[dimension]
+            strides[dimension] = axis_strides[axes[-1]] if axes else step
+            step = strides[dimension] * max(sizes[dimension], 1)
+        return sizes, tuple(strides)
+
+    def in_graph(self, batch: int) -> tuple[list[int], list[int]]:
+        """Extents and strides of the graph's value."""
+        extents = concrete(self.written or self.extents, batch)
+        return extents, _dense_strides(extents)
+
+
+def _dense_strides(extents: Sequence[int]) -> list[int]:
+    strides, step = [0] * AXES, 1
+    for axis in reversed(range(AXES)):
+        strides[axis] = step
+        step *= extents[axis]
+    return strides
+
+
+def fill(entry: _library.Tensor, sizes, strides, dtype: torch.dtype, device: int) -> None:
+    """Of an ingot_tensor all but its address. device: -1 for the host."""
+    entry.sizes[:] = sizes
+    entry.strides[:] = strides
+    entry.dtype = DTYPE_CODES[dtype]
+    entry.device = device
