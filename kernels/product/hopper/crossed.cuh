@@ -132,20 +132,8 @@ struct CrossedConsumer {
 template <class Config, class Epilogue>
 INGOT_D void product_crossed(const TensorMap& w_map, const TensorMap& x_map, const TensorMap& y_map,
                              const ProductArgs& args, const typename Epilogue::Params& params) {
-  constexpr int kValues = Config::kSamples / 2;
-  CrossedConsumer<Config> consumer;
-  const auto consume = [&](const ConsumerPlace& place, i32 feature_tile, i32 sample_tile) {
-    const i32 box_m = sample_tile * Config::kSamples;
-    const i32 box_n = feature_tile * Config::kFeatures + place.group * 64;
-    prefetch_operands<Epilogue, Config::kSamples>(params, args, box_m, box_n, place.thread);
-    load_exponents<Config::kSamples, 64>(place.table, args, box_m, box_n, place.thread,
-                                         place.barrier);
-    float sum[kValues];
-    consumer.accumulate(sum, place, args.chunks);
-    finish_packed_tile<Config, Epilogue>(sum, place, box_m, box_n, y_map, args, params,
-                                         sample_tile);
-  };
-  staged_product<Config, false>(w_map, x_map, args, consume);
+  packed_product<Config, Epilogue, CrossedConsumer<Config>, false>(w_map, x_map, y_map, args,
+                                                                   params);
 }
 
 }  // namespace ingot::hopper

@@ -85,21 +85,9 @@ struct PackedConsumer {
 template <class Config, class Epilogue>
 INGOT_D void product_packed(const TensorMap& w_map, const TensorMap& x_map, const TensorMap& y_map,
                             const ProductArgs& args, const typename Epilogue::Params& params) {
-  constexpr int kValues = Config::kSamples / 2;
   constexpr bool kTurns = Epilogue::kMoments > 0;
-  PackedConsumer<Config, kTurns> consumer;
-  const auto consume = [&](const ConsumerPlace& place, i32 feature_tile, i32 sample_tile) {
-    const i32 box_m = first_sample<Config>(args, sample_tile);
-    const i32 box_n = feature_tile * Config::kFeatures + place.group * 64;
-    decltype(auto) own = args_of_tile<Config>(args, sample_tile);
-    prefetch_operands<Epilogue, Config::kSamples>(params, own, box_m, box_n, place.thread);
-    load_exponents<Config::kSamples, 64>(place.table, own, box_m, box_n, place.thread,
-                                         place.barrier);
-    float acc[kValues];
-    consumer.accumulate(acc, place, args.chunks);
-    finish_packed_tile<Config, Epilogue>(acc, place, box_m, box_n, y_map, own, params, sample_tile);
-  };
-  staged_product<Config, kTurns>(w_map, x_map, args, consume);
+  packed_product<Config, Epilogue, PackedConsumer<Config, kTurns>, kTurns>(w_map, x_map, y_map,
+                                                                           args, params);
 }
 
 }  // namespace ingot::hopper

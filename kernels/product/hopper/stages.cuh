@@ -190,4 +190,23 @@ INGOT_D void finish_packed_tile(float (&sum)[kValues], const ConsumerPlace& plac
   }
 }
 
+// The body of a kernel whose operands are both packed. Consumer::accumulate() gives a tile's sums.
+template <class Config, class Epilogue, class Consumer, bool kTurns>
+INGOT_D void packed_product(const TensorMap& w_map, const TensorMap& x_map, const TensorMap& y_map,
+                            const ProductArgs& args, const typename Epilogue::Params& params) {
+  Consumer consumer;
+  const auto consume = [&](const ConsumerPlace& place, i32 feature_tile, i32 sample_tile) {
+    const i32 box_m = first_sample<Config>(args, sample_tile);
+    const i32 box_n = feature_tile * Config::kFeatures + place.group * 64;
+    decltype(auto) own = args_of_tile<Config>(args, sample_tile);
+    prefetch_operands<Epilogue, Config::kSamples>(params, own, box_m, box_n, place.thread);
+    load_exponents<Config::kSamples, 64>(place.table, own, box_m, box_n, place.thread,
+                                         place.barrier);
+    float sum[Config::kSamples / 2];
+    consumer.accumulate(sum, place, args.chunks);
+    finish_packed_tile<Config, Epilogue>(sum, place, box_m, box_n, y_map, own, params, sample_tile);
+  };
+  staged_product<Config, kTurns>(w_map, x_map, args, consume);
+}
+
 }  // namespace ingot::hopper
