@@ -10,9 +10,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import ingot
 import torch
 from programs import Program
+from random_agreement import by_compile, by_optimize
 from torch import nn
 from torch._dynamo.exc import TorchRuntimeError
 from torch.utils import _pytree as pytree
@@ -39,14 +39,6 @@ class Seen:
 
 def by_eager(module: nn.Module) -> Callable:
     return module
-
-
-def by_optimize(module: nn.Module) -> Callable:
-    return module if isinstance(module, ingot.OptimizedModule) else ingot.optimize(module)
-
-
-def by_compile(module: nn.Module) -> Callable:
-    return torch.compile(module, backend="ingot")
 
 
 class Run:

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from live import regions_run
 from torch import nn
 
 MOST_ELEMENTS = 3000
@@ -382,33 +381,8 @@ def _error(tensor: torch.Tensor, wanted: torch.Tensor) -> float:
     return (a - b)[finite].abs().max().item() / (size + 1e-2) if finite.any() else 0.0
 
 
-def runs(program: Program, wrap: Callable) -> tuple[str | None, int]:
-    with regions_run() as ran:
-        found = difference(program, wrap)
-    return found, len(ran)
-
-
-def reduced(program: Program, wrap: Callable, most: int = 60) -> Program:
-    """A smaller program that differs too."""
-    tries = 0
-    changed = True
-    while changed and tries < most:
-        changed = False
-        for smaller in _smaller(program):
-            tries += 1
-            if tries > most:
-                break
-            try:
-                differs = difference(smaller, wrap)
-            except Exception:
-                continue
-            if differs:
-                program, changed = smaller, True
-                break
-    return program
-
-
-def _smaller(program: Program):
+def smaller(program: Program):
+    """Programs with a part less, for `reduced`."""
     if len(program.batches) > 1:
         for batch in dict.fromkeys(program.batches):
             yield replace(program, batches=(batch,))

@@ -11,7 +11,8 @@ import ingot
 import pytest
 import torch
 from live import compare
-from square_programs import draw_program, runs
+from random_agreement import agree
+from square_programs import difference, draw_program
 from torch import nn
 from torch.nn import functional as F
 
@@ -152,30 +153,12 @@ def test_a_batch_norm_of_a_transposed_tensor_lies_as_pytorchs(gradients):
         assert ingot.optimize(model)(x).stride() == model(x).stride()
 
 
-def by_optimize(module):
-    return ingot.optimize(module)
-
-
-def by_compile(module):
-    return torch.compile(module, backend="ingot")
-
-
-def _agree(seeds):
-    taken = []
-    for seed in seeds:
-        program = draw_program(random.Random(seed))
-        wrap = by_compile if seed % 4 == 0 else by_optimize
-        found, regions = runs(program, wrap)
-        assert found is None, f"seed {seed}, {wrap.__name__}: {found}\n{program}"
-        taken.append(regions > 0)
-    assert sum(taken) > len(taken) / 2
-
-
 def test_a_few_random_programs_of_equal_extents():
-    _agree(range(6, 16))
+    agree(range(6, 16), draw_program, difference)
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(300 + 10 * COUNT)
 def test_random_programs_of_equal_extents():
-    _agree(random.sample(range(10**6, 10**9), COUNT) if COUNT else range(100, 160))
+    seeds = random.sample(range(10**6, 10**9), COUNT) if COUNT else range(100, 160)
+    agree(seeds, draw_program, difference)

@@ -14,8 +14,9 @@ import pytest
 import torch
 from hypothesis import strategies as st
 from live import compare, regions_run, x
-from program_runs import by_compile, by_optimize, difference
+from program_runs import difference
 from programs import draw_program
+from random_agreement import by_compile, by_optimize
 from torch import nn
 from torch.nn import functional as F
 

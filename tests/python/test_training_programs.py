@@ -14,6 +14,7 @@ import pytest
 import torch
 from ingot.capture import assembly
 from live import compare, regions_run
+from random_agreement import agree
 from test_gradients import calls_of
 from torch import nn
 from torch.nn import functional as F
@@ -263,31 +264,12 @@ def test_what_could_not_be_run(function, caplog):
     assert "failed" not in caplog.text
 
 
-def by_optimize(module):
-    return ingot.optimize(module)
-
-
-def by_compile(module):
-    return torch.compile(module, backend="ingot")
-
-
-def _agree(seeds):
-    taken = []
-    for seed in seeds:
-        program = draw_training(random.Random(seed))
-        wrap = by_compile if seed % 4 == 0 else by_optimize
-        with regions_run() as ran:
-            found = difference(program, wrap)
-        assert found is None, f"seed {seed}, {wrap.__name__}: {found}\n{program}"
-        taken.append(bool(ran))
-    assert sum(taken) > len(taken) / 2
-
-
 def test_a_few_random_programs_that_are_trained():
-    _agree(range(2000, 2008))
+    agree(range(2000, 2008), draw_training, difference)
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(300 + 10 * COUNT)
 def test_random_programs_that_are_trained():
-    _agree(random.sample(range(10**6, 10**9), COUNT) if COUNT else range(2008, 2060))
+    seeds = random.sample(range(10**6, 10**9), COUNT) if COUNT else range(2008, 2060)
+    agree(seeds, draw_training, difference)

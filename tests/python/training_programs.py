@@ -397,19 +397,4 @@ def smaller(program: Training):
         if layout != "dense":
             inputs = (*program.inputs[:at], (shape, "dense"), *program.inputs[at + 1 :])
             yield replace(program, inputs=inputs)
-    yield from squares._smaller(program)
-
-
-def reduced(program: Training, wrap: Callable, most: int = 150) -> Training:
-    tries, changed = 0, True
-    while changed and tries < most:
-        changed = False
-        for each in smaller(program):
-            tries += 1
-            try:
-                if tries <= most and difference(each, wrap):
-                    program, changed = each, True
-                    break
-            except Exception:
-                continue
-    return program
+    yield from squares.smaller(program)
