@@ -198,8 +198,8 @@ BUGS = [
     Bug(
         "a workspace of a standalone file forgets the batch",
         "src/standalone/program_writer.cpp",
-        '"  at.{} = pieces.take({}i64{{{}}});\\n", name, buffer.shape.batched ? "batch * " : "",',
-        '"  at.{} = pieces.take({}i64{{{}}});\\n", name, buffer.shape.batched ? "" : "",',
+        'buffer.shape.batched ? times("batch", bytes) : std::to_string(bytes)',
+        "std::to_string(bytes)",
         "unit Standalone.*",
     ),
     Bug(
@@ -234,8 +234,8 @@ BUGS = [
     Bug(
         "a vector load of rows that are not a multiple of 16 bytes apart",
         "kernels/product/hopper/tiles.h",
-        "return aligned && k_stride == 1 && row_stride % 4 == 0 && k % 4 == 0;",
-        "return aligned && k_stride == 1 && k % 4 == 0;",
+        "k_stride == 1 && row_stride % 4 == 0 && k % 4 == 0 &&",
+        "k_stride == 1 && k % 4 == 0 &&",
         "unit OwnProduct.*",
     ),
     Bug(
@@ -256,8 +256,8 @@ BUGS = [
     Bug(
         "rsub subtracts the other way round",
         "python/ingot/capture/pointwise.py",
-        '[b, a] if name == "aten::rsub" else [a, b]',
-        "[a, b]",
+        '        a, b = b, a\n    if "alpha" in',
+        '        pass\n    if "alpha" in',
         "python tests/python/test_capture_operators.py",
     ),
     Bug(
@@ -290,11 +290,11 @@ BUGS = [
         "python tests/python/test_gradients.py",
     ),
     Bug(
-        "autograd does not hear of updated buffers",
+        "hooks of what gets no gradient are called",
         "python/ingot/live/gradients.py",
-        "        if self._updated:\n",
-        "        if not self._updated:\n",
-        "python tests/python/test_live_module.py tests/python/test_gradients.py",
+        "            if self._severed:\n",
+        "            if not self._severed:\n",
+        "python tests/python/test_front_programs.py",
     ),
     # python/ingot/verify
     Bug(
