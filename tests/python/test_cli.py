@@ -224,6 +224,7 @@ def get_init_inputs():
 
 
 @needs_cpu
+@pytest.mark.thorough
 def test_arguments_by_keyword_and_in_dicts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(BY_KEYWORD)

@@ -18,6 +18,7 @@ from types import SimpleNamespace
 
 import jsonschema
 import pytest
+import selection
 from click.testing import CliRunner
 from ingot.cli import main
 from ingot.cli.explain import _explained
@@ -102,10 +103,16 @@ def run(*arguments: object):
     return result
 
 
-@pytest.mark.parametrize("standalone", [[], ["--standalone"]], ids=["library", "standalone"])
-@pytest.mark.parametrize("change", [copy.deepcopy, without_timing, failed])
-def test_optimize(tmp_path, gpu, standalone, change):
-    gpu.result = change(gpu.result)
+CHANGES = {"whole": copy.deepcopy, "without timing": without_timing, "failed": failed}
+WAYS = [(form, change) for form in ("library", "standalone") for change in CHANGES]
+# Standalone files take longest to write.
+QUICK = [way for way in WAYS if way == ("standalone", "whole") or way[0] == "library"]
+
+
+@pytest.mark.parametrize("way", selection.quick(QUICK, WAYS), ids="-".join)
+def test_optimize(tmp_path, gpu, way):
+    standalone = ["--standalone"] if way[0] == "standalone" else []
+    gpu.result = CHANGES[way[1]](gpu.result)
     target, page = tmp_path / "new.py", tmp_path / "report.html"
     result = run("optimize", MODEL, "-o", target, *standalone, "--report", page)
     verified, timing = gpu.result["verified"], gpu.result["timing"]
@@ -128,10 +135,10 @@ def test_optimize(tmp_path, gpu, standalone, change):
         assert (f"candidate: {ours:.3f} ms a call (median)" in text) == bool(standalone)
 
 
-@pytest.mark.parametrize("standalone", [[], ["--standalone"]], ids=["library", "standalone"])
-@pytest.mark.parametrize("change", [copy.deepcopy, without_timing, failed])
-def test_optimize_as_json(tmp_path, gpu, standalone, change):
-    gpu.result = change(gpu.result)
+@pytest.mark.parametrize("way", selection.quick(QUICK, WAYS), ids="-".join)
+def test_optimize_as_json(tmp_path, gpu, way):
+    standalone = ["--standalone"] if way[0] == "standalone" else []
+    gpu.result = CHANGES[way[1]](gpu.result)
     result = run("optimize", MODEL, "-o", tmp_path / "new.py", *standalone, "--json", "-q")
     found = json.loads(result.stdout)
     jsonschema.validate(found, SCHEMA)
@@ -140,9 +147,9 @@ def test_optimize_as_json(tmp_path, gpu, standalone, change):
         assert found["verification"][key] == gpu.result[key]
 
 
-@pytest.mark.parametrize("change", [copy.deepcopy, without_timing, failed])
+@pytest.mark.parametrize("change", CHANGES)
 def test_verify(tmp_path, gpu, change):
-    gpu.result = change(gpu.result)
+    gpu.result = CHANGES[change](gpu.result)
     page = tmp_path / "report.html"
     result = run("verify", MODEL, MODEL, "--report", page)
     assert result.exit_code == (0 if gpu.result["verified"] else 1), result.output

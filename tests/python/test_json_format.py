@@ -71,6 +71,7 @@ def test_optimize_of_what_stays_with_pytorch(tmp_path):
     assert found["report"]["unsupported"]
 
 
+@pytest.mark.thorough
 def test_verify_of_a_wrong_candidate(tmp_path):
     (tmp_path / "model.py").write_text(pairs.ORIGINAL)
     wrong = pairs.candidate(pairs.DISHONEST["multiplies in bfloat16"][0])

@@ -1,6 +1,7 @@
 """Calls that hold nothing for Ingot run the original's forward, with nothing around it."""
 
 import copy
+import warnings
 
 import ingot
 import pytest
@@ -109,3 +110,43 @@ def test_a_call_of_which_a_part_is_taken_is_not_left():
 def test_a_call_that_is_left_cannot_be_prepared(sorting):
     with pytest.raises(ingot.IngotError, match="holds nothing"):
         sorting[1].ingot_prepare(torch.randn(4, 8))
+
+
+class Switched(nn.Module):
+    """Nothing before its switch is set."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.shown = nn.Linear(64, 64), False
+
+    def forward(self, x, *rest, scale=2.0, **others):
+        return torch.relu(self.layer(x) * scale + 1) if self.shown else torch.sort(x)[0] * scale
+
+
+@pytest.mark.parametrize("keywords", [{}, {"scale": 3.0}, {"unread": 1}], ids=str)
+def test_a_module_that_has_changed_is_looked_at_again(keywords):
+    module = Switched()
+    made = ingot.optimize(copy.deepcopy(module))
+    x = torch.randn(256, 64)
+    for shown in (False, True, False):
+        module.shown = made.shown = shown
+        with torch.no_grad(), regions_run() as ran, warnings.catch_warnings():
+            warnings.simplefilter("ignore", ingot.IngotWarning)
+            for _ in range(2):
+                torch.testing.assert_close(
+                    made(x, **keywords), module(x, **keywords), rtol=1e-4, atol=1e-5
+                )
+        assert bool(ran) == shown
+    assert len(made._ingot._left) == 1
+
+
+def test_a_call_through_a_wrapper_is_left():
+    class Wrapped(Sorted):
+        forward = torch.no_grad()(Sorted.forward)
+
+    module = Wrapped()
+    with pytest.warns(ingot.IngotWarning):
+        made = ingot.optimize(module)
+        made(torch.randn(4, 8), flip=True)
+    made._ingot._compiled = None
+    made(torch.randn(5, 8), flip=True)

@@ -58,9 +58,46 @@ def latest(function: Callable) -> Shortcut | None:
         return None
 
 
-def ran_whole(function: Callable) -> bool:
-    """Whether the frame that Dynamo used last for this function is known not to break in two."""
-    return _latest_whole(function) is not None
+def latest_as(function: Callable, run: Callable) -> Shortcut | None:
+    """As `latest`, but of any function, with run() in place of what Dynamo compiled."""
+    entry = _latest_whole(function)
+    try:
+        return entry and Shortcut(entry.guard_manager, run)
+    except (AttributeError, TypeError):
+        return None
+
+
+class Frame:
+    """What Dynamo's guards would find in the frame of a call, whose arguments must fit."""
+
+    __slots__ = ("_cells", "_defaults", "_named", "_others", "_positional", "_rest")
+
+    def __init__(self, function: Callable):
+        code, defaults = function.__code__, function.__defaults__ or ()
+        names, behind = code.co_varnames, code.co_argcount + code.co_kwonlyargcount
+        self._positional = names[: code.co_argcount]
+        self._named = frozenset(names[code.co_posonlyargcount : behind])
+        self._defaults = dict(zip(self._positional[code.co_argcount - len(defaults) :], defaults))
+        self._defaults.update(function.__kwdefaults__ or {})
+        self._cells = tuple(zip(code.co_freevars, function.__closure__ or ()))
+        self._rest = names[behind] if code.co_flags & inspect.CO_VARARGS else None
+        behind += self._rest is not None
+        self._others = names[behind] if code.co_flags & inspect.CO_VARKEYWORDS else None
+
+    def locals(self, args: tuple, kwargs: dict) -> dict:
+        found = {**self._defaults, **dict(zip(self._positional, args))}
+        for name, cell in self._cells:
+            found[name] = cell.cell_contents
+        if self._rest is not None:
+            found[self._rest] = args[len(self._positional) :]
+        if self._others is None:
+            found.update(kwargs)
+        else:
+            others = {}
+            for name, value in kwargs.items():
+                (found if name in self._named else others)[name] = value
+            found[self._others] = others
+        return found
 
 
 def _latest_whole(function: Callable) -> Any:

@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 from ingot.capture.feed import batched_inputs
 from ingot.live import dynamo, releases, shortcut
 from ingot.live.backend import DynamoGraph, Session, compile_graph, switched_off
-from ingot.live.left import LeftCalls
 from ingot.runtime.library import IngotError
 
 _peek_functorch = torch._C._functorch.peek_interpreter_stack
@@ -101,7 +100,9 @@ class State(Session):
         weakref.finalize(self, dynamo.forget, self._function.__code__).atexit = False
         self._parameters = shortcut.parameters_of(self._function)
         self._shortcuts: tuple[shortcut.Shortcut, ...] = ()
-        self._left = LeftCalls()
+        # Calls that hold nothing for Ingot.
+        self._frame = shortcut.Frame(self._function)
+        self._left: tuple[shortcut.Shortcut, ...] = ()
         self._overlooked = releases.overlooked()
 
     def settings(self) -> dict:
@@ -110,8 +111,7 @@ class State(Session):
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """args: the module, then those of the call."""
         if self._overlooked is not None and self._overlooked.changed():
-            self._shortcuts, self._overlooked = (), releases.overlooked()
-            self._left = LeftCalls()
+            self._shortcuts, self._left, self._overlooked = (), (), releases.overlooked()
             dynamo.forget(self._function.__code__)
         names = self._parameters
         plain = not kwargs and names is not None and len(args) == len(names)
@@ -120,16 +120,20 @@ class State(Session):
             for known in self._shortcuts:
                 if known.matches(frame_locals):
                     return known.run(*args)
+        if self._left:
+            frame_locals = self._frame.locals(args, kwargs)
+            for known in self._left:
+                if known.matches(frame_locals):
+                    return known.run(*args, **kwargs)
         return self._through_dynamo(args, kwargs, plain)
 
     def _through_dynamo(self, args: tuple, kwargs: dict, plain: bool) -> Any:
-        if self._off or self._symbolically_traced() or self._is_left(args, kwargs):
+        if self._off or self._symbolically_traced():
             return self.original_forward(*args, **kwargs)
         made = self._calling.graphs = []
         result = self._compiled(*args, **kwargs)
-        nothing = len(made) == 1 and made[0].holds_nothing
-        if nothing and shortcut.ran_whole(self._function):
-            self._left.add((args[0], args[1:], kwargs))
+        if len(made) == 1 and made[0].holds_nothing:
+            self._leave()
         elif plain:
             found = shortcut.latest(self._function)
             if found is not None:
@@ -137,13 +141,16 @@ class State(Session):
                 self._shortcuts = (found, *alive)[:_MAX_SHORTCUTS]
         return result
 
-    def _is_left(self, args: tuple, kwargs: dict) -> bool:
-        """To the original. A call that prepares others runs nothing."""
-        if not self._left or (args[0], args[1:], kwargs) not in self._left:
-            return False
-        if getattr(self._calling, "now", False):
-            raise _PyTorchsError
-        return True
+    def _leave(self) -> None:
+        """Calls like the last one run the original's forward, with nothing around it.
+
+        What Dynamo captured would be PyTorch's own operators, but not always those of the forward:
+        one that asks whether it is being captured may take another way (transformers then make
+        masks that their attention does without else)."""
+        run = self._by_pytorch(self.original_forward)
+        found = shortcut.latest_as(self._function, run)
+        if found is not None:
+            self._left = (found, *(known for known in self._left if known.is_alive))
 
     @staticmethod
     def _symbolically_traced() -> bool:
@@ -219,9 +226,9 @@ class State(Session):
     def _by_pytorch(self, forward: Callable) -> Callable:
         calling = self._calling
 
-        def call(*args: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
             if getattr(calling, "now", False):
                 raise _PyTorchsError
-            return forward(*args)
+            return forward(*args, **kwargs)
 
         return call
