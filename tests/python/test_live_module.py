@@ -18,7 +18,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ingot.live import dynamo
 from ingot.live.backend import IngotWarning
 from ingot.live.module import OptimizedModule
 from ingot.live.state import intercepted
@@ -509,67 +508,6 @@ def test_endless_changes_are_right(pair):
     for step in range(8):
         optimised.gain = twin.gain = 1.0 + step
         agree(optimised, twin, x())
-
-
-class Variants(nn.Module):
-    """One compilation for each text."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear, self.text = nn.Linear(16, 16), ""
-
-    def forward(self, x):
-        return self.linear(x).relu() * len(self.text)
-
-
-def said_over(module: nn.Module, calls: int) -> list[str]:
-    """Warnings of ours over calls that must give eager's results."""
-    twin = copy.deepcopy(module)
-    with warnings.catch_warnings(record=True) as said, torch.no_grad():
-        warnings.simplefilter("always")
-        optimised = ingot.optimize(module)
-        for number in range(calls):
-            module.text = twin.text = "x" * number
-            fed = torch.randn(4, 16)
-            torch.testing.assert_close(optimised(fed), twin(fed))
-    return [str(w.message) for w in said if issubclass(w.category, IngotWarning)]
-
-
-@pytest.mark.parametrize("own", [3, 5])
-def test_a_limit_of_compilations_is_told_once(own, monkeypatch):
-    name = dynamo._limit_name()
-    monkeypatch.setitem(dynamo._WHILE_COMPILING, name, 3)
-    with torch._dynamo.config.patch(name, own):
-        (told,) = said_over(Variants(), own + 3)
-    assert "has compiled forward (test_live_module.py:" in told
-    assert f"{own} times, its limit" in told and "TORCH_LOGS=recompiles" in told
-
-
-def test_a_forward_that_dynamo_gives_up_is_told_once():
-    class Model(Variants):
-        def forward(self, x):
-            for _ in range(2):
-                with torch.autograd.profiler.record_function("step"):
-                    if x.sum() > 0:
-                        x = self.linear(x).relu()
-            return x
-
-    (told,) = said_over(Model(), 8)
-    assert "captures nothing of forward" in told and "TORCH_LOGS=graph_breaks" in told
-
-
-def test_failures_of_dynamo_are_told_once(monkeypatch):
-    def fails(*unused, **unused_too):
-        raise RuntimeError("a fault of its own")
-
-    made = dynamo._Careful.__init__
-
-    def failing(self, callback, *rest):
-        made(self, fails, *rest)
-
-    monkeypatch.setattr(dynamo._Careful, "__init__", failing)
-    (told,) = said_over(Variants(), 8)
-    assert "has failed at 4 calls" in told and "a fault of its own" in told
 
 
 def test_modules_are_freed_at_once(pair):

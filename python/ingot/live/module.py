@@ -8,6 +8,7 @@ hands the original's to TorchDynamo, whose backend Ingot is.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -153,7 +154,7 @@ def _state_of(module: OptimizedModule) -> State:
 
 def _rebuild(home: type, dynamic: bool, settings: dict) -> OptimizedModule:
     cls = _optimized_class(home) if dynamic else home
-    module = cls.__new__(cls)
+    module = object.__new__(cls)
     _make_state(module, **settings)
     return module
 
@@ -203,12 +204,21 @@ def optimize(
     if device is not None:
         module.to(device)
     cls = type(module) if isinstance(module, OptimizedModule) else _optimized_class(type(module))
-    optimized = cls.__new__(cls)
+    optimized = object.__new__(cls)  # FSDP2's classes make others
     object.__setattr__(optimized, "__dict__", module.__dict__)
+    _share_fsdp_state(module, optimized)
     state = _make_state(optimized, precision=precision, options=options)
     if example_inputs is not None:
         _capture_now(optimized, state, example_inputs, device)
     return optimized
+
+
+def _share_fsdp_state(module: nn.Module, optimized: nn.Module) -> None:
+    """FSDP2 finds what it knows of a module by the module's identity."""
+    states = sys.modules.get("torch.distributed._composable_state")
+    state = states and states._get_module_state(module)
+    if state is not None:
+        states._insert_module_state(optimized, state)
 
 
 def _capture_now(module, state: State, example_inputs, device) -> None:

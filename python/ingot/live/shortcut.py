@@ -19,6 +19,9 @@ import torch._dynamo
 
 _PLAIN = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
 
+# Names that Dynamo gives: of a graph's function, in its frame's globals, and of what it wraps.
+_COMPILED, _WRAPPED = "__compiled_fn", "_torchdynamo_orig_callable"
+
 _counter = itertools.count()
 
 
@@ -50,7 +53,7 @@ def parameters_of(function: Callable) -> tuple[str, ...] | None:
 
 def latest(function: Callable) -> Shortcut | None:
     """For the cache entry that Dynamo used last for this function; None where there is none, or
-    where its frame breaks in two (what resumes it would have to be Dynamo's again)."""
+    where its graph ends before its frame does (what comes then must be Dynamo's again)."""
     entry = _latest_whole(function)
     try:
         return entry and Shortcut(entry.guard_manager, _plain_function(function, entry.code))
@@ -106,10 +109,26 @@ def _latest_whole(function: Callable) -> Any:
         if not entries:
             return None
         wrapper, code = entries[0].guard_manager, entries[0].code
-        broken = any("resume_in" in name for name in code.co_names)
-        return None if wrapper.cache_entry is None or broken else entries[0]
+        names = [name for name in code.co_names if name.startswith(_COMPILED)]
+        graphs = [_behind(function.__globals__.get(name)) for name in names]
+        whole = len(graphs) == 1 and getattr(graphs[0], "holds_whole_frame", False)
+        return entries[0] if whole and wrapper.cache_entry is not None else None
     except (AttributeError, TypeError):
         return None
+
+
+def mark(run: Callable, gm: torch.fx.GraphModule) -> Callable:
+    """run: what a backend gives Dynamo for a graph. Whether the graph ends where its frame does."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    run.holds_whole_frame = reason is not None and not reason.graph_break
+    return run
+
+
+def _behind(made: Any) -> Any:
+    """What a backend gave, which Dynamo wraps to switch itself off around it."""
+    while hasattr(made, _WRAPPED):
+        made = getattr(made, _WRAPPED)
+    return made
 
 
 def _plain_function(function: Callable, code: types.CodeType) -> Callable:
@@ -118,11 +137,9 @@ def _plain_function(function: Callable, code: types.CodeType) -> Callable:
     names, made_here = [], []
     for name in code.co_names:
         made = function.__globals__.get(name)
-        if name.startswith("__compiled_fn") and hasattr(made, "_torchdynamo_orig_callable"):
-            while hasattr(made, "_torchdynamo_orig_callable"):
-                made = made._torchdynamo_orig_callable
+        if name.startswith(_COMPILED) and hasattr(made, _WRAPPED):
             name = f"__ingot_{next(_counter)}{name}"
-            function.__globals__[name] = made
+            function.__globals__[name] = _behind(made)
             made_here.append(name)
         names.append(name)
     code = code.replace(co_names=tuple(names))

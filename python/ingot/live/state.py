@@ -221,7 +221,8 @@ class State(Session):
     def _backend(self, gm: torch.fx.GraphModule, examples: list) -> Callable:
         made = compile_graph(self, gm, examples)
         getattr(self._calling, "graphs", []).append(self.graphs[-1])
-        return made if self.graphs[-1].compiled is not None else self._by_pytorch(made)
+        by_ingot = self.graphs[-1].compiled is not None
+        return shortcut.mark(made if by_ingot else self._by_pytorch(made), gm)
 
     def _by_pytorch(self, forward: Callable) -> Callable:
         calling = self._calling

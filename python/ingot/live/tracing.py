@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ingot.capture import CaptureError, attention, recurrent
 from ingot.capture.captured import Source
@@ -42,6 +43,9 @@ def feed_of(
     values = [_value(node, example) for node, example in zip(inputs, examples)]
     if any(isinstance(value, torch.Tensor) and value.is_neg() for value in values):
         raise CaptureError("an input is a negated view: its memory holds other numbers")
+    others = {type(value).__name__ for value in values if is_traceable_wrapper_subclass(value)}
+    if others:
+        raise CaptureError(f"operators of {', '.join(sorted(others))} tensors are their own")
     copy = _with_own_batch_norm(gm, {n.name: p.source.path for n, p in zip(inputs, found)})
     recurrent.stand_in(copy.graph)
     attention.stand_in(copy.graph)

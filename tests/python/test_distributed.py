@@ -1,0 +1,49 @@
+"""Networks that several processes train together: DDP, FSDP2, tensor parallel."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from distributed_runs import WAYS
+
+QUICK = ("ddp of optimized", "optimized fsdp")
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def _check(ways) -> None:
+    program = Path(__file__).with_name("distributed_runs.py")
+    command = [sys.executable, str(program), str(_free_port()), *ways]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    found = [json.loads(line) for line in answer.stdout.splitlines() if line.startswith("{")]
+    assert [each["way"] for each in found] == list(ways)
+    for each in found:
+        eager, ours = (torch.tensor(r, dtype=torch.float64) for r in each["results"])
+        tolerance = 2e-3 if "bf16" in each["way"] else 1e-5
+        torch.testing.assert_close(ours, eager, rtol=tolerance, atol=0, msg=str(each))
+        told = " ".join(each["warnings"])
+        assert "fault" not in told, each
+        if "tensor" in each["way"]:
+            assert "DTensor" in told and not each["regions"], each
+        else:  # both blocks and the head, in training and in eval mode
+            assert each["regions"] >= 14, each
+
+
+def test_ways_to_share_a_network():
+    _check(QUICK)
+
+
+@pytest.mark.thorough
+def test_more_ways_to_share_a_network():
+    _check([way for way in WAYS if way not in QUICK])

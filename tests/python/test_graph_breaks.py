@@ -1,0 +1,143 @@
+"""Forwards that TorchDynamo does not take whole: cut in pieces, given up, compiled too often."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import ingot
+import pytest
+import torch
+from ingot.live import dynamo
+from ingot.live.backend import IngotWarning
+from live import regions_run
+from torch import nn
+
+pytestmark = pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
+
+
+class Variants(nn.Module):
+    """One compilation for each text."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.text = nn.Linear(16, 16), ""
+
+    def forward(self, x):
+        return self.linear(x).relu() * len(self.text)
+
+
+def said_over(module: nn.Module, calls: int) -> list[str]:
+    """Warnings of ours over calls that must give eager's results."""
+    twin = copy.deepcopy(module)
+    with warnings.catch_warnings(record=True) as said, torch.no_grad():
+        warnings.simplefilter("always")
+        optimised = ingot.optimize(module)
+        for number in range(calls):
+            module.text = twin.text = "x" * number
+            fed = torch.randn(4, 16)
+            torch.testing.assert_close(optimised(fed), twin(fed))
+    return [str(w.message) for w in said if issubclass(w.category, IngotWarning)]
+
+
+@pytest.mark.parametrize("own", [3, 5])
+def test_a_limit_of_compilations_is_told_once(own, monkeypatch):
+    name = dynamo._limit_name()
+    monkeypatch.setitem(dynamo._WHILE_COMPILING, name, 3)
+    with torch._dynamo.config.patch(name, own):
+        (told,) = said_over(Variants(), own + 3)
+    assert "has compiled forward (test_graph_breaks.py:" in told
+    assert f"{own} times, its limit" in told and "TORCH_LOGS=recompiles" in told
+
+
+def test_a_forward_that_dynamo_gives_up_is_told_once():
+    class Model(Variants):
+        def forward(self, x):
+            for _ in range(2):
+                with torch.autograd.profiler.record_function("step"):
+                    if x.sum() > 0:
+                        x = self.linear(x).relu()
+            return x
+
+    (told,) = said_over(Model(), 8)
+    assert "captures nothing of forward" in told and "TORCH_LOGS=graph_breaks" in told
+
+
+def test_failures_of_dynamo_are_told_once(monkeypatch):
+    def fails(*unused, **unused_too):
+        raise RuntimeError("a fault of its own")
+
+    made = dynamo._Careful.__init__
+
+    def failing(self, callback, *rest):
+        made(self, fails, *rest)
+
+    monkeypatch.setattr(dynamo._Careful, "__init__", failing)
+    (told,) = said_over(Variants(), 8)
+    assert "has failed at 4 calls" in told and "a fault of its own" in told
+
+
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def first(self, x):
+        return torch.relu(self.a(x) * 2 + 1)
+
+    def second(self, x):
+        return torch.tanh(self.b(x) * 2 + 1)
+
+
+class InTheMiddle(Layers):
+    def forward(self, x):
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(x)
+
+
+class AtTheStart(Layers):
+    def forward(self, x):
+        torch._dynamo.graph_break()
+        return self.second(self.first(x))
+
+
+class InAChild(nn.Module):
+    """As modules under FSDP2, whose hooks TorchDynamo does not trace."""
+
+    def __init__(self):
+        super().__init__()
+        self.child, self.head = AtTheStart(), nn.Linear(64, 64)
+
+    def forward(self, x):
+        return torch.tanh(self.head(self.child(x)) * 2 + 1)
+
+
+class BeforeAChildAlone(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.child = AtTheStart()
+
+    def forward(self, x):
+        return self.child(x)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("kind", [InTheMiddle, AtTheStart, InAChild, BeforeAChildAlone])
+def test_every_call_runs_what_the_first_one_ran(kind, gradients):
+    twin, numbers = kind(), []
+    made = ingot.optimize(copy.deepcopy(twin))
+    for batch in (16, 32, 16, 7):
+        fed = torch.randn(batch, 64)
+        with torch.set_grad_enabled(gradients), regions_run() as ran:
+            torch.testing.assert_close(made(fed), twin(fed), rtol=1e-4, atol=1e-5)
+        numbers.append(len(ran))
+    assert numbers[0] > 0 and len(set(numbers)) == 1, numbers
+
+
+def test_a_whole_forward_has_a_shortcut_and_one_in_pieces_has_none():
+    for kind, features, known in ((Variants, 16, 1), (InTheMiddle, 64, 0)):
+        made = ingot.optimize(kind())
+        for _ in range(2):
+            made(torch.randn(4, features))
+        assert len(made._ingot._shortcuts) == known
