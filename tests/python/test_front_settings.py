@@ -340,6 +340,43 @@ def test_dtypes_in_turn():
     compare(Model, script, tolerance=5e-2)
 
 
+def test_anomalies_are_looked_for():
+    def script(m):
+        with torch.autograd.set_detect_anomaly(True):
+            y = m(x())
+            y.square().sum().backward()
+            yield y.detach()
+            broken = m(x())
+            with pytest.raises(RuntimeError, match="returned nan values"):
+                (broken * torch.tensor(float("nan"))).sum().backward()
+        yield torch.is_anomaly_enabled()
+
+    compare(Model, script, gradients=(True,))
+
+
+def test_a_stance_of_eager_before_and_after_the_first_call():
+    optimised, twin = pair()
+    fed = x()
+    for _ in range(2):
+        with torch.compiler.set_stance("force_eager"), regions_run() as ran:
+            close(optimised(fed), twin(fed))
+        assert not ran
+        with regions_run() as ran:
+            close(optimised(fed), twin(fed))
+        assert ran
+
+
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_dynamo_switched_off_is_told(by_variable, monkeypatch):
+    if by_variable:
+        monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    with torch._dynamo.config.patch(disable=not by_variable):
+        with pytest.warns(ingot.IngotWarning, match="TorchDynamo is switched off"):
+            optimised, twin = pair()
+        fed = x()
+        close(optimised(fed), twin(fed))
+
+
 # Threads, processes, replicas -------------------------------------------------------------------
 
 

@@ -8,7 +8,8 @@ nothing that backward does not read is left.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,10 +207,14 @@ def _same_size(a: Any, b: Any) -> bool:
     return a.node.expr == b.node.expr
 
 
-def unwatched() -> Any:
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
     """While operators are recorded: what they save for a backward that never comes is nobody's
-    business, not even checkpointing's, which counts."""
-    return torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
+    business, not even checkpointing's, which counts. Nor is there a number in which to look for
+    anomalies."""
+    hooks = torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
+    with torch.autograd.set_detect_anomaly(False), hooks:
+        yield
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:

@@ -52,12 +52,15 @@ def compiled(
     backend: Callable,
     seen: Callable[[Any], None],
     warn: Callable[[str], None],
-) -> Callable:
-    """`function` (of a module and a call's arguments) as Dynamo runs it. Dynamo's cache hangs on
-    the code object, so give it one of its own. seen: is told the module before a frame is compiled;
-    warn: is told when Dynamo gives the function up, and what to do.
+) -> Callable | None:
+    """`function` (of a module and a call's arguments) as Dynamo runs it; None where Dynamo is
+    switched off. Its cache hangs on the code object, so give it one of its own. seen: is told the
+    module before a frame is compiled; warn: is told when Dynamo gives the function up, and what to
+    do.
     """
     context = torch._dynamo.optimize(backend=backend)
+    if torch._dynamo.config.disable or not hasattr(context, "callback"):
+        return None
     context.callback = _Careful(context.callback, function.__code__, seen, warn)
     return context(function)
 

@@ -27,6 +27,7 @@ _forward_pre_hooks = nn.modules.module._global_forward_pre_hooks
 _backward_hooks = nn.modules.module._global_backward_hooks
 _backward_pre_hooks = nn.modules.module._global_backward_pre_hooks
 _fx_tracing = releases.fx_is_tracing
+_eval_frame = torch._dynamo.eval_frame
 _compile_lock = torch._dynamo.convert_frame.compile_lock
 
 # Combinations of modes, gradients and sizes in turn.
@@ -35,7 +36,7 @@ _MAX_SHORTCUTS = 6
 
 def intercepted() -> bool:
     """Whether something watches this thread's operators (torch.compile, torch.export, vmap,
-    jit.trace, modes, hooks on all modules): it must see the original's.
+    jit.trace, modes, hooks on all modules) or asks for eager: it must see the original's.
     torch.compiler.is_compiling() is of no use: while one thread exports a module it is true in all.
     """
     return (
@@ -44,6 +45,7 @@ def intercepted() -> bool:
         or _peek_functorch() is not None
         or _jit_tracing() is not None
         or _forward_ad._current_level >= 0
+        or _eval_frame._stance.stance == "force_eager"
         # Dynamo does not guard these: what is compiled already would not call them.
         or bool(_forward_hooks or _forward_pre_hooks or _backward_hooks or _backward_pre_hooks)
     )
@@ -92,11 +94,16 @@ class State(Session):
         self.frozen = False
         self._training = False
         self._calling = threading.local()
-        self._off = switched_off()
         self._function = dynamo.with_own_code(original_forward)
         # Dynamo keeps every backend for good, and code that it compiled: neither may keep programs.
         told = (self._backend, self._seen, self.warn)
         self._compiled = dynamo.compiled(self._function, *map(_weakly, told))
+        self._off = switched_off() or self._compiled is None
+        if self._compiled is None and not switched_off():
+            self.warn(
+                "TorchDynamo is switched off (TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE in the "
+                "environment, or torch._dynamo.config.disable): PyTorch runs it"
+            )
         weakref.finalize(self, dynamo.forget, self._function.__code__).atexit = False
         self._parameters = shortcut.parameters_of(self._function)
         self._shortcuts: tuple[shortcut.Shortcut, ...] = ()
