@@ -152,3 +152,62 @@ def test_any_chain_behind_a_convolution_is_pytorchs(chain):
     assert error[0] <= max(4 * error[1], 2e-6)
     strides = [[s for s, n in zip(y.stride(), y.shape) if n > 1] for y in (found, expected)]
     assert strides[0] == strides[1]
+
+
+class Spread(nn.Module):
+    """A chain of operands that are spread over some dimensions of [2, *sizes]."""
+
+    def __init__(self, sizes, spread, order):
+        super().__init__()
+        self.order = order
+        self.operands = nn.ParameterList(
+            torch.randn(*(1 if along else size for size, along in zip(sizes, each)))
+            for each in spread
+        )
+
+    def forward(self, x):
+        y = torch.tanh(x.permute(0, *(1 + at for at in self.order)))
+        for operand in self.operands:
+            y = torch.relu(y * operand + 0.5)
+        return y.sum(-1), y
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(st.data())
+def test_extents_of_one_hide_nothing(data):
+    rank = data.draw(st.integers(3, 4))
+    sizes = data.draw(st.lists(st.sampled_from([1, 1, 2, 3, 8]), min_size=rank, max_size=rank))
+    flags = st.lists(st.booleans(), min_size=rank, max_size=rank)
+    spread = data.draw(st.lists(flags, min_size=1, max_size=3))
+    order = data.draw(st.permutations(range(rank)))
+    # Slices have gaps between their dimensions.
+    own = [sizes[order.index(at)] for at in range(rank)]
+    gaps = data.draw(st.lists(st.sampled_from([0, 0, 2]), min_size=rank, max_size=rank))
+    x = torch.randn(2, *(size + gap for size, gap in zip(own, gaps)))
+    x = x[(slice(None), *map(slice, own))]
+    model = Spread(sizes, spread, order)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found, expected = ingot.optimize(copy.deepcopy(model))(x), model(x)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_rotated_heads_of_one_token():
+    """As language models decode: four heads of 16 numbers share a table of 16."""
+
+    class Rotated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.query = nn.Linear(64, 64)
+
+        def forward(self, x, table):
+            q = self.query(x).view(x.shape[0], -1, 4, 16).transpose(1, 2)
+            turned = torch.cat((-q[..., 8:], q[..., :8]), -1)
+            return q * table.cos().unsqueeze(1) + turned * table.sin().unsqueeze(1)
+
+    model = Rotated()
+    made = ingot.optimize(copy.deepcopy(model))
+    with torch.no_grad():
+        for tokens in (9, 1, 1):
+            x, table = torch.randn(2, tokens, 64), torch.randn(1, tokens, 16)
+            torch.testing.assert_close(made(x, table), model(x, table), rtol=1e-4, atol=1e-5)

@@ -132,6 +132,13 @@ def _reduced(node: torch.fx.Node) -> tuple[set[int], bool]:
     return {dim % rank for dim in dims}, bool(kept)
 
 
+def _neighbours(sizes: Sequence) -> Iterator[tuple[int, int]]:
+    """Dimensions that follow one another where those of extent 1 are left out: what tells such two
+    apart is seen by no pair in which one is 1."""
+    real = [at for at, size in enumerate(sizes) if not (isinstance(size, int) and size == 1)]
+    return zip(real, real[1:])
+
+
 class _Gaps:
     """Which gaps may be closed."""
 
@@ -173,8 +180,10 @@ class _Gaps:
         to which those of extent 1 are nothing."""
         sizes = _sizes(node)
         for at in range(len(sizes) - 1):
-            if not relabelled or (len(sizes) <= _LEAST_RANK and 1 not in sizes[at : at + 2]):
+            if not relabelled:
                 self._need(node, at)
+        for outer, _ in _neighbours(sizes) if len(sizes) <= _LEAST_RANK else ():
+            self._need(node, outer)
 
     def _read_strides(self, node: torch.fx.Node) -> None:
         """Dimensions of a tensor from outside that no view can merge."""
@@ -184,12 +193,12 @@ class _Gaps:
         sizes, strides = value.shape, value.stride()
         for at in range(len(sizes) - 1):
             inner = (sizes[at + 1], strides[at + 1], strides[at], sizes[at])
-            plain = all(isinstance(number, int) for number in inner)
-            if not plain or (
-                1 not in (sizes[at], sizes[at + 1])
-                and strides[at] != strides[at + 1] * sizes[at + 1]
-            ):
+            if not all(isinstance(number, int) for number in inner):
                 self._need(node, at)
+        for outer, inner in _neighbours(sizes):
+            read = (strides[outer], strides[inner], sizes[inner])
+            if all(isinstance(n, int) for n in read) and read[0] != read[1] * read[2]:
+                self._need(node, outer)
 
     def _read(self, node: torch.fx.Node, kind: str) -> None:
         results = _results(node)
@@ -232,6 +241,12 @@ class _Gaps:
                 self._need(source, at - lead)
             elif at >= lead:
                 self._unite((source, at - lead), (result, at))
+        for outer, inner in _neighbours(sizes):
+            read = [own[at - lead] if at >= lead else 1 for at in (outer, inner)]
+            whole = [sizes[outer], sizes[inner]]
+            if all(isinstance(n, int) for n in whole) and read not in (whole, [1, 1]):
+                self._need(result, outer)
+                self._need(source, outer - lead)
 
     def _reduce(self, source: torch.fx.Node, result: torch.fx.Node, dims: set, kept: bool) -> None:
         place, places = 0, []  # of each dimension of the source in the result
