@@ -139,7 +139,7 @@ class State(Session):
             return self.original_forward(*args, **kwargs)
         made = self._calling.graphs = []
         result = self._compiled(*args, **kwargs)
-        if len(made) == 1 and made[0].holds_nothing:
+        if made and all(graph.holds_nothing for graph in made):
             self._leave()
         elif plain:
             found = shortcut.latest(self._function)
@@ -226,9 +226,11 @@ class State(Session):
                 self._overlooked.note(module)
 
     def _backend(self, gm: torch.fx.GraphModule, examples: list) -> Callable:
+        before = len(self.graphs)
         made = compile_graph(self, gm, examples)
-        getattr(self._calling, "graphs", []).append(self.graphs[-1])
-        by_ingot = self.graphs[-1].compiled is not None
+        new = self.graphs[before:]
+        getattr(self._calling, "graphs", []).extend(new)
+        by_ingot = any(graph.compiled is not None for graph in new)
         return shortcut.mark(made if by_ingot else self._by_pytorch(made), gm)
 
     def _by_pytorch(self, forward: Callable) -> Callable:

@@ -1,0 +1,152 @@
+"""Activation checkpoints inside a forward.
+
+TorchDynamo captures `torch.utils.checkpoint.checkpoint` as one operator, whose body is a graph of
+its own, and leaves it to a partitioner behind the backend to compute the body again in backward.
+Run as it is, that operator keeps what eager would drop. So a graph with such operators is cut at
+each: the pieces and the bodies are graphs like any other, and PyTorch's own checkpoint runs the
+bodies.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+_OPERATOR = getattr(torch.ops.higher_order, "tag_activation_checkpoint", None)
+# Of a piece without data, and of what it is called with: what runs it.
+CompilePiece = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable]
+
+
+def has_checkpoints(gm: torch.fx.GraphModule) -> bool:
+    return any(_is_checkpoint(node) for node in gm.graph.nodes)
+
+
+def compile_in_pieces(
+    gm: torch.fx.GraphModule, examples: Sequence[Any], compile_piece: CompilePiece
+) -> Callable:
+    """examples: what Dynamo hands to a backend for the graph's inputs."""
+    nodes = list(gm.graph.nodes)
+    inputs = [node for node in nodes if node.op == "placeholder"]
+    values = {node: node.meta.get("example_value") for node in nodes}
+    values.update(zip(inputs, examples))
+    (results,) = next(node for node in nodes if node.op == "output").args
+    steps = []
+    for part in _parts(nodes):
+        step = _checkpoint_step if _is_checkpoint(part[0]) else _piece_step
+        steps.append(step(gm, part, values, compile_piece))
+    last = {node: at for at, step in enumerate(steps) for node in step.inputs}
+    last.update(dict.fromkeys(_nodes_of(results), len(steps)))
+
+    def run(*args: Any) -> Any:
+        known = dict(zip(inputs, args))
+        del args
+        for at, step in enumerate(steps):
+            given = [known[node] for node in step.inputs]
+            for node in step.inputs:
+                if last[node] == at:
+                    known.pop(node, None)
+            known.update(zip(step.results, step.run(*given)))
+            del given
+        return torch.fx.graph.map_arg(results, known.__getitem__)
+
+    return run
+
+
+@dataclass(frozen=True)
+class _Step:
+    run: Callable  # gives a sequence
+    inputs: list[torch.fx.Node]
+    results: list[torch.fx.Node]
+
+
+def _is_checkpoint(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and node.target is _OPERATOR
+
+
+def _parts(nodes: list[torch.fx.Node]) -> Iterator[list[torch.fx.Node]]:
+    """Checkpoints, each with what takes its results apart, and what is between them."""
+    between: list[torch.fx.Node] = []
+    for node in nodes:
+        if _is_checkpoint(node):
+            if between:
+                yield between
+            between = []
+            yield [node, *node.users]
+        elif node.op not in ("placeholder", "get_attr", "output") and not _takes_apart(node):
+            between.append(node)
+    if between:
+        yield between
+
+
+def _takes_apart(node: torch.fx.Node) -> bool:
+    return node.target is operator.getitem and _is_checkpoint(node.args[0])
+
+
+def _nodes_of(argument: Any) -> list[torch.fx.Node]:
+    found: list[torch.fx.Node] = []
+    torch.fx.graph.map_arg(argument, found.append)
+    return found
+
+
+def _piece_step(gm, part: list, values: dict, compile_piece: CompilePiece) -> _Step:
+    inside = set(part)
+    read = (source for node in part for source in node.all_input_nodes)
+    inputs = list(dict.fromkeys(n for n in read if n not in inside and n.op != "get_attr"))
+    results = [node for node in part if any(user not in inside for user in node.users)]
+    graph = torch.fx.Graph()
+    copies = {node: _input(graph, node) for node in inputs}
+
+    def copied(node: torch.fx.Node) -> torch.fx.Node:
+        if node not in copies:
+            copies[node] = graph.node_copy(node, copied)
+        return copies[node]
+
+    graph.output(tuple(copied(node) for node in [*part, *results])[len(part) :])
+    piece = torch.fx.GraphModule(gm, graph)
+    run = compile_piece(piece, [values[node] for node in inputs])
+    return _Step(run, inputs, results)
+
+
+def _input(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
+    """An input that knows where Dynamo had the tensor from."""
+    made = graph.placeholder(node.name)
+    made.meta = dict(node.meta)
+    if hasattr(node, "_dynamo_source"):
+        made._dynamo_source = node._dynamo_source
+    return made
+
+
+def _checkpoint_step(gm, part: list, values: dict, compile_piece: CompilePiece) -> _Step:
+    node, *taken = part
+    body = getattr(gm, node.args[0].target)
+    settings, named = _OPERATOR.divide_kwargs(node.kwargs)
+    arguments = [*node.args[1:], *named.values()]
+    context = body.meta.get("_checkpoint_context_fn")
+    if context is None and all(isinstance(each, torch.fx.Node) for each in arguments):
+        placeholders = [each for each in body.graph.nodes if each.op == "placeholder"]
+        for own, outer in zip(placeholders, arguments):
+            if hasattr(outer, "_dynamo_source"):
+                own._dynamo_source = outer._dynamo_source
+            own.meta = {**outer.meta, **own.meta}
+        run = compile_piece(body, [values[each] for each in arguments])
+    else:  # a choice of operators to keep, by what PyTorch runs
+        run = body.forward
+        settings = {**settings, **({} if context is None else {"context_fn": context})}
+    # What Dynamo captured has no side effects: either way computes the same, and this one serves
+    # torch.autograd.grad as well.
+    settings = {**settings, "use_reentrant": False}
+    again = functools.partial(checkpoint, run, **settings)
+    inputs = list(dict.fromkeys(_nodes_of(arguments)))
+
+    def run_step(*given: Any) -> list:
+        known = dict(zip(inputs, given))
+        results = again(*torch.fx.graph.map_arg(tuple(arguments), known.__getitem__))
+        return [results[each.args[1]] for each in taken]
+
+    return _Step(run_step, inputs, taken)

@@ -1,0 +1,152 @@
+"""Activation checkpoints inside a forward: what they drop is dropped, what runs is Ingot's."""
+
+import copy
+
+import ingot
+import pytest
+import torch
+from live import compare, regions_run
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
+
+
+class Block(nn.Module):
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 64), nn.Linear(64, 32)
+        self.norm, self.dropout = nn.BatchNorm1d(64), nn.Dropout(dropout)
+
+    def forward(self, x, scale=None, *, more=1.0):
+        y = self.dropout(torch.relu(self.norm(self.a(x)) * more))
+        y = self.b(y)
+        return x + y if scale is None else (x + y * scale, y)
+
+
+class Chain(nn.Module):
+    def __init__(self, dropout=0.0, **settings):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(dropout) for _ in range(3))
+        self.head, self.settings = nn.Linear(32, 8), settings
+
+    def forward(self, x):
+        x = torch.tanh(x) * 2
+        for block in self.blocks:
+            x = checkpoint(block, x, **self.settings)
+        return torch.log_softmax(self.head(x), 1)
+
+
+class Mixed(Chain):
+    """Several arguments and results, a keyword of the block, one that is not kept."""
+
+    def forward(self, x):
+        scale = torch.sigmoid(x) + 1
+        x, y = checkpoint(self.blocks[0], x, scale, use_reentrant=False, more=0.5)
+        z = x * y
+        x = checkpoint(lambda a: torch.relu(self.blocks[1](a)) * 2, z, use_reentrant=False)
+        return torch.tanh(self.head(x + z)), x
+
+
+class InARow(Chain):
+    def forward(self, x):
+        return self.head(checkpoint_sequential(self.blocks, 2, x, use_reentrant=False))
+
+
+class Selective(Chain):
+    def forward(self, x):
+        def keep(context, operator, *unused, **unused_too):
+            product = operator in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+            return CheckpointPolicy.MUST_SAVE if product else CheckpointPolicy.PREFER_RECOMPUTE
+
+        def contexts():
+            return create_selective_checkpoint_contexts(keep)
+
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False, context_fn=contexts)
+        return torch.tanh(self.head(x))
+
+
+def _steps(m):
+    for batch in (16, 16, 5):
+        x = torch.randn(batch, 32, requires_grad=True)
+        result = m(x)
+        yield result
+        if torch.is_grad_enabled():
+            first = result[0] if isinstance(result, tuple) else result
+            wanted = [x, *m.parameters()]
+            yield torch.autograd.grad(
+                first.square().sum(), wanted, allow_unused=True, retain_graph=True
+            )
+
+
+@pytest.mark.parametrize("kind", [Chain, Mixed, InARow])
+def test_results_and_gradients(kind):
+    compare(lambda: kind(use_reentrant=False), _steps, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("kind", [Chain, Selective])
+def test_kinds_that_run_backward_once(kind):
+    """A choice of operators to keep is PyTorch's whole."""
+
+    def script(m):
+        for _ in range(2):
+            x = torch.randn(16, 32, requires_grad=True)
+            result = m(x)
+            result.square().sum().backward()
+            yield result.detach(), x.grad
+
+    def make():
+        return kind(use_reentrant=True)
+
+    compare(make, script, gradients=(True,), tolerance=1e-4, taken=kind is Chain)
+
+
+def test_dropout_draws_the_same_again():
+    compare(lambda: Chain(0.5, use_reentrant=False), _steps, gradients=(True,), tolerance=1e-4)
+
+
+def _kept_bytes(module, x) -> int:
+    """Of tensors that a forward keeps for its backward, parameters and the input apart."""
+    own = {p.untyped_storage().data_ptr() for p in [x, *module.parameters(), *module.buffers()]}
+    kept: dict[int, int] = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = module(x)
+    assert result.requires_grad
+    return sum(kept.values())
+
+
+def test_what_is_inside_is_not_kept():
+    model = Chain(use_reentrant=False)
+    made = ingot.optimize(copy.deepcopy(model))
+    compiled = torch.compile(copy.deepcopy(model), backend="ingot")
+    x = torch.randn(64, 32)
+    eager = _kept_bytes(model, x)
+    for each in (made, compiled):
+        each(x)
+        with regions_run() as ran:
+            found = _kept_bytes(each, x)
+        assert found <= 1.05 * eager, (found, eager)
+        assert len(ran) >= 4
+    assert _kept_bytes(ingot.optimize(nn.Sequential(*model.blocks)), x) > 1.5 * eager
+
+
+def test_recomputed_parts_run_by_ingot_too():
+    made = ingot.optimize(Chain(use_reentrant=False))
+    result = made(torch.randn(16, 32))
+    with regions_run() as ran:
+        result.sum().backward()
+    forward = [name for name in ran if name.startswith("blocks") or "a_norm" in name]
+    assert len(forward) >= 3, ran
