@@ -227,8 +227,8 @@ BUGS = [
     Bug(
         "the last samples of a sweep belong to no part",
         "kernels/sweeps/splits.h",
-        "at_least_one(up(steps, wanted)) * per_block;",
-        "at_least_one(steps / wanted) * per_block;",
+        "at_least_one(up(samples, result.per_split));",
+        "at_least_one(samples / result.per_split);",
         "unit Codegen.Splits*",
     ),
     Bug(
