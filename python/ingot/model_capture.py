@@ -24,6 +24,7 @@ from ingot.capture.feed import Feed, Placeholder, batched_inputs
 from ingot.capture.importer import import_graph
 from ingot.capture.nodes import PARAMETER, mutates
 from ingot.live import dynamo, switches
+from ingot.live.checkpoints import compile_pieces, has_checkpoints
 from ingot.live.tracing import feed_of, views_among_results
 
 _aten = torch.ops.aten
@@ -83,10 +84,13 @@ def capture_in_pieces(module: nn.Module, example_inputs: Sequence[Any]) -> list[
     them. PyTorch runs the call, on copies. Raises CaptureError where that fails."""
     found: list[Captured] = []
 
-    def backend(gm: torch.fx.GraphModule, examples: list) -> Callable:
+    def piece(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable:
         with contextlib.suppress(CaptureError):
             found.append(import_whole(feed_of(gm, examples)))
         return gm.forward
+
+    def backend(gm: torch.fx.GraphModule, examples: list) -> Callable:
+        return compile_pieces(gm, examples, piece)
 
     try:
         twin, inputs = copy.deepcopy((module, list(example_inputs)))
@@ -149,6 +153,11 @@ class _Capture:
 
     def _backend(self, gm: torch.fx.GraphModule, examples: list) -> Callable:
         try:
+            if has_checkpoints(gm):
+                raise dynamo.NotWholeError(
+                    "torch.utils.checkpoint is called in its forward: no graph says what is to be "
+                    "computed again (ingot.optimize runs such a module)"
+                )
             switches.refuse(gm.graph)
             self.feed = feed_of(gm, examples)
             self.for_any_batch = _is_for_any_batch(gm)

@@ -5,6 +5,8 @@ import copy
 import ingot
 import pytest
 import torch
+from ingot.capture import CaptureError
+from ingot.model_capture import capture, capture_in_pieces
 from live import compare, regions_run
 from torch import nn
 from torch.utils.checkpoint import (
@@ -150,3 +152,10 @@ def test_recomputed_parts_run_by_ingot_too():
         result.sum().backward()
     forward = [name for name in ran if name.startswith("blocks") or "a_norm" in name]
     assert len(forward) >= 3, ran
+
+
+def test_commands_show_the_pieces():
+    model, x = Chain(use_reentrant=False).eval(), torch.randn(16, 32)
+    with pytest.raises(CaptureError, match="torch.utils.checkpoint"):
+        capture(model, [x])
+    assert len(capture_in_pieces(model, [x])) == 5

@@ -27,7 +27,7 @@ from ingot.capture.table import SHAPE_OPERATORS
 from ingot.live import policy
 from ingot.live.ahead import compile_ahead
 from ingot.live.autocast import cast_by_torch
-from ingot.live.checkpoints import compile_in_pieces, has_checkpoints
+from ingot.live.checkpoints import compile_pieces
 from ingot.live.compiled import Compiled, RefusedError
 from ingot.live.products import LEAST_WORK, with_own_products
 from ingot.live.switches import kept_from_autocast
@@ -108,12 +108,10 @@ def switched_off() -> bool:
 def compile_graph(
     session: Session, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
 ) -> Callable:
-    if has_checkpoints(gm):
-        return compile_in_pieces(gm, example_inputs, partial(_compile_one, session))
-    return _compile_one(session, gm, example_inputs)
+    return compile_pieces(gm, example_inputs, partial(_compile_piece, session))
 
 
-def _compile_one(
+def _compile_piece(
     session: Session, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
 ) -> Callable:
     start = time.perf_counter()

@@ -27,10 +27,13 @@ def has_checkpoints(gm: torch.fx.GraphModule) -> bool:
     return any(_is_checkpoint(node) for node in gm.graph.nodes)
 
 
-def compile_in_pieces(
+def compile_pieces(
     gm: torch.fx.GraphModule, examples: Sequence[Any], compile_piece: CompilePiece
 ) -> Callable:
-    """examples: what Dynamo hands to a backend for the graph's inputs."""
+    """The whole graph, or what is between its checkpoints and inside them. examples: what Dynamo
+    hands to a backend for the graph's inputs."""
+    if not has_checkpoints(gm):
+        return compile_piece(gm, examples)
     nodes = list(gm.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
     values = {node: node.meta.get("example_value") for node in nodes}
