@@ -24,7 +24,7 @@ from ingot.capture.feed import Feed, Placeholder, batched_inputs
 from ingot.capture.importer import import_graph
 from ingot.capture.nodes import PARAMETER, mutates
 from ingot.live import dynamo, switches
-from ingot.live.checkpoints import compile_pieces, has_checkpoints
+from ingot.live.pieces import compile_pieces, has_pieces
 from ingot.live.tracing import feed_of, views_among_results
 
 _aten = torch.ops.aten
@@ -153,10 +153,10 @@ class _Capture:
 
     def _backend(self, gm: torch.fx.GraphModule, examples: list) -> Callable:
         try:
-            if has_checkpoints(gm):
+            if has_pieces(gm):
                 raise dynamo.NotWholeError(
-                    "torch.utils.checkpoint is called in its forward: no graph says what is to be "
-                    "computed again (ingot.optimize runs such a module)"
+                    "its forward calls torch.utils.checkpoint or a torch.autograd.Function, which "
+                    "have a backward of their own (ingot.optimize runs such a module in pieces)"
                 )
             switches.refuse(gm.graph)
             self.feed = feed_of(gm, examples)

@@ -30,6 +30,9 @@ from ingot.capture.reference import Reference
 from ingot.runtime.signature import BATCH
 
 _aten = torch.ops.aten
+_autograd = torch._C._autograd
+# Those of saved tensors; where PyTorch does not say, there may be some.
+_hooks_of_others = getattr(_autograd, "_top_saved_tensors_default_hooks", lambda tracing: ())
 # What leaves a tensor's elements in their order.
 _REGROUPING = {_aten.unflatten.int, _aten.flatten.using_ints, _aten.view.default}
 
@@ -212,9 +215,17 @@ def unwatched() -> Iterator[None]:
     """While operators are recorded: what they save for a backward that never comes is nobody's
     business, not even checkpointing's, which counts. Nor is there a number in which to look for
     anomalies."""
-    hooks = torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
-    with torch.autograd.set_detect_anomaly(False), hooks:
-        yield
+    hooks = contextlib.nullcontext()
+    if _hooks_of_others(True) is not None:
+        hooks = torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
+    before = _autograd._saved_tensors_hooks_get_disabled_error_message()
+    try:
+        with torch.autograd.set_detect_anomaly(False), hooks:
+            yield
+    finally:
+        # torch.func's transforms forbid hooks while they run, and may fail before they allow them.
+        if before is None and _autograd._saved_tensors_hooks_get_disabled_error_message():
+            _autograd._saved_tensors_hooks_enable()
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:

@@ -27,8 +27,8 @@ from ingot.capture.table import SHAPE_OPERATORS
 from ingot.live import policy
 from ingot.live.ahead import compile_ahead
 from ingot.live.autocast import cast_by_torch
-from ingot.live.checkpoints import compile_pieces
 from ingot.live.compiled import Compiled, RefusedError
+from ingot.live.pieces import compile_pieces
 from ingot.live.products import LEAST_WORK, with_own_products
 from ingot.live.switches import kept_from_autocast
 from ingot.live.tracing import (

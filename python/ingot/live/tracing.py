@@ -46,6 +46,8 @@ def feed_of(
     others = {type(value).__name__ for value in values if is_traceable_wrapper_subclass(value)}
     if others:
         raise CaptureError(f"operators of {', '.join(sorted(others))} tensors are their own")
+    if any("_nesting" in getattr(node.target, "__name__", "") for node in gm.graph.nodes):
+        raise CaptureError("transforms of torch.func inside a forward are PyTorch's")
     copy = _with_own_batch_norm(gm, {n.name: p.source.path for n, p in zip(inputs, found)})
     recurrent.stand_in(copy.graph)
     attention.stand_in(copy.graph)

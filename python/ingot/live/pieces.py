@@ -1,10 +1,10 @@
-"""Activation checkpoints inside a forward.
+"""Graphs cut at operators that have a backward of their own.
 
 TorchDynamo captures `torch.utils.checkpoint.checkpoint` as one operator, whose body is a graph of
 its own, and leaves it to a partitioner behind the backend to compute the body again in backward.
-Run as it is, that operator keeps what eager would drop. So a graph with such operators is cut at
-each: the pieces and the bodies are graphs like any other, and PyTorch's own checkpoint runs the
-bodies.
+Run as it is, that operator keeps what eager would drop: PyTorch's own checkpoint runs the bodies,
+which are captured like any graph. A `torch.autograd.Function` of the user's is such an operator
+too, with a graph for each direction: traced through, its backward would be lost. PyTorch runs it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-_OPERATOR = getattr(torch.ops.higher_order, "tag_activation_checkpoint", None)
+_CHECKPOINT = getattr(torch.ops.higher_order, "tag_activation_checkpoint", None)
+_FUNCTION = getattr(torch.ops.higher_order, "autograd_function_apply", None)
 # Of a piece without data, and of what it is called with: what runs it.
 CompilePiece = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable]
 
 
-def has_checkpoints(gm: torch.fx.GraphModule) -> bool:
-    return any(_is_checkpoint(node) for node in gm.graph.nodes)
+def has_pieces(gm: torch.fx.GraphModule) -> bool:
+    return any(_is_apart(node) for node in gm.graph.nodes)
 
 
 def compile_pieces(
     gm: torch.fx.GraphModule, examples: Sequence[Any], compile_piece: CompilePiece
 ) -> Callable:
-    """The whole graph, or what is between its checkpoints and inside them. examples: what Dynamo
-    hands to a backend for the graph's inputs."""
-    if not has_checkpoints(gm):
+    """The whole graph, or what is between the operators at which it is cut, and inside checkpoints.
+    examples: what Dynamo hands to a backend for the graph's inputs."""
+    if not has_pieces(gm):
         return compile_piece(gm, examples)
     nodes = list(gm.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
@@ -41,8 +42,8 @@ def compile_pieces(
     (results,) = next(node for node in nodes if node.op == "output").args
     steps = []
     for part in _parts(nodes):
-        step = _checkpoint_step if _is_checkpoint(part[0]) else _piece_step
-        steps.append(step(gm, part, values, compile_piece))
+        kind = _KINDS.get(part[0].target, _piece_step)
+        steps.append(kind(gm, part, values, compile_piece))
     last = {node: at for at, step in enumerate(steps) for node in step.inputs}
     last.update(dict.fromkeys(_nodes_of(results), len(steps)))
 
@@ -68,19 +69,19 @@ class _Step:
     results: list[torch.fx.Node]
 
 
-def _is_checkpoint(node: torch.fx.Node) -> bool:
-    return node.op == "call_function" and node.target is _OPERATOR
+def _is_apart(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and node.target in _KINDS
 
 
 def _parts(nodes: list[torch.fx.Node]) -> Iterator[list[torch.fx.Node]]:
-    """Checkpoints, each with what takes its results apart, and what is between them."""
+    """Operators apart, each with what takes its results apart, and what is between them."""
     between: list[torch.fx.Node] = []
     for node in nodes:
-        if _is_checkpoint(node):
+        if _is_apart(node):
             if between:
                 yield between
             between = []
-            yield [node, *node.users]
+            yield [node, *(user for user in node.users if _takes_apart(user))]
         elif node.op not in ("placeholder", "get_attr", "output") and not _takes_apart(node):
             between.append(node)
     if between:
@@ -88,7 +89,10 @@ def _parts(nodes: list[torch.fx.Node]) -> Iterator[list[torch.fx.Node]]:
 
 
 def _takes_apart(node: torch.fx.Node) -> bool:
-    return node.target is operator.getitem and _is_checkpoint(node.args[0])
+    """A result of a tuple."""
+    if node.target is not operator.getitem or not _is_apart(node.args[0]):
+        return False
+    return not isinstance(node.args[0].meta.get("example_value"), torch.Tensor)
 
 
 def _nodes_of(argument: Any) -> list[torch.fx.Node]:
@@ -128,7 +132,7 @@ def _input(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
 def _checkpoint_step(gm, part: list, values: dict, compile_piece: CompilePiece) -> _Step:
     node, *taken = part
     body = getattr(gm, node.args[0].target)
-    settings, named = _OPERATOR.divide_kwargs(node.kwargs)
+    settings, named = _CHECKPOINT.divide_kwargs(node.kwargs)
     arguments = [*node.args[1:], *named.values()]
     context = body.meta.get("_checkpoint_context_fn")
     if context is None and all(isinstance(each, torch.fx.Node) for each in arguments):
@@ -153,3 +157,28 @@ def _checkpoint_step(gm, part: list, values: dict, compile_piece: CompilePiece) 
         return [results[each.args[1]] for each in taken]
 
     return _Step(run_step, inputs, taken)
+
+
+def _function_step(gm, part: list, values: dict, compile_piece: CompilePiece) -> _Step:
+    node, *taken = part
+    inputs = [each for each in node.all_input_nodes if each.op != "get_attr"]
+
+    def run(*given: Any) -> list:
+        known = dict(zip(inputs, given))
+
+        def value(each: torch.fx.Node) -> Any:
+            return getattr(gm, each.target) if each.op == "get_attr" else known[each]
+
+        result = node.target(
+            *torch.fx.graph.map_arg(node.args, value), **torch.fx.graph.map_arg(node.kwargs, value)
+        )
+        return [result[each.args[1]] for each in taken] if taken else [result]
+
+    return _Step(run, inputs, taken or [node])
+
+
+_KINDS = {
+    target: step
+    for target, step in ((_CHECKPOINT, _checkpoint_step), (_FUNCTION, _function_step))
+    if target is not None
+}

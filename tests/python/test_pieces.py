@@ -1,4 +1,5 @@
-"""Activation checkpoints inside a forward: what they drop is dropped, what runs is Ingot's."""
+"""Operators with a backward of their own: activation checkpoints and autograd.Functions, and
+transforms of torch.func, inside a forward."""
 
 import copy
 
@@ -159,3 +160,100 @@ def test_commands_show_the_pieces():
     with pytest.raises(CaptureError, match="torch.utils.checkpoint"):
         capture(model, [x])
     assert len(capture_in_pieces(model, [x])) == 5
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.scale = scale
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -ctx.scale * gradient, None
+
+
+class Paired(torch.autograd.Function):
+    """Its backward is not the derivative of its forward, and of one result there is none."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        places = x.argmax(-1)
+        ctx.mark_non_differentiable(places)
+        return x * y, x + y, places
+
+    @staticmethod
+    def backward(ctx, product, total, _):
+        x, y = ctx.saved_tensors
+        return 2 * (product * y + total), product * x + 3 * total
+
+
+class Own(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(32, 32), nn.Linear(32, 32)
+
+
+class Turned(Own):
+    def forward(self, x):
+        return torch.tanh(self.b(Reversed.apply(torch.relu(self.a(x)) * 2, 0.3))) * 2
+
+
+class Twice(Own):
+    def forward(self, x):
+        x = Reversed.apply(torch.tanh(self.a(x)) * 2, 0.5)
+        return torch.tanh(Reversed.apply(self.b(x), 2.0) * 2)
+
+
+class Pairs(Own):
+    def forward(self, x):
+        product, total, places = Paired.apply(self.a(x), self.b(x))
+        return torch.relu(product + total) * 2 + places.unsqueeze(-1)
+
+
+@pytest.mark.parametrize("kind", [Turned, Twice, Pairs])
+def test_a_backward_of_the_users_own(kind):
+    def script(m):
+        for batch in (16, 16, 5):
+            x = torch.randn(batch, 32, requires_grad=True)
+            result = m(x)
+            yield result
+            if torch.is_grad_enabled():
+                loss = result.square().sum()
+                yield torch.autograd.grad(loss, [x, *m.parameters()], retain_graph=True)
+
+    compare(kind, script, tolerance=1e-4)
+
+
+class Forces(Own):
+    """A transform inside the forward."""
+
+    def energy(self, x):
+        return torch.tanh(self.b(torch.tanh(self.a(x)))).sum()
+
+    def forward(self, x):
+        return torch.func.vmap(torch.func.grad(self.energy))(x) * 2
+
+
+class Jacobians(Forces):
+    def forward(self, x):
+        return torch.func.vmap(torch.func.jacrev(lambda v: torch.tanh(self.a(v))))(x).sum(1)
+
+
+@pytest.mark.parametrize("kind", [Forces, Jacobians])
+def test_transforms_inside_a_forward_leave_nothing_behind(kind):
+    def same(tensor):
+        return tensor
+
+    def script(m):
+        yield m(torch.randn(6, 32))
+
+    compare(kind, script, tolerance=1e-4, taken=False)
+    x = torch.randn(6, 32)
+    with torch.autograd.graph.saved_tensors_hooks(same, same):
+        with pytest.raises(RuntimeError, match="saved tensor hooks"):  # as eager
+            ingot.optimize(kind())(x)
+    with torch.autograd.graph.saved_tensors_hooks(same, same), regions_run() as ran:
+        ingot.optimize(Turned())(x).sum().backward()
+    assert ran
