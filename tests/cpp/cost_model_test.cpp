@@ -57,6 +57,20 @@ double time_of(const json& row, const ProductShape& shape, const TileChoice& cho
   return time_of(row, name_of(choice));
 }
 
+TEST(OperandShape, IsReadInVectorsWhereEveryRowAndEntryBeginsOnOne) {
+  constexpr int64_t k = 64;
+  EXPECT_TRUE((OperandShape{k, 1, true}.vector_rows(k)));
+  EXPECT_TRUE((OperandShape{k + 4, 1, true, 8 * k}.vector_rows(k)));
+  EXPECT_FALSE((OperandShape{k + 2, 1, true}.vector_rows(k)));
+  EXPECT_FALSE((OperandShape{k, 1, true}.vector_rows(k - 2)));
+  EXPECT_FALSE((OperandShape{k, 1, false}.vector_rows(k)));
+  EXPECT_FALSE((OperandShape{2 * k, 2, true}.vector_rows(k)));
+  EXPECT_FALSE((OperandShape{k, 1, true, 8 * k + 2}.vector_rows(k)));
+  EXPECT_TRUE((OperandShape{1, k, true}.vector_columns(k)));
+  EXPECT_FALSE((OperandShape{1, k + 2, true}.vector_columns(k)));
+  EXPECT_FALSE((OperandShape{1, k, true}.vector_columns(k - 4)));
+}
+
 TEST(CostModel, ChoosesWithinFivePercentOfTheBestOnEveryMeasuredShape) {
   const json table = measured_table();
   ASSERT_TRUE(table.is_object()) << "no table of measured times";

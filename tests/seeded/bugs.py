@@ -236,7 +236,7 @@ BUGS = [
         "kernels/product/hopper/tiles.h",
         "k_stride == 1 && row_stride % 4 == 0 && k % 4 == 0 &&",
         "k_stride == 1 && k % 4 == 0 &&",
-        "unit OwnProduct.*",
+        "unit OperandShape.*",
     ),
     Bug(
         "device code of a portable product with a wrong name",
@@ -247,9 +247,9 @@ BUGS = [
     ),
     Bug(
         "a loop over registers is not unrolled",
-        "kernels/sweeps/rows.cuh",
-        "    if (!active) return;\n    INGOT_UNROLL\n",
-        "    if (!active) return;\n#pragma unroll 1\n",
+        "kernels/product/hopper/packed.cuh",
+        "#pragma unroll\n      for (int i = 0; i < kValues; ++i) acc[i] += sum[i];",
+        "#pragma unroll 1\n      for (int i = 0; i < kValues; ++i) acc[i] += sum[i];",
         "stage kernels",
     ),
     # python/ingot/capture
