@@ -28,6 +28,11 @@ def has_pieces(gm: torch.fx.GraphModule) -> bool:
     return any(_is_apart(node) for node in gm.graph.nodes)
 
 
+def has_pieces_inside(gm: torch.fx.GraphModule) -> bool:
+    """In the graph of a branch or a loop, where it cannot be cut."""
+    return any(has_pieces(part) for part in gm.modules() if isinstance(part, torch.fx.GraphModule))
+
+
 def compile_pieces(
     gm: torch.fx.GraphModule, examples: Sequence[Any], compile_piece: CompilePiece
 ) -> Callable:
@@ -141,7 +146,7 @@ def _checkpoint_step(gm, part: list, values: dict, compile_piece: CompilePiece) 
             if hasattr(outer, "_dynamo_source"):
                 own._dynamo_source = outer._dynamo_source
             own.meta = {**outer.meta, **own.meta}
-        run = compile_piece(body, [values[each] for each in arguments])
+        run = compile_pieces(body, [values[each] for each in arguments], compile_piece)
     else:  # a choice of operators to keep, by what PyTorch runs
         run = body.forward
         settings = {**settings, **({} if context is None else {"context_fn": context})}

@@ -28,6 +28,7 @@ from ingot.capture.feed import Feed, Placeholder, device_type_of, needing_gradie
 from ingot.capture.masks import leave_full_masks_away
 from ingot.capture.nodes import LEFT_ALONE, PARAMETER, is_pure, moves_statistics, mutates
 from ingot.live import switches
+from ingot.live.pieces import has_pieces_inside
 
 _batch_norm = torch.nn.functional.batch_norm
 
@@ -46,6 +47,8 @@ def feed_of(
     others = {type(value).__name__ for value in values if is_traceable_wrapper_subclass(value)}
     if others:
         raise CaptureError(f"operators of {', '.join(sorted(others))} tensors are their own")
+    if has_pieces_inside(gm):
+        raise CaptureError("a branch or a loop holds an operator with a backward of its own")
     if any("_nesting" in getattr(node.target, "__name__", "") for node in gm.graph.nodes):
         raise CaptureError("transforms of torch.func inside a forward are PyTorch's")
     copy = _with_own_batch_norm(gm, {n.name: p.source.path for n, p in zip(inputs, found)})
