@@ -135,7 +135,8 @@ def run(way: str, rank: int) -> dict:
 
 
 def rank_of(rank: int, port: str, ways: list[str]) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    # The loopback alone: a host without a name or a network has nothing else.
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, GLOO_SOCKET_IFNAME="lo")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=RANKS)
     for way in ways:
