@@ -16,6 +16,7 @@ import ingot
 import torch
 import torch.distributed as dist
 from live import regions_run
+from random_agreement import by_compile
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -62,10 +63,6 @@ def split(model: Network) -> Network:
     # A batch norm of split features would need its statistics split as well.
     model.first.norm = model.second.norm = nn.Identity()
     return parallelize_module(model, init_device_mesh("cpu", (RANKS,)), plan)
-
-
-def by_compile(model: nn.Module) -> nn.Module:
-    return torch.compile(model, backend="ingot")
 
 
 def blocks(model: Network) -> Network:

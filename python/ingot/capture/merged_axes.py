@@ -232,15 +232,8 @@ class _Gaps:
         """An operand that is broadcast to the result."""
         own, sizes = _sizes(source), _sizes(result)
         lead = len(sizes) - len(own)
-        for at in range(len(sizes) - 1):
-            outer = own[at - lead] if at >= lead else 1
-            inner = own[at + 1 - lead] if at + 1 >= lead else 1
-            whole = (outer, inner) == sizes[at : at + 2]
-            if not whole and not (isinstance(outer, int) and outer == inner == 1):
-                self._need(result, at)
-                self._need(source, at - lead)
-            elif at >= lead:
-                self._unite((source, at - lead), (result, at))
+        for at in range(lead, len(sizes) - 1):
+            self._unite((source, at - lead), (result, at))
         for outer, inner in _neighbours(sizes):
             read = [own[at - lead] if at >= lead else 1 for at in (outer, inner)]
             whole = [sizes[outer], sizes[inner]]

@@ -112,7 +112,7 @@ def _piece_step(gm, part: list, values: dict, compile_piece: CompilePiece) -> _S
     inputs = list(dict.fromkeys(n for n in read if n not in inside and n.op != "get_attr"))
     results = [node for node in part if any(user not in inside for user in node.users)]
     graph = torch.fx.Graph()
-    copies = {node: _input(graph, node) for node in inputs}
+    copies = {node: _known_as(node, graph.placeholder(node.name)) for node in inputs}
 
     def copied(node: torch.fx.Node) -> torch.fx.Node:
         if node not in copies:
@@ -125,13 +125,12 @@ def _piece_step(gm, part: list, values: dict, compile_piece: CompilePiece) -> _S
     return _Step(run, inputs, results)
 
 
-def _input(graph: torch.fx.Graph, node: torch.fx.Node) -> torch.fx.Node:
-    """An input that knows where Dynamo had the tensor from."""
-    made = graph.placeholder(node.name)
-    made.meta = dict(node.meta)
+def _known_as(node: torch.fx.Node, placeholder: torch.fx.Node) -> torch.fx.Node:
+    """A graph's input that knows where Dynamo had the tensor from that `node` gives it."""
+    placeholder.meta = {**node.meta, **placeholder.meta}
     if hasattr(node, "_dynamo_source"):
-        made._dynamo_source = node._dynamo_source
-    return made
+        placeholder._dynamo_source = node._dynamo_source
+    return placeholder
 
 
 def _checkpoint_step(gm, part: list, values: dict, compile_piece: CompilePiece) -> _Step:
@@ -143,9 +142,7 @@ def _checkpoint_step(gm, part: list, values: dict, compile_piece: CompilePiece) 
     if context is None and all(isinstance(each, torch.fx.Node) for each in arguments):
         placeholders = [each for each in body.graph.nodes if each.op == "placeholder"]
         for own, outer in zip(placeholders, arguments):
-            if hasattr(outer, "_dynamo_source"):
-                own._dynamo_source = outer._dynamo_source
-            own.meta = {**outer.meta, **own.meta}
+            _known_as(outer, own)
         run = compile_pieces(body, [values[each] for each in arguments], compile_piece)
     else:  # a choice of operators to keep, by what PyTorch runs
         run = body.forward
@@ -167,16 +164,12 @@ def _checkpoint_step(gm, part: list, values: dict, compile_piece: CompilePiece) 
 def _function_step(gm, part: list, values: dict, compile_piece: CompilePiece) -> _Step:
     node, *taken = part
     inputs = [each for each in node.all_input_nodes if each.op != "get_attr"]
+    bodies = {e: getattr(gm, e.target) for e in node.all_input_nodes if e.op == "get_attr"}
 
     def run(*given: Any) -> list:
-        known = dict(zip(inputs, given))
-
-        def value(each: torch.fx.Node) -> Any:
-            return getattr(gm, each.target) if each.op == "get_attr" else known[each]
-
-        result = node.target(
-            *torch.fx.graph.map_arg(node.args, value), **torch.fx.graph.map_arg(node.kwargs, value)
-        )
+        known = {**bodies, **dict(zip(inputs, given))}
+        args, kwargs = torch.fx.graph.map_arg((node.args, node.kwargs), known.__getitem__)
+        result = node.target(*args, **kwargs)
         return [result[each.args[1]] for each in taken] if taken else [result]
 
     return _Step(run, inputs, taken or [node])

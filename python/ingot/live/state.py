@@ -98,8 +98,9 @@ class State(Session):
         # Dynamo keeps every backend for good, and code that it compiled: neither may keep programs.
         told = (self._backend, self._seen, self.warn)
         self._compiled = dynamo.compiled(self._function, *map(_weakly, told))
-        self._off = switched_off() or self._compiled is None
-        if self._compiled is None and not switched_off():
+        self._off = switched_off()
+        if self._compiled is None and not self._off:
+            self._off = True
             self.warn(
                 "TorchDynamo is switched off (TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE in the "
                 "environment, or torch._dynamo.config.disable): PyTorch runs it"
@@ -128,7 +129,8 @@ class State(Session):
                 if known.matches(frame_locals):
                     return known.run(*args)
         if self._left:
-            frame_locals = self._frame.locals(args, kwargs)
+            if not plain:
+                frame_locals = self._frame.locals(args, kwargs)
             for known in self._left:
                 if known.matches(frame_locals):
                     return known.run(*args, **kwargs)
