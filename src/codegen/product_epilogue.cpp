@@ -144,15 +144,27 @@ class EpilogueWriter {
     return writer;
   }
 
+  // Behind a product of one feature these, too, are one per sample, but no level above has them.
+  std::vector<ValueId> behind_product() const {
+    std::vector<ValueId> behind = {context_.sweep().matmul};
+    for (const ValueId value : context_.sweep().body) {
+      const std::vector<ValueId>& args = context_.node(value).args;
+      const auto follows = [&](ValueId arg) { return contains(behind, arg); };
+      if (std::any_of(args.begin(), args.end(), follows)) behind.push_back(value);
+    }
+    return behind;
+  }
+
   Reference field(std::vector<ValueId>& used, const char* level, ValueId value) {
     if (!contains(used, value)) used.push_back(value);
     return {fmt::format("{}.{}", level, context_.name_of(value)), context_.type_of(value)};
   }
 
   std::string apply_text() {
-    FunctionWriter writer = element_writer([this](ValueId value) -> std::optional<Reference> {
+    const std::vector<ValueId> behind = behind_product();
+    FunctionWriter writer = element_writer([&](ValueId value) -> std::optional<Reference> {
       if (value == context_.sweep().matmul) return Reference{"product", "float"};
-      if (context_.is_constant(value)) return std::nullopt;
+      if (context_.is_constant(value) || contains(behind, value)) return std::nullopt;
       const AxisMask varies = varying_axes(value);
       if ((varies & sample_axes()) == 0) return field(features_used_, "feature", value);
       if ((varies & ~sample_axes()) == 0) return field(samples_used_, "sample", value);

@@ -203,6 +203,24 @@ TEST(Codegen, AProductTakesBodyAndStatisticsIntoItsEpilogue) {
   EXPECT_THAT(epilogue->merge->text, Not(HasSubstr("columns_sweep<")));
 }
 
+TEST(Codegen, AProductOfOneFeatureHasABiasAndMoreBehindIt) {
+  GraphBuilder builder;
+  const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, 64});
+  const ValueId w = builder.leaf(LeafRole::parameter, "w", DType::f32, {false, 1, 1, 64});
+  const ValueId bias = builder.leaf(LeafRole::parameter, "bias", DType::f32, {});
+  const ValueId row = builder.leaf(LeafRole::input, "row", DType::f32, {true, 1, 1, 1});
+  const ValueId y = builder.pointwise(PointwiseOp::add_, {builder.matmul(x, w, true), bias});
+  builder.result(builder.pointwise(PointwiseOp::mul_, {y, row}), "y");
+  const Plan plan = make_plan(builder.take(), cuda(true), Precision::fp32);
+  std::string why;
+  const std::optional<ProductEpilogue> epilogue = write_epilogue(plan, 0, &why);
+  ASSERT_TRUE(epilogue) << why;
+  EXPECT_THAT(epilogue->functor_text, HasSubstr("product + feature.v"));
+  EXPECT_THAT(epilogue->functor_text, HasSubstr("* sample.v"));
+  const ValueId product = plan.sweeps[0].matmul;
+  for (const KernelOperand& operand : epilogue->operands) EXPECT_NE(operand.value, product);
+}
+
 // One operator behind a product, and the text of its epilogue.
 std::string epilogue_of(const std::function<ValueId(GraphBuilder&, ValueId)>& define) {
   GraphBuilder builder;
