@@ -1,0 +1,57 @@
+"""What holds for all tests: a graph that one of them runs on the CPU is planned for GPUs as well.
+
+Planning, writing the kernels' text and laying out the launches need no GPU, and the graphs of all
+tests between them are more than a list of cases would have.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ingot.runtime.program import Program
+
+COMPUTE_CAPABILITIES = (80, 90)
+
+_planned: set[int] = set()
+_failed: list[str] = []
+
+
+def _plan_for_gpus(program: Program, batch: int) -> None:
+    key = hash(json.dumps([program.graph, program.precision, batch]))
+    if key in _planned:
+        return
+    _planned.add(key)
+    for sm in COMPUTE_CAPABILITIES:
+        try:
+            Program(
+                program.graph,
+                device="cuda",
+                precision=program.precision,
+                options={**program.options, "sm": sm},
+            ).explain(batch)
+        except Exception as error:
+            graph = json.dumps(program.graph)[:2000]
+            _failed.append(f"for compute capability {sm}, batch {batch}: {error}\n{graph}")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _gpu_plans():
+    bind = Program._make_binding
+
+    def bind_and_plan(self, tensors, key):
+        binding = bind(self, tensors, key)
+        if not self.on_cuda:
+            _plan_for_gpus(self, binding.batch)
+        return binding
+
+    Program._make_binding = bind_and_plan
+    yield
+    Program._make_binding = bind
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu_plan_failed():
+    yield
+    failed, _failed[:] = list(_failed), []
+    assert not failed, "\n".join(failed)
