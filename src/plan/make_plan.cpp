@@ -11,6 +11,10 @@
 namespace ingot {
 namespace {
 
+// A graph of so many values is planned once; of a smaller one more plans are compared. Planning is
+// part of a user's first call: 20 to 30 µs a value.
+constexpr size_t kMostPlannedValues = 20000;
+
 void place_values(Plan& plan) {
   const Graph& graph = plan.graph;
   plan.placements.assign(graph.nodes.size(), {});
@@ -124,7 +128,10 @@ std::optional<Plan> plan_once(Graph graph, const Target& target, Precision preci
   std::optional<Plan> plan = plan_storing(graph, target, precision, cut_views, deferred, {});
   if (!plan || target.device != Target::Device::cuda) return plan;
   std::vector<ValueId> unloaded;
+  size_t planned = 0;
   for (const ValueId id : stored_together(*plan)) {
+    planned += graph.nodes.size();
+    if (planned > kMostPlannedValues) break;
     unloaded.push_back(id);
     std::optional<Plan> other =
         plan_storing(graph, target, precision, cut_views, deferred, unloaded);

@@ -15,6 +15,10 @@ constexpr int64_t kLargestOwnedRow = int64_t{1} << 17;
 // Where reductions run over unlike parts of a sample, one thread block of a GPU owns it and reads
 // it again for each of them: larger ones are better cut into sweeps that all of the GPU shares.
 constexpr int64_t kLargestSharedSample = int64_t{1} << 15;
+// Different values that one sweep of rows on a GPU reduces: each brings operands and results of its
+// own, and a launch takes only so many. (A network's norms, computed again for its gradient, all
+// follow from what was stored.)
+constexpr size_t kMostReduced = 4;
 
 AxisMask changed_axes(const Shape& from, const Shape& to) {
   AxisMask axes = 0;
@@ -268,7 +272,7 @@ class Scheduler {
            node.source);
     }
     const Label& own = label(arg);
-    if (own.via == Via::rows && may_own(group_of(own), arg, axes)) {
+    if (own.via == Via::rows && takes(group_of(own), arg) && may_own(group_of(own), arg, axes)) {
       Group& group = group_of(own);
       group.axes = static_cast<AxisMask>(group.axes | axes);
       group.reductions.push_back(id);
@@ -276,8 +280,16 @@ class Scheduler {
     }
     const int time = own.via == Via::free || own.via == Via::stored ? own.time : own.time + 1;
     const int index = rows_group(time, arg, axes);
-    schedule_.groups[static_cast<size_t>(index)].reductions.push_back(id);
-    return {time, Via::rows, index};
+    Group& group = schedule_.groups[static_cast<size_t>(index)];
+    group.reductions.push_back(id);
+    return {group.time, Via::rows, index};
+  }
+
+  bool takes(const Group& group, ValueId arg) const {
+    if (target_.device != Target::Device::cuda) return true;
+    std::set<ValueId> reduced = {arg};
+    for (const ValueId id : group.reductions) reduced.insert(graph_[id].args[0]);
+    return reduced.size() <= kMostReduced;
   }
 
   // Whether the team of a rows sweep can reduce `arg` over `axes` as well.
@@ -297,6 +309,7 @@ class Scheduler {
                .static_elements() <= largest;
   }
 
+  // Of this time, or of a later one where those of this time are full.
   int rows_group(int time, ValueId arg, AxisMask axes) {
     const Shape& space = graph_[arg].shape;
     const Factoring own = factoring(arg);
@@ -307,6 +320,7 @@ class Scheduler {
       }
       const auto common = Factoring::common(group.factoring, own, space.static_elements());
       if (!common) continue;
+      if (!takes(group, arg)) return rows_group(time + 1, arg, axes);
       group.factoring = *common;
       group.axes = static_cast<AxisMask>(group.axes | axes);
       return static_cast<int>(i);

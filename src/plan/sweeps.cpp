@@ -43,7 +43,9 @@ class SweepBuilder {
         schedule_(std::move(schedule)),
         deferred_(deferred),
         unloaded_(unloaded),
-        demand_(graph.nodes.size()) {}
+        demand_(graph.nodes.size()) {
+    release_what_follows_from_kept();
+  }
 
   std::optional<std::vector<Sweep>> run() {
     find_cones();
@@ -58,7 +60,7 @@ class SweepBuilder {
     for (const Update& update : graph_.updates) demand(update.value, kForever);
     for (const Result& result : graph_.results) demand(result.value, kForever);
     int last = 0;
-    for (const Label& label : schedule_.labels) last = std::max(last, label.time);
+    for (const Label& label : had_) last = std::max(last, label.time);
     for (int time = last; time >= kPrelude; --time) {
       if (!build_time(time)) return std::nullopt;
     }
@@ -77,9 +79,12 @@ class SweepBuilder {
     bool wanted = false, placed = false;
     int before = kForever;  // the earliest sweep that loads it
     int home = 0;           // earliest time at which a sweep can compute it (free values)
+    int hosted = kForever;  // time of the earlier sweep that stores it, as it evaluates it anyway
   };
 
+  // Which sweep evaluates a value first; from when on, and how, later ones have it.
   const Label& label(ValueId id) const { return schedule_.labels[static_cast<size_t>(id)]; }
+  const Label& had(ValueId id) const { return had_[static_cast<size_t>(id)]; }
   Demand& demand_of(ValueId id) { return demand_[static_cast<size_t>(id)]; }
 
   void demand(ValueId id, int before, int home = 0) {
@@ -87,14 +92,14 @@ class SweepBuilder {
     own.before = std::min(own.before, before);
     if (own.wanted) return;
     own.wanted = true;
-    own.home = label(id).time;
-    if (label(id).via == Via::free) {
-      own.home = std::min(own.home, label(id).time + home);
+    own.home = had(id).time;
+    if (had(id).via == Via::free) {
+      own.home = std::min(own.home, had(id).time + home);
       homeless_.insert(id);
       return;
     }
-    Group& group = schedule_.groups[static_cast<size_t>(label(id).group)];
-    add_once(label(id).via == Via::tail ? group.tail_stores : group.stores, id);
+    Group& group = schedule_.groups[static_cast<size_t>(had(id).group)];
+    add_once(had(id).via == Via::tail ? group.tail_stores : group.stores, id);
     own.placed = true;
   }
 
@@ -110,6 +115,26 @@ class SweepBuilder {
       demand_of(id).placed = true;
       it = homeless_.erase(it);
       place(id);
+    }
+  }
+
+  // An epilogue on a GPU stores one value of every element. What follows from that one it may
+  // evaluate (for its statistics), but whoever else wants it has it from the stored one: as if it
+  // were free from then on.
+  void release_what_follows_from_kept() {
+    had_ = schedule_.labels;
+    if (target_.device != Target::Device::cuda) return;
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+      const auto id = static_cast<ValueId>(i);
+      if (label(id).via != Via::product) continue;
+      const ValueId kept = schedule_.groups[static_cast<size_t>(label(id).group)].kept;
+      const std::vector<ValueId>& args = graph_[id].args;
+      const bool follows = std::any_of(args.begin(), args.end(), [&](ValueId arg) {
+        return arg == kept || (label(arg).group == label(id).group && had(arg).via == Via::free);
+      });
+      if (kept != kNoValue && id != kept && follows) {
+        had_[i] = {label(id).time + 1, Via::free, -1};
+      }
     }
   }
 
@@ -139,7 +164,7 @@ class SweepBuilder {
   int host_of(ValueId id, int time) const {
     for (size_t i = 0; i < schedule_.groups.size(); ++i) {
       const Group& group = schedule_.groups[i];
-      if (group.time >= label(id).time && group.time < time && cones_[i][static_cast<size_t>(id)] &&
+      if (group.time >= had(id).time && group.time < time && cones_[i][static_cast<size_t>(id)] &&
           fills(id, group.space)) {
         return static_cast<int>(i);
       }
@@ -150,22 +175,6 @@ class SweepBuilder {
   bool fills(ValueId id, const Shape& space) const {
     const Shape& shape = graph_[id].shape;
     return shape.static_elements() == space.static_elements() && shape.batched == space.batched;
-  }
-
-  // Whether a value of an epilogue on a GPU, which stores one value of every element, follows from
-  // that one: later sweeps compute it.
-  bool follows_from_kept(ValueId id) const {
-    if (target_.device != Target::Device::cuda) return false;
-    const ValueId kept = schedule_.groups[static_cast<size_t>(label(id).group)].kept;
-    std::vector<ValueId> ahead = {id};
-    while (!ahead.empty() && kept != kNoValue) {
-      const ValueId value = ahead.back();
-      ahead.pop_back();
-      if (value == kept) return id != kept;
-      if (value < kept) continue;
-      ahead.insert(ahead.end(), graph_[value].args.begin(), graph_[value].args.end());
-    }
-    return false;
   }
 
   // Whether a sweep that stores a value of each element reads its operands once more for that: rows
@@ -182,16 +191,16 @@ class SweepBuilder {
     const Node& node = graph_[id];
     if (node.kind == NodeKind::leaf) return once;
     if (contains(unloaded_, id)) return kImpossible;
-    const Label& own = label(id);
+    const Label& own = had(id);
     const Demand& wanted = demand_of(id);
     if (own.via != Via::free) {
       const int from = own.via == Via::stored ? own.time : own.time + 1;
       const bool stored_anyway =
           wanted.wanted || (node.kind == NodeKind::matmul && !target_.fuses_epilogue(node.dtype));
-      if (!stored_anyway && own.via == Via::product && follows_from_kept(id)) return kImpossible;
       if (from > time) return kImpossible;
       return stored_anyway ? once : rereads(own) ? 3 * once : 2 * once;
     }
+    if (wanted.hosted < time) return once;
     if (wanted.placed) return kImpossible;  // by a sweep of this time or later
     if (wanted.wanted) return wanted.home < time ? once : kImpossible;
     if (own.time < time && host_of(id, time) >= 0) return 2 * once;
@@ -397,13 +406,14 @@ class SweepBuilder {
     sweep.reasons = group.reasons;
     for (const ValueId id : sweep.loads) {
       if (graph_[id].kind == NodeKind::leaf) continue;
-      const bool prelude = label(id).via == Via::free && label(id).time == group.time;
-      if (label(id).via == Via::free && !demand_of(id).wanted && !prelude) {
+      const bool prelude = had(id).via == Via::free && had(id).time == group.time;
+      if (had(id).via == Via::free && !demand_of(id).wanted && !prelude) {
         const int host = host_of(id, group.time);
         demand(id, group.time);
         if (host >= 0) {
           schedule_.groups[static_cast<size_t>(host)].stores.push_back(id);
           demand_of(id).placed = true;
+          demand_of(id).hosted = schedule_.groups[static_cast<size_t>(host)].time;
           homeless_.erase(id);
         }
       } else {
@@ -417,6 +427,7 @@ class SweepBuilder {
   const Graph& graph_;
   const Target& target_;
   Schedule schedule_;
+  std::vector<Label> had_;
   const std::vector<ValueId>&deferred_, &unloaded_;
   std::vector<Demand> demand_;
   std::set<ValueId> homeless_;            // free values that are wanted and have no place yet

@@ -11,8 +11,10 @@
 namespace ingot {
 namespace {
 
-Target target_with(bool epilogue, bool statistics, bool slow_memory) {
+Target target_with(bool epilogue, bool statistics, bool slow_memory,
+                   Target::Device device = Target::Device::cpu) {
   Target target;
+  target.device = device;
   target.name = "test";
   target.fused_epilogue = epilogue;
   target.fused_statistics = statistics;
@@ -29,8 +31,12 @@ uint64_t seeds() {
 
 void check_seed(uint64_t seed) {
   const Graph graph = testing::random_graph(seed);
-  const Target targets[] = {target_with(false, false, true), target_with(true, false, false),
-                            target_with(true, true, true), target_with(true, true, false)};
+  const Target targets[] = {target_with(false, false, true),
+                            target_with(true, false, false),
+                            target_with(true, true, true),
+                            target_with(true, true, false),
+                            target_with(true, true, true, Target::Device::cuda),
+                            target_with(true, true, false, Target::Device::cuda)};
   for (const Target& target : targets) {
     Plan plan;
     try {

@@ -1,5 +1,6 @@
 #include "plan/plan.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -218,6 +219,64 @@ TEST(Plan, StoresOneValueOfEveryElementInAnEpilogueOnAGpu) {
   const Plan plan = make_plan(graph, target, Precision::fp32);
   ASSERT_THAT(kinds(plan), ElementsAre(SweepKind::product, SweepKind::map));
   EXPECT_EQ(stored_by_product(plan), 1u);
+  expect_meaning(graph, plan);
+}
+
+// x = x + tanh(layer_norm(x)·Wᵀ), again and again. stored: each product is a result too, as
+// backward wants it.
+Graph residual_layers(int count, bool stored) {
+  GraphBuilder builder;
+  const std::map<std::string, Attribute> axes = {{"axes", std::vector<int64_t>{kFeatures}}};
+  ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, kOuter});
+  for (int i = 0; i < count; ++i) {
+    const ValueId w = builder.leaf(LeafRole::parameter, fmt::format("w{}", i), DType::f32,
+                                   {false, kOuter, 1, kOuter});
+    const ValueId y = builder.matmul(apply_operator(builder, "layer_norm", {{x}, axes}), w, true);
+    if (stored) builder.result(y, fmt::format("y{}", i));
+    x = builder.pointwise(PointwiseOp::add_, {x, builder.pointwise(PointwiseOp::tanh_, {y})});
+  }
+  builder.result(apply_operator(builder, "layer_norm", {{x}, axes}), "out");
+  return builder.take();
+}
+
+size_t most_loads(const Plan& plan) {
+  size_t most = 0;
+  for (const Sweep& sweep : plan.sweeps) most = std::max(most, sweep.loads.size());
+  return most;
+}
+
+TEST(Plan, StoresWhatGrowsFromLayerToLayerOnAGpu) {
+  Target target = target_with(true);
+  target.device = Target::Device::cuda;
+  for (const bool stored : {true, false}) {
+    const Graph graph = residual_layers(9, stored);
+    const Plan plan = make_plan(graph, target, Precision::fp32);
+    EXPECT_LE(most_loads(plan), 3U) << to_string(plan);
+    expect_meaning(graph, plan);
+  }
+}
+
+TEST(Plan, CutsSweepsOfRowsThatWouldReduceTooMuchOnAGpu) {
+  // The norms of all layers, computed again from what was stored of each.
+  constexpr int kLayers = 40;
+  GraphBuilder builder;
+  const std::map<std::string, Attribute> axes = {{"axes", std::vector<int64_t>{kFeatures}}};
+  ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, kOuter});
+  for (int i = 0; i < kLayers; ++i) {
+    const ValueId y =
+        builder.leaf(LeafRole::input, fmt::format("y{}", i), DType::f32, {true, 1, 1, kOuter});
+    x = builder.pointwise(PointwiseOp::add_, {x, builder.pointwise(PointwiseOp::tanh_, {y})});
+    builder.result(apply_operator(builder, "layer_norm", {{x}, axes}), fmt::format("norm{}", i));
+  }
+  const Graph graph = builder.take();
+  Target target = target_with(true);
+  target.device = Target::Device::cuda;
+  const Plan plan = make_plan(graph, target, Precision::fp32);
+  EXPECT_GT(plan.sweeps.size(), 5U);
+  size_t loaded = 0;
+  for (const Sweep& sweep : plan.sweeps) loaded += sweep.loads.size();
+  EXPECT_LE(most_loads(plan), 8U);
+  EXPECT_LE(loaded, 2U * kLayers);
   expect_meaning(graph, plan);
 }
 
