@@ -251,7 +251,9 @@ class Scheduler {
       return false;
     }
     if (node.shape.static_elements() != total) {
-      return meeting.via == Via::rows && fits(node.shape, group.space);
+      // Of a larger space, one per row, it is seen by its own axes alone.
+      const bool whole = factoring(id) == Factoring(node.shape);
+      return meeting.via == Via::rows && whole && fits(node.shape, group.space);
     }
     if (cut_views_ && node.shape != group.space) return false;
     const auto common = Factoring::common(group.factoring, factoring(id), total);

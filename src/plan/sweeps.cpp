@@ -357,7 +357,9 @@ class SweepBuilder {
       const Node& node = graph_[id];
       const Demand& own = demand_of(id);
       const bool small = node.shape.is_scalar() || node.shape == reduced;
-      return own.before == kForever && own.home <= group.time && small &&
+      // A tail sees what follows from a caller's tensors by those tensors' own axes.
+      const bool whole = schedule_.factorings[static_cast<size_t>(id)] == Factoring(node.shape);
+      return own.before == kForever && own.home <= group.time && small && whole &&
              node.kind == NodeKind::pointwise && !is_deferred(id);
     };
     place_if(hosted, [&](ValueId id) { group.tail_stores.push_back(id); });
