@@ -242,17 +242,17 @@ class Scheduler {
     const Node& node = graph_[id];
     Group& group = schedule_.groups[static_cast<size_t>(meeting.group)];
     const int64_t total = group.space.static_elements();
+    // One per column or per row of a larger space, a value is seen by its own axes alone.
+    const bool whole = factoring(id) == Factoring(node.shape);
     if (meeting.via == Via::tail) {
-      const Node& statistic = graph_[group.statistics.front()];
-      return renames_only(statistic.shape, node.shape) || fits(node.shape, statistic.shape);
+      const Shape& kept = graph_[group.statistics.front()].shape;
+      return whole && (renames_only(kept, node.shape) || fits(node.shape, kept));
     }
     if (node.shape.batched && !group.space.batched) return false;
     if (meeting.via == Via::product && !target_.fuses_epilogue(graph_[group.matmul].dtype)) {
       return false;
     }
     if (node.shape.static_elements() != total) {
-      // Of a larger space, one per row, it is seen by its own axes alone.
-      const bool whole = factoring(id) == Factoring(node.shape);
       return meeting.via == Via::rows && whole && fits(node.shape, group.space);
     }
     if (cut_views_ && node.shape != group.space) return false;
