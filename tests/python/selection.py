@@ -17,13 +17,13 @@ def quick(kept: Collection, cases: Iterable) -> list:
     return [case if case in kept else _thorough(case) for case in cases]
 
 
-def one_of_each(cases: Iterable, kind: Callable[[Any], Any]) -> list:
-    """The first case of each kind is kept."""
+def one_of_each(cases: Iterable, kind: Callable[[Any], Any], step: int = 1) -> list:
+    """The first case of each kind is kept; of the kinds, the first and each `step`-th after it."""
     first: dict = {}
     cases = list(cases)
     for case in cases:
         first.setdefault(kind(case), case)
-    return quick(list(first.values()), cases)
+    return quick(list(first.values())[::step], cases)
 
 
 def every(step: int, cases: Iterable) -> list:

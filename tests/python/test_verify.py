@@ -77,7 +77,8 @@ def _trick(name: str) -> str:
 _LIMITS = {"hangs": {"time_limit_s": 6}, "takes all memory": {"memory_limit": 1 << 30}}
 
 
-@pytest.mark.parametrize("name", selection.one_of_each(pairs.DISHONEST, _trick))
+# Each takes seconds and processes of its own: all tricks are played in `make test-all`.
+@pytest.mark.parametrize("name", selection.one_of_each(pairs.DISHONEST, _trick, step=2))
 def test_dishonest_candidate_is_caught_and_named(tmp_path, name):
     source, trick = pairs.DISHONEST[name]
     limits = _LIMITS.get(name, {})
@@ -89,10 +90,11 @@ def test_dishonest_candidate_is_caught_and_named(tmp_path, name):
 _TIMED = {"timing": True, "compile_baseline": False, "timing_budget_s": 1}
 
 
-@pytest.mark.parametrize(
-    "name",
-    selection.one_of_each(adversaries.CASES, lambda n: adversaries.CASES[n].trick.split(" or ")[0]),
-)
+def _tricks(name: str) -> str:
+    return adversaries.CASES[name].trick.split(" or ")[0]
+
+
+@pytest.mark.parametrize("name", selection.one_of_each(adversaries.CASES, _tricks, step=3))
 def test_adversary_is_caught_and_named(tmp_path, name):
     case = adversaries.CASES[name]
     options = {"hostile": case.hostile, **(_TIMED if case.timed else {}), **case.options}

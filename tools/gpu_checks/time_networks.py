@@ -42,6 +42,7 @@ from row_table import ENOUGH, RowTable  # noqa: E402
 from turns import Turns  # noqa: E402
 
 ROW = "network-row: "
+READY = "network-ready"
 LEAST_S = 20.0
 
 
@@ -49,6 +50,7 @@ def child(arguments: argparse.Namespace) -> int:
     """Measures the rows of one network that are asked for, and prints each."""
     from network_rows import Options, Subject, row_of
 
+    print(READY, flush=True)
     warnings.simplefilter("ignore")
     network, deadline = named(arguments.child), time.monotonic() + arguments.seconds
     options = Options(
@@ -115,9 +117,17 @@ def measure(network, todo: list, table: RowTable, arguments, seconds: float) -> 
     command += ["--small"] * arguments.small + ["--compile"] * arguments.compile
     command += ["--turns", str(arguments.turns)]
     late = time.monotonic() + seconds + LEAST_S
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    timer = _kill_at(process, late)
     said: list[str] = []
+    # Imports take a core or more for seconds: not while another network is timed.
+    with Turns(arguments.turns).beside_others():
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        timer = _kill_at(process, late)
+        for text in process.stdout:
+            if text.startswith(READY):
+                break
+            said.append(text.rstrip())
     for text in process.stdout:
         if not text.startswith(ROW):
             said.append(text.rstrip())
