@@ -267,6 +267,37 @@ class Model""",
     assert all(row.candidate.relative_error < 1e-5 for row in result.accuracy) == verified
 
 
+@pytest.mark.parametrize(("times", "verified"), [(1, True), (3, False)])
+def test_a_kink_of_hostile_inputs_is_asked_for_again(tmp_path, times, verified):
+    """Beyond a clamp's bounds nearly all of the gradient is zero: one element is a tenth of it."""
+    original = model("return self.gemm(x)")
+    once = original.replace(
+        "class Model",
+        f"""
+class Kink(torch.autograd.Function):
+    calls = 0
+    @staticmethod
+    def forward(ctx, y):
+        return y.clone()
+    @staticmethod
+    def backward(ctx, g):
+        Kink.calls += 1
+        g = g.clone()
+        if Kink.calls <= {times}:
+            g[0, 0] = 0
+        return g
+class Model""",
+    ).replace(
+        "return self.gemm(x)",
+        "y = self.gemm(x)\n        return Kink.apply(y) if x.mean() > 900 else y",
+    )
+    result = verify(tmp_path, original, once, hostile=True)
+    assert result.verified == verified, why(result)
+    assert result.tricks == ([] if verified else ["wrong gradient"])
+    again = [note for note in result.notes if "a kink may have changed sides" in note]
+    assert len(again) == min(times, 2)
+
+
 def test_sigterm_leaves_nothing_behind(tmp_path):
     """Neither shared memory nor what the candidate started outside its session."""
     hanging = model("return self.gemm(x)").replace(

@@ -26,6 +26,8 @@ _PLACES = 1 << 16
 _ATTEMPTS = 3
 _SLIGHTLY = 1.5  # times what is allowed
 _KINKS = 1e-2  # relative: of a gradient that lacks a few elements of thousands, and no more
+# Of hostile inputs nearly all values may lie beyond a clamp's bounds: few have a gradient.
+_KINKS_OF_FEW = 0.3
 _FATAL = {"OutOfMemoryError": "memory", "AcceleratorError": "crash", "SystemExit": "crash"}
 
 
@@ -146,10 +148,8 @@ class Trials:
             more = {"through_data": change, "cotangents": self._cotangents()}
             self._trial(name, training, self._gradient_inputs(), new_state=new_state, **more)
             failed = [check for check in self._result.checks[checks:] if not check.passed]
-            wrong = any(check.trick != tricks.WRONG_GRADIENT for check in failed)
-            judged = self._result.accuracy[rows:]  # up to the tensor that failed
-            slight = bool(judged) and judged[-1].candidate.relative_error <= _KINKS
-            if not failed or wrong or not slight or attempt + 1 == _ATTEMPTS:
+            judged = self._result.accuracy[rows:]
+            if not _may_be_a_kink(failed, judged, _KINKS) or attempt + 1 == _ATTEMPTS:
                 return
             del self._result.checks[checks:], self._result.accuracy[rows:]
             self._result.notes.append(
@@ -209,7 +209,8 @@ class Trials:
         self, family: Family, training: bool, make: Callable, new_state: dict | None, grad: bool
     ) -> None:
         """Three disturbed runs know the size of an error only so well: one that exceeds it by a
-        little is asked for again, with other inputs, since what is wrong is wrong again."""
+        little, or that a kink explains, is asked for again, with other inputs, since what is wrong
+        is wrong again."""
         name = f"{family.name}, gradients" if grad else family.name
         for attempt in range(_ATTEMPTS):
             checks, rows = len(self._result.checks), len(self._result.accuracy)
@@ -229,13 +230,17 @@ class Trials:
             failed = [check for check in self._result.checks[checks:] if not check.passed]
             judged = self._result.accuracy[rows:]
             over = [_over(row) for row in judged if _over(row) > 1]
-            last = attempt + 1 == _ATTEMPTS
-            if not failed or not over or max(over) > _SLIGHTLY or last:
+            slight = bool(failed and over) and max(over) <= _SLIGHTLY
+            kink = grad and _may_be_a_kink(failed, judged, _KINKS_OF_FEW)
+            if not (slight or kink) or attempt + 1 == _ATTEMPTS:
                 return
             del self._result.checks[checks:], self._result.accuracy[rows:]
+            why = "its error is hardly more than allowed"
+            if not slight:
+                why = "a value near a kink may have changed sides"
             self._result.notes.append(
-                f"{name} ({MODES[training]}) asked for again with other inputs, since its error "
-                f"is hardly more than allowed: {failed[0].message}"
+                f"{name} ({MODES[training]}) asked for again with other inputs, since {why}: "
+                f"{failed[0].message}"
             )
 
     def _drawn_batches(self, own_batch: int) -> tuple:
@@ -400,6 +405,13 @@ class Trials:
         except CandidateError:
             return None
         return [v for k, v in received.items() if k[:1] == "o"]
+
+
+def _may_be_a_kink(failed: list[Check], judged: list[AccuracyRow], most: float) -> bool:
+    """failed: the checks of a trial that did; judged: its rows, up to the tensor that failed. most:
+    the relative error of a gradient that lacks, or has, a few elements of those that it should."""
+    wrong = any(check.trick != tricks.WRONG_GRADIENT for check in failed)
+    return bool(failed and judged) and not wrong and judged[-1].candidate.relative_error <= most
 
 
 def _over(row: AccuracyRow) -> float:
