@@ -239,10 +239,10 @@ class Model""",
     assert result.tricks == ["wrong gradient"], why(result)
 
 
-@pytest.mark.parametrize(("times", "verified"), [(1, True), (2, True), (3, False)])
-def test_a_gradient_that_is_slightly_off_once_is_asked_for_again(tmp_path, times, verified):
-    original = model("return self.gemm(x)")
-    once = original.replace(
+def kinked(original: str, times: int, change: str, forward: str) -> str:
+    """The original with `change` of the gradient `g` in so many backward passes; forward: of its
+    result, with `Kink.apply` where that is to happen."""
+    return original.replace(
         "class Model",
         f"""
 class Kink(torch.autograd.Function):
@@ -255,10 +255,16 @@ class Kink(torch.autograd.Function):
         Kink.calls += 1
         g = g.clone()
         if Kink.calls <= {times}:
-            g[0, 0] *= 0.95
+            {change}
         return g
 class Model""",
-    ).replace("return self.gemm(x)", "return Kink.apply(self.gemm(x))")
+    ).replace("return self.gemm(x)", forward)
+
+
+@pytest.mark.parametrize(("times", "verified"), [(1, True), (2, True), (3, False)])
+def test_a_gradient_that_is_slightly_off_once_is_asked_for_again(tmp_path, times, verified):
+    original = model("return self.gemm(x)")
+    once = kinked(original, times, "g[0, 0] *= 0.95", "return Kink.apply(self.gemm(x))")
     result = verify(tmp_path, original, once)
     assert result.verified == verified, why(result)
     assert result.tricks == ([] if verified else ["wrong gradient"])
@@ -271,26 +277,8 @@ class Model""",
 def test_a_kink_of_hostile_inputs_is_asked_for_again(tmp_path, times, verified):
     """Beyond a clamp's bounds nearly all of the gradient is zero: one element is a tenth of it."""
     original = model("return self.gemm(x)")
-    once = original.replace(
-        "class Model",
-        f"""
-class Kink(torch.autograd.Function):
-    calls = 0
-    @staticmethod
-    def forward(ctx, y):
-        return y.clone()
-    @staticmethod
-    def backward(ctx, g):
-        Kink.calls += 1
-        g = g.clone()
-        if Kink.calls <= {times}:
-            g[0, 0] = 0
-        return g
-class Model""",
-    ).replace(
-        "return self.gemm(x)",
-        "y = self.gemm(x)\n        return Kink.apply(y) if x.mean() > 900 else y",
-    )
+    forward = "y = self.gemm(x)\n        return Kink.apply(y) if x.mean() > 900 else y"
+    once = kinked(original, times, "g[0, 0] = 0", forward)
     result = verify(tmp_path, original, once, hostile=True)
     assert result.verified == verified, why(result)
     assert result.tricks == ([] if verified else ["wrong gradient"])

@@ -113,13 +113,14 @@ def measure(network, todo: list, table: RowTable, arguments, seconds: float) -> 
     command = [sys.executable, __file__, "--child", network.name, "--device", arguments.device]
     command += ["--modes", ",".join(modes), "--settings", ",".join(settings)]
     command += ["--rounds", str(arguments.rounds), "--row-seconds", str(arguments.row_seconds)]
-    command += ["--seconds", str(seconds)]
     command += ["--small"] * arguments.small + ["--compile"] * arguments.compile
     command += ["--turns", str(arguments.turns)]
-    late = time.monotonic() + seconds + LEAST_S
+    deadline = time.monotonic() + seconds
+    late = deadline + LEAST_S
     said: list[str] = []
     # Imports take a core or more for seconds: not while another network is timed.
     with Turns(arguments.turns).beside_others():
+        command += ["--seconds", str(deadline - time.monotonic())]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

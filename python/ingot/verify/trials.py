@@ -28,6 +28,7 @@ _SLIGHTLY = 1.5  # times what is allowed
 _KINKS = 1e-2  # relative: of a gradient that lacks a few elements of thousands, and no more
 # Of hostile inputs nearly all values may lie beyond a clamp's bounds: few have a gradient.
 _KINKS_OF_FEW = 0.3
+_NEAR_A_KINK = "a value near a kink may have changed sides"
 _FATAL = {"OutOfMemoryError": "memory", "AcceleratorError": "crash", "SystemExit": "crash"}
 
 
@@ -142,19 +143,34 @@ class Trials:
         side of it, and its element of the gradient be there or not. Among millions of values that
         happens now and then, to the original as well: a gradient that is off by so little is asked
         for again, with other inputs. What is wrong by itself is wrong again."""
-        for attempt in range(_ATTEMPTS):
-            checks, rows = len(self._result.checks), len(self._result.accuracy)
+
+        def ask(attempt: int) -> None:
             new_state = self.changed_state() if change else None
             more = {"through_data": change, "cotangents": self._cotangents()}
             self._trial(name, training, self._gradient_inputs(), new_state=new_state, **more)
+
+        def excuse(failed: list[Check], judged: list[AccuracyRow]) -> str:
+            return _NEAR_A_KINK if _may_be_a_kink(failed, judged, _KINKS) else ""
+
+        self._ask(name, training, ask, excuse)
+
+    def _ask(self, name: str, training: bool, ask: Callable, excuse: Callable) -> None:
+        """ask(attempt) runs a trial. excuse(failed, judged): why its failed checks may be chance,
+        or ""; judged: its rows, up to the tensor that failed. Asked again, a trial has failed only
+        if the last of its attempts did."""
+        for attempt in range(_ATTEMPTS):
+            checks, rows = len(self._result.checks), len(self._result.accuracy)
+            ask(attempt)
             failed = [check for check in self._result.checks[checks:] if not check.passed]
-            judged = self._result.accuracy[rows:]
-            if not _may_be_a_kink(failed, judged, _KINKS) or attempt + 1 == _ATTEMPTS:
+            if not failed or attempt + 1 == _ATTEMPTS:
+                return
+            why = excuse(failed, self._result.accuracy[rows:])
+            if not why:
                 return
             del self._result.checks[checks:], self._result.accuracy[rows:]
             self._result.notes.append(
-                f"{name} ({MODES[training]}) asked for again with other inputs, since a value near "
-                f"a kink may have changed sides: {failed[0].message}"
+                f"{name} ({MODES[training]}) asked for again with other inputs, since {why}: "
+                f"{failed[0].message}"
             )
 
     def _gradient_inputs(self) -> list:
@@ -212,8 +228,8 @@ class Trials:
         little, or that a kink explains, is asked for again, with other inputs, since what is wrong
         is wrong again."""
         name = f"{family.name}, gradients" if grad else family.name
-        for attempt in range(_ATTEMPTS):
-            checks, rows = len(self._result.checks), len(self._result.accuracy)
+
+        def ask(attempt: int) -> None:
             self._run(
                 Trial(
                     name,
@@ -227,21 +243,15 @@ class Trials:
                     cotangents=self._cotangents() if grad else None,
                 )
             )
-            failed = [check for check in self._result.checks[checks:] if not check.passed]
-            judged = self._result.accuracy[rows:]
+
+        def excuse(failed: list[Check], judged: list[AccuracyRow]) -> str:
             over = [_over(row) for row in judged if _over(row) > 1]
-            slight = bool(failed and over) and max(over) <= _SLIGHTLY
+            if over and max(over) <= _SLIGHTLY:
+                return "its error is hardly more than allowed"
             kink = grad and _may_be_a_kink(failed, judged, _KINKS_OF_FEW)
-            if not (slight or kink) or attempt + 1 == _ATTEMPTS:
-                return
-            del self._result.checks[checks:], self._result.accuracy[rows:]
-            why = "its error is hardly more than allowed"
-            if not slight:
-                why = "a value near a kink may have changed sides"
-            self._result.notes.append(
-                f"{name} ({MODES[training]}) asked for again with other inputs, since {why}: "
-                f"{failed[0].message}"
-            )
+            return _NEAR_A_KINK if kink else ""
+
+        self._ask(name, training, ask, excuse)
 
     def _drawn_batches(self, own_batch: int) -> tuple:
         largest = self._hostile_batch
@@ -411,7 +421,7 @@ def _may_be_a_kink(failed: list[Check], judged: list[AccuracyRow], most: float) 
     """failed: the checks of a trial that did; judged: its rows, up to the tensor that failed. most:
     the relative error of a gradient that lacks, or has, a few elements of those that it should."""
     wrong = any(check.trick != tricks.WRONG_GRADIENT for check in failed)
-    return bool(failed and judged) and not wrong and judged[-1].candidate.relative_error <= most
+    return bool(judged) and not wrong and judged[-1].candidate.relative_error <= most
 
 
 def _over(row: AccuracyRow) -> float:
