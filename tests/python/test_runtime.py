@@ -184,18 +184,26 @@ class Model(nn.Module):
         return self.bn(self.gemm(x) * self.scale)
 
 
+@pytest.mark.alone
 def test_host_time_of_a_call():
-    """The Python part of a call of an optimised module; the library's part is replaced. DESIGN
-    asks for 25 µs in all on an idle machine: this bound leaves room for a busy one."""
-    optimised = ingot.optimize(Model())
+    """The Python part of a call of an optimised module; the library's part is replaced. 16 µs where
+    eager's three operators take 36 (DESIGN asks for 25 in all); held against eager's, in turns,
+    since machines differ."""
+    model = Model()
+    optimised = ingot.optimize(model)
     x = torch.randn(4, 8)
     with torch.no_grad():
         optimised(x)
         optimised(x)
         (program,) = programs_of(optimised)
         program._run = lambda *arguments: 0
-        seconds = min(timeit.repeat(lambda: optimised(x), number=100, repeat=50)) / 100
-    assert seconds < 40e-6, f"{seconds * 1e6:.1f} µs"
+        turns = [(_microseconds(optimised, x), _microseconds(model, x)) for _ in range(50)]
+    ours, eager = map(min, zip(*turns))
+    assert ours < 0.8 * eager, f"{ours:.1f} µs, eager {eager:.1f} µs"
+
+
+def _microseconds(model, x):
+    return timeit.timeit(lambda: model(x), number=100) * 1e4
 
 
 def test_host_memory_is_bounded_over_batch_sizes():
