@@ -58,7 +58,10 @@ class SweepBuilder {
       }
     }
     for (const Update& update : graph_.updates) demand(update.value, kForever);
-    for (const Result& result : graph_.results) demand(result.value, kForever);
+    for (const Result& result : graph_.results) {
+      demand(result.value, kForever);
+      store_where_first_evaluated(result.value);
+    }
     int last = 0;
     for (const Label& label : had_) last = std::max(last, label.time);
     for (int time = last; time >= kPrelude; --time) {
@@ -76,10 +79,9 @@ class SweepBuilder {
   static constexpr int kPrelude = -1;  // before all: vectors that are computed once
 
   struct Demand {
-    bool wanted = false, placed = false;
+    bool wanted = false;
     int before = kForever;  // the earliest sweep that loads it
-    int home = 0;           // earliest time at which a sweep can compute it (free values)
-    int hosted = kForever;  // time of the earlier sweep that stores it, as it evaluates it anyway
+    int home = 0;           // time of the sweep that stores it; until it has one, the earliest
   };
 
   // Which sweep evaluates a value first; from when on, and how, later ones have it.
@@ -100,19 +102,18 @@ class SweepBuilder {
     }
     Group& group = schedule_.groups[static_cast<size_t>(had(id).group)];
     add_once(had(id).via == Via::tail ? group.tail_stores : group.stores, id);
-    own.placed = true;
   }
 
   // Those of the wanted values without a place that fit get one, in graph order.
   template <class Fits, class Place>
-  void place_if(Fits fits, Place place) {
+  void place_if(int time, Fits fits, Place place) {
     for (auto it = homeless_.begin(); it != homeless_.end();) {
       const ValueId id = *it;
       if (!fits(id)) {
         ++it;
         continue;
       }
-      demand_of(id).placed = true;
+      demand_of(id).home = time;
       it = homeless_.erase(it);
       place(id);
     }
@@ -172,6 +173,16 @@ class SweepBuilder {
     return -1;
   }
 
+  // From then on later sweeps may load what they would compute again.
+  void store_where_first_evaluated(ValueId id) {
+    const int host = homeless_.contains(id) ? host_of(id, demand_of(id).before) : -1;
+    if (host < 0) return;
+    Group& group = schedule_.groups[static_cast<size_t>(host)];
+    group.stores.push_back(id);
+    demand_of(id).home = group.time;
+    homeless_.erase(id);
+  }
+
   bool fills(ValueId id, const Shape& space) const {
     const Shape& shape = graph_[id].shape;
     return shape.static_elements() == space.static_elements() && shape.batched == space.batched;
@@ -200,8 +211,6 @@ class SweepBuilder {
       if (from > time) return kImpossible;
       return stored_anyway ? once : rereads(own) ? 3 * once : 2 * once;
     }
-    if (wanted.hosted < time) return once;
-    if (wanted.placed) return kImpossible;  // by a sweep of this time or later
     if (wanted.wanted) return wanted.home < time ? once : kImpossible;
     if (own.time < time && host_of(id, time) >= 0) return 2 * once;
     // A vector may get a small sweep of its own, also before the first.
@@ -249,8 +258,9 @@ class SweepBuilder {
       if (schedule_.groups[i].time == time && !build_group(i)) return false;
     }
     std::vector<Group> maps;
-    place_if([&](ValueId id) { return demand_of(id).home == time; },
-             [&](ValueId id) { place_free(id, time, maps); });
+    place_if(
+        time, [&](ValueId id) { return demand_of(id).home == time; },
+        [&](ValueId id) { place_free(id, time, maps); });
     for (const Group& group : maps) {
       if (!build_map(group)) return false;
     }
@@ -307,7 +317,7 @@ class SweepBuilder {
       return own.before > group.time && own.home <= group.time &&
              cones_[index][static_cast<size_t>(id)] && fills(id, group.space);
     };
-    place_if(hosted, [&](ValueId id) { group.stores.push_back(id); });
+    place_if(group.time, hosted, [&](ValueId id) { group.stores.push_back(id); });
   }
 
   // The tail, and with it which statistics anyone wants.
@@ -362,7 +372,7 @@ class SweepBuilder {
       return own.before == kForever && own.home <= group.time && small && whole &&
              node.kind == NodeKind::pointwise && !is_deferred(id);
     };
-    place_if(hosted, [&](ValueId id) { group.tail_stores.push_back(id); });
+    place_if(group.time, hosted, [&](ValueId id) { group.tail_stores.push_back(id); });
   }
 
   // False where it cannot be computed without what is not to be loaded.
@@ -410,14 +420,8 @@ class SweepBuilder {
       if (graph_[id].kind == NodeKind::leaf) continue;
       const bool prelude = had(id).via == Via::free && had(id).time == group.time;
       if (had(id).via == Via::free && !demand_of(id).wanted && !prelude) {
-        const int host = host_of(id, group.time);
         demand(id, group.time);
-        if (host >= 0) {
-          schedule_.groups[static_cast<size_t>(host)].stores.push_back(id);
-          demand_of(id).placed = true;
-          demand_of(id).hosted = schedule_.groups[static_cast<size_t>(host)].time;
-          homeless_.erase(id);
-        }
+        store_where_first_evaluated(id);
       } else {
         demand(id, group.time, prelude ? kPrelude : 0);
       }

@@ -222,9 +222,11 @@ TEST(Plan, StoresOneValueOfEveryElementInAnEpilogueOnAGpu) {
   expect_meaning(graph, plan);
 }
 
-// x = x + tanh(layer_norm(x)·Wᵀ), again and again. stored: each product is a result too, as
-// backward wants it.
-Graph residual_layers(int count, bool stored) {
+enum class Stored { nothing, products, products_and_sums };
+
+// x = x + tanh(layer_norm(x)·Wᵀ), again and again. stored: what are results too, as backward wants
+// them.
+Graph residual_layers(int count, Stored stored) {
   GraphBuilder builder;
   const std::map<std::string, Attribute> axes = {{"axes", std::vector<int64_t>{kFeatures}}};
   ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, kOuter});
@@ -232,8 +234,9 @@ Graph residual_layers(int count, bool stored) {
     const ValueId w = builder.leaf(LeafRole::parameter, fmt::format("w{}", i), DType::f32,
                                    {false, kOuter, 1, kOuter});
     const ValueId y = builder.matmul(apply_operator(builder, "layer_norm", {{x}, axes}), w, true);
-    if (stored) builder.result(y, fmt::format("y{}", i));
+    if (stored != Stored::nothing) builder.result(y, fmt::format("y{}", i));
     x = builder.pointwise(PointwiseOp::add_, {x, builder.pointwise(PointwiseOp::tanh_, {y})});
+    if (stored == Stored::products_and_sums) builder.result(x, fmt::format("x{}", i));
   }
   builder.result(apply_operator(builder, "layer_norm", {{x}, axes}), "out");
   return builder.take();
@@ -248,7 +251,7 @@ size_t most_loads(const Plan& plan) {
 TEST(Plan, StoresWhatGrowsFromLayerToLayerOnAGpu) {
   Target target = target_with(true);
   target.device = Target::Device::cuda;
-  for (const bool stored : {true, false}) {
+  for (const Stored stored : {Stored::nothing, Stored::products, Stored::products_and_sums}) {
     const Graph graph = residual_layers(9, stored);
     const Plan plan = make_plan(graph, target, Precision::fp32);
     EXPECT_LE(most_loads(plan), 3U) << to_string(plan);
