@@ -12,7 +12,7 @@ import random
 import ingot
 import pytest
 import torch
-from ingot.capture import assembly
+from ingot.capture import kept as keeping
 from live import compare, regions_run
 from random_agreement import agree
 from test_gradients import calls_of
@@ -185,7 +185,7 @@ def test_what_a_maximum_is_of_is_kept_where_kernels_round_otherwise(function, ke
     x, counts, gradients = torch.randn(64, 32), [], []
     model = Model(function)
     for alike in (True, False):
-        monkeypatch.setattr(assembly, "computes_alike", lambda device_type, alike=alike: alike)
+        monkeypatch.setattr(keeping, "computes_alike", lambda device_type, alike=alike: alike)
         torch._dynamo.reset()
         model.zero_grad()
         optimised = ingot.optimize(model)

@@ -269,14 +269,20 @@ class MambaBlock(nn.Module):
 
 
 class Perceptron(nn.Module):
-    """Of tables: fifty residual layers."""
+    """Of tables: residual layers, each of which adds to what the next one normalises."""
 
-    def __init__(self, features: int, width: int, layers: int):
+    def __init__(
+        self,
+        features: int,
+        width: int,
+        layers: int,
+        norm: type = nn.LayerNorm,
+        activation: type = nn.GELU,
+    ):
         super().__init__()
         self.enter = nn.Linear(features, width)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
-            for _ in range(layers)
+            nn.Sequential(norm(width), nn.Linear(width, width), activation()) for _ in range(layers)
         )
         self.leave = nn.Linear(width, 1)
 

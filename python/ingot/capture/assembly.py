@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from typing import Any
 
@@ -12,13 +11,7 @@ from ingot.capture.captured import Captured, CaptureError, Region, Slot, TorchSt
 from ingot.capture.convolution_bias import in_place
 from ingot.capture.custom_ops import run_batch_norm, without_autocast
 from ingot.capture.cutting import Cut
-from ingot.capture.decisions import (
-    compared_with,
-    computes_alike,
-    decides,
-    is_exact,
-    is_repeated,
-)
+from ingot.capture.kept import Kept
 from ingot.capture.layout import Leaf, UnfitError, Value, hint
 from ingot.capture.nodes import (
     WITHOUT_AUTOCAST,
@@ -30,12 +23,10 @@ from ingot.capture.nodes import (
     schema_name,
     where,
 )
-from ingot.capture.normalisations import batch_statistics
-from ingot.capture.products import KEEPING_OPERANDS, PASSING_ON, PRODUCTS
 from ingot.capture.recurrent import run_recurrent
 from ingot.capture.reference import reference_of
 from ingot.capture.region import RegionBuilder
-from ingot.capture.table import HALVES, SHAPE_OPERATORS
+from ingot.capture.table import SHAPE_OPERATORS
 
 _aten = torch.ops.aten
 
@@ -199,10 +190,7 @@ class _Assembly:
             names.append(node.name)
             slots[node] = len(slots)
             made.append(slots[node])
-        stored = self._stored(level, region, list(given), results, layouts) if made else {}
-        names += [node.name for node, at in stored.items() if at >= len(names)]
-        statistics = self._statistics(level, region, results, layouts) if made else {}
-        names += [f"{node.name}_{kind}" for node, kinds in statistics.items() for kind in kinds]
+        kept = Kept(self.cut, level, list(given), results, layouts, names)
         nodes = [node for node, own in self.taken.items() if own == level]
         updates = any(self.entries[n].level == level and moves_statistics(n) for n in nodes)
         if not results and not updates:
@@ -239,8 +227,8 @@ class _Assembly:
             reference=reference_of(
                 [node for node, _ in region.leaves],
                 list(given),
-                stored,
-                statistics,
+                kept.values,
+                kept.statistics,
                 self._literals(),
             ),
         )
@@ -248,83 +236,6 @@ class _Assembly:
     def _literals(self) -> dict[torch.fx.Node, Any]:
         numbers = (bool, int, float)
         return {n: e.value for n, e in self.entries.items() if isinstance(e.value, numbers)}
-
-    def _stored(self, level: int, region, given: list, results: list, layouts: list) -> dict:
-        """Products, operands of products, and decisions, that backward reads: by their place among
-        the region's results, to which those that nothing else wants are added."""
-        stored: dict[torch.fx.Node, int] = {}
-
-        def store(kept: torch.fx.Node) -> None:
-            value = self.entries[kept].value
-            if kept in given:
-                stored[kept] = given.index(kept)
-            elif isinstance(value, Value) and value.id not in results:
-                with contextlib.suppress(UnfitError):
-                    layouts.append(region.result_layout(value, value))
-                    results.append(value.id)
-                    stored[kept] = len(results) - 1
-
-        nodes = [node for node, own in self.taken.items() if own == level and self.gradients]
-        for node in nodes:
-            if schema_name(node.target) in PRODUCTS:
-                wanted = [node] if self._is_read_backwards(node, level) else []
-                for kept in (*wanted, *self._operands_kept(node, level)):
-                    store(kept)
-        inside = set(nodes)
-        for node in filter(decides, nodes):
-            same = is_repeated(node, inside.__contains__, stored.__contains__)
-            if not same and self._is_read_backwards(node, level):
-                store(node)
-        compared = [] if computes_alike(self.cut.device_type) else map(compared_with, nodes)
-        for kept in compared:
-            if kept in inside and not is_exact(kept, inside.__contains__, stored.__contains__):
-                store(kept)
-        return stored
-
-    def _is_read_backwards(self, node: torch.fx.Node, level: int) -> bool:
-        """Whether a derivative in the region reads the node's value: not those of sums of it."""
-        for user in node.users:
-            if self.taken.get(user) != level:
-                continue
-            name = schema_name(user.target)
-            passes = name in PASSING_ON or name in SHAPE_OPERATORS
-            if not passes or self._is_read_backwards(user, level):
-                return True
-        return False
-
-    def _operands_kept(self, product: torch.fx.Node, level: int) -> list[torch.fx.Node]:
-        """Operands that forward writes for the product alone and PyTorch keeps for backward, beside
-        what they are computed from: kept, they need not be computed again, in no more memory."""
-        return [
-            operand
-            for operand in product.all_input_nodes
-            if self.taken.get(operand) == level
-            and schema_name(operand.target) in KEEPING_OPERANDS
-            and isinstance(self.entries[operand].value, Value)
-        ]
-
-    def _statistics(self, level: int, region, results: list, layouts: list) -> dict:
-        """Of batch norms in training, what backward reads: the places of mean and variance (or of
-        what follows from it) among the region's results, to which they are added. The norm's own
-        sweep makes them: behind a product from what is then rounded where a 16-bit result is
-        stored, but x̂ must come from one and the same."""
-        found: dict[torch.fx.Node, dict[str, int]] = {}
-        halves = any(layout.dtype in HALVES for layout in layouts)
-        behind_product = self.cut.has_product(level)
-        if halves and behind_product:
-            return found
-        for node, own in self.taken.items() if self.gradients else ():
-            trained = node.target is torch.ops.ingot.batch_norm.default and node.args[6]
-            if own != level or not trained:
-                continue
-            value = self.entries[node].value
-            for kind, (identity, layout) in batch_statistics(
-                region, value, not behind_product
-            ).items():
-                found.setdefault(node, {})[kind] = len(results)
-                results.append(identity)
-                layouts.append(layout)
-        return found
 
     def _torch_step(self, node: torch.fx.Node, slots: dict) -> TorchStep:
         def reference(argument):

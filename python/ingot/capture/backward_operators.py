@@ -124,18 +124,54 @@ class BatchNormByStatistics(torch.autograd.Function):
         return *found, None, None, None
 
 
-class ReluByResult(torch.autograd.Function):
-    """ReLU where its result was stored: backward need not compute what it was applied to."""
+# By results ---------------------------------------------------------------------------------------
+
+
+class _ByResult(torch.autograd.Function):
+    """An operator whose result was stored: backward need not compute what it was applied to."""
 
     @staticmethod
-    def forward(ctx, x, result):
+    def forward(ctx, x, result, backward):
         ctx.save_for_backward(result)
+        ctx.gradient_of_x = backward
         return result.view_as(result)
 
     @staticmethod
     def backward(ctx, grad):
         (result,) = ctx.saved_tensors
-        return _aten.threshold_backward.default(grad, result, 0), None
+        return ctx.gradient_of_x(grad, result), None, None
+
+
+def relu_by_result(result, x):
+    return _ByResult.apply(x, result, lambda g, y: _aten.threshold_backward.default(g, y, 0))
+
+
+def _sigmoid_by_result(result, x):
+    return _ByResult.apply(x, result, _aten.sigmoid_backward.default)
+
+
+def _tanh_by_result(result, x):
+    return _ByResult.apply(x, result, _aten.tanh_backward.default)
+
+
+def _softmax_by_result(result, x, dim, dtype=None):
+    backward = _aten._softmax_backward_data.default
+    return _ByResult.apply(x, result, lambda g, y: backward(g, y, dim, x.dtype))
+
+
+def _log_softmax_by_result(result, x, dim, dtype=None):
+    backward = _aten._log_softmax_backward_data.default
+    return _ByResult.apply(x, result, lambda g, y: backward(g, y, dim, x.dtype))
+
+
+# The same operators with a result that was stored in front of their arguments.
+BY_RESULT: dict[Any, Callable] = {
+    _aten.relu.default: relu_by_result,
+    _aten.sigmoid.default: _sigmoid_by_result,
+    _aten.tanh.default: _tanh_by_result,
+    _aten.softmax.int: _softmax_by_result,
+    _aten.log_softmax.int: _log_softmax_by_result,
+}
 
 
 # Layer norm, RMS norm, group norm -----------------------------------------------------------------

@@ -39,6 +39,7 @@ from ingot.capture.nodes import (
     where,
 )
 from ingot.capture.region import RegionBuilder
+from ingot.capture.stages import stages_of
 from ingot.capture.table import SHAPE_OPERATORS, TABLE, Call
 from ingot.runtime.signature import DTYPE_NAMES
 
@@ -75,6 +76,7 @@ class Cut:
         self.updated: set[torch.fx.Node] = set()
         self.delegate_batches = {0}
         self.last_random = 0
+        self._stages = stages_of(feed.graph) if feed.staged else {}
 
         self._read()
 
@@ -176,11 +178,15 @@ class Cut:
         return True
 
     def _ingot_level(self, node: torch.fx.Node) -> int:
-        level = 1
+        level = self._first_level(node) + 1
         for argument in node.all_input_nodes:
             known = self.entries[argument].level
             level = max(level, known if known % 2 else known + 1)
         return level
+
+    def _first_level(self, node: torch.fx.Node) -> int:
+        """Of the node's stage; there are no more levels in one than changes of hands."""
+        return 2 * len(self.feed.graph.nodes) * self._stages.get(node, 0)
 
     def _take(self, node, name: str, level: int, region: RegionBuilder) -> None:
         arguments = named_arguments(node)
@@ -262,7 +268,7 @@ class Cut:
             self.delegate_batches.add(1)  # one value per channel: PyTorch's own error
 
     def _leave_to_torch(self, node, name: str, reason: str | None) -> None:
-        level = 0
+        level = self._first_level(node)
         for argument in node.all_input_nodes:
             known = self.entries[argument].level
             level = max(level, known + 1 if known % 2 else known)

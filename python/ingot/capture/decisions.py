@@ -81,7 +81,7 @@ def is_exact(node: torch.fx.Node, inside: Callable, stored: Callable) -> bool:
     if not inside(node):
         return True
     name = schema_name(node.target)
-    if name in PRODUCTS:  # what follows one in 16 bits reads sums that were not rounded
+    if name in PRODUCTS or stored(node):  # what follows in 16 bits reads what was not rounded
         return stored(node) and node.meta["val"].dtype not in HALVES
     known = name in _EXACT | _COMPARISONS | _LOGICAL | SHAPE_OPERATORS
     known = known or node.target is operator.getitem

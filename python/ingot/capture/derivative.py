@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 
-from ingot.capture.backward_operators import BatchNormByStatistics, ReluByResult
+from ingot.capture.backward_operators import BY_RESULT, BatchNormByStatistics, relu_by_result
 from ingot.capture.captured import Region
 from ingot.capture.nodes import is_pure, mutates
 from ingot.capture.reference import Reference
@@ -91,9 +91,10 @@ def derivative_of(
     with unwatched(), mode, enable_python_dispatcher():
         traced = _Trace(region, fakes, wanted, by_statistics=bool(decompositions))
         graph = make_fx(traced.gradients, decompositions)(*traced.inputs())
-    _simplify(graph.graph)
-    graph.recompile()
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    _simplify(graph.graph)
+    _measure_gradients(graph.graph, placeholders[len(placeholders) - sum(traced.differentiable) :])
+    graph.recompile()
     bound = batch is None or bool(shapes.replacements) or bool(shapes.guards)
     stored = (*traced.places, *traced.statistics, *traced.kept)
     results = list(stored)
@@ -129,6 +130,20 @@ def _simplify(graph: torch.fx.Graph) -> None:
     _make_functional(graph)
     graph.eliminate_dead_code()
     _share(graph)
+
+
+def _measure_gradients(graph: torch.fx.Graph, gradients: Sequence[torch.fx.Node]) -> None:
+    """Reads sizes off the gradients that are given, where they tell: a tensor of which nothing else
+    is read would be kept for them."""
+    dimensions = {
+        size.node.expr: (gradient, dimension)
+        for gradient in gradients
+        for dimension, size in enumerate(gradient.meta["val"].shape)
+        if isinstance(size, torch.SymInt)
+    }
+    for node in graph.nodes:
+        if node.target is _aten.sym_size.int:
+            node.args = dimensions.get(node.meta["val"].node.expr, node.args)
 
 
 def _share(graph: torch.fx.Graph) -> None:
@@ -322,7 +337,7 @@ def _reading_stored(
     for place in places:
         node, given = copies[originals[by_place[place]]], placeholder(place)
         with graph.inserting_after(node):
-            used = graph.call_function(_stored, (node, given))
+            used = graph.call_function(_stored, (given, node.target, node, *node.args))
         node.replace_all_uses_with(used, delete_user_cb=lambda user, keep=used: user is not keep)
         output = torch.fx.node.map_arg(output, lambda n, a=node, b=used: b if n is a else n)
         made.append(used)
@@ -350,12 +365,15 @@ def _batch_norm(stored: dict[str, torch.Tensor | None], *args: Any):
 def _relu(x: torch.Tensor, result: torch.Tensor | None) -> torch.Tensor:
     if result is None:
         return _aten.relu.default(x)
-    return ReluByResult.apply(x, result.reshape(x.shape))
+    return relu_by_result(result.reshape(x.shape), x)
 
 
-def _stored(computed: torch.Tensor, stored: torch.Tensor | None) -> torch.Tensor:
+def _stored(stored: torch.Tensor | None, operator: Any, computed: torch.Tensor, *args: Any) -> Any:
+    """operator, args: what computes it."""
     if stored is None:
         return computed
+    if operator in BY_RESULT:
+        return BY_RESULT[operator](stored, *args)
     # Flags have no derivative.
     return _Stored.apply(computed, stored) if stored.is_floating_point() else stored
 

@@ -47,7 +47,8 @@ class Feed:
     that the importer reads; lays_out: whether dimensions of results lie in memory in the order that
     PyTorch gives them; example_batch: the batch size of the call that it was traced for, if known;
     trains_chains: whether chains without a product may be taken where gradients are needed, since
-    what runs them has derivatives that are regions.
+    what runs them has derivatives that are regions; staged: whether a region ends after a few
+    products one behind another.
     """
 
     graph: torch.fx.Graph
@@ -62,6 +63,7 @@ class Feed:
     lays_out: bool = False
     example_batch: int | None = None
     trains_chains: bool = False
+    staged: bool = False
 
 
 def device_type_of(values: list) -> str:

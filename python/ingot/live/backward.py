@@ -82,7 +82,7 @@ def _by_regions(region, leaves, needed, batch, precision, compile) -> tuple | No
         _with_own_products(graph, precision, (transposed_product,))
         if not region.reference.products and any(map(_has_channels_last, region.leaf_layouts)):
             hand_on_channels_last(graph)
-        captured = import_graph(_feed_of(derivative, region, leaves))
+        captured = import_graph(_feed_of(derivative, region, leaves, staged=True))
         _check_gain(captured)
         return derivative, compile(with_own_products(apart(captured), precision))
     except (CaptureError, IngotError) as error:
@@ -147,7 +147,9 @@ def _is_free(step: TorchStep) -> bool:
     return name in PRODUCTS or name in SHAPE_OPERATORS or name.startswith("aten::sym_")
 
 
-def _feed_of(derivative: Derivative, region: Region, leaves: Sequence[torch.Tensor]) -> Feed:
+def _feed_of(
+    derivative: Derivative, region: Region, leaves: Sequence[torch.Tensor], staged: bool = False
+) -> Feed:
     roles = [
         (value["op"], value["name"])
         for value in region.graph["values"]
@@ -165,4 +167,5 @@ def _feed_of(derivative: Derivative, region: Region, leaves: Sequence[torch.Tens
         leaves[0].device.type,
         derivative.symbol,
         derivative.batch if derivative.symbol is None else None,
+        staged=staged,
     )

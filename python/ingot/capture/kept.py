@@ -1,0 +1,228 @@
+"""What a region stores for its backward pass: no product is computed again, and what is kept is
+meant to take no more memory than what eager PyTorch keeps in its place."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+from ingot.capture.backward_operators import BY_RESULT
+from ingot.capture.cutting import Cut
+from ingot.capture.decisions import (
+    compared_with,
+    computes_alike,
+    decides,
+    is_exact,
+    is_repeated,
+)
+from ingot.capture.layout import UnfitError, Value, size_in_bytes
+from ingot.capture.nodes import schema_name
+from ingot.capture.normalisations import batch_statistics
+from ingot.capture.products import KEEPING_OPERANDS, PASSING_ON, PRODUCTS
+from ingot.capture.table import HALVES, SHAPE_OPERATORS
+from ingot.runtime.layouts import ResultLayout
+
+# For whose derivatives eager keeps what they are applied to.
+_KEPT_BY_EAGER = {
+    *PRODUCTS,
+    *KEEPING_OPERANDS,
+    *("aten::pow", "aten::rms_norm", "aten::group_norm", "ingot::batch_norm"),
+}
+
+
+class Kept:
+    """Adds to a region's results what backward reads.
+
+    given: nodes that something outside the region reads; results, layouts, names: of these, to
+    which the further ones are added. values: nodes of products, of their operands, of sums and of
+    decisions, with their place among the results; statistics: of batch norms in training, with
+    those of "mean" and "variance", or of what follows from it.
+    """
+
+    def __init__(
+        self,
+        cut: Cut,
+        level: int,
+        given: list[torch.fx.Node],
+        results: list[int],
+        layouts: list[ResultLayout],
+        names: list[str],
+    ):
+        self.cut, self.level, self.region = cut, level, cut.regions[level]
+        self.given, self.results, self.layouts, self.names = given, results, layouts, names
+        self.values: dict[torch.fx.Node, int] = {}
+        self.statistics: dict[torch.fx.Node, dict[str, int]] = {}
+        if cut.gradients and given:
+            self.nodes = dict.fromkeys(node for node, own in cut.taken.items() if own == level)
+            self._results()
+            self._sums()
+            self._products()
+            self._decisions()
+            self._batch_statistics()
+
+    def _store(self, node: torch.fx.Node) -> None:
+        value = self.cut.entries[node].value
+        if node in self.given:
+            self.values[node] = self.given.index(node)
+        elif isinstance(value, Value) and value.id not in self.results:
+            with contextlib.suppress(UnfitError):
+                layout = self.region.result_layout(value, value)
+                self.values[node] = self._add(value.id, layout, node.name)
+
+    def _add(self, identity: int, layout: ResultLayout, name: str) -> int:
+        self.results.append(identity)
+        self.layouts.append(layout)
+        self.names.append(name)
+        return len(self.results) - 1
+
+    def _results(self) -> None:
+        """Those of activations that are handed out anyway, where nothing beneath need be kept then:
+        the derivative reads the result, as PyTorch's does."""
+        for node in reversed(self.nodes):
+            if node.target not in BY_RESULT or node not in self.given or _is_off(node):
+                continue
+            beneath = [below for below in self._beneath(node) if self._is_read(below)]
+            self._store(node)
+            if all(map(self._is_read, beneath)):
+                del self.values[node]
+
+    def _sums(self) -> None:
+        """Those in whose place nothing that they are made of need be kept, and those that PyTorch
+        keeps too and that would follow from one another, layer by layer, through all of a network.
+        One that is handed out may be written by whoever gets it, unless eager keeps it, too."""
+        for node in reversed(self.nodes):
+            if schema_name(node.target) not in PASSING_ON or not self._is_read(node):
+                continue
+            wanted = kept = self._is_kept_by_eager(node)
+            if node not in self.given:
+                wanted = self._replaces_products(node) or (kept and _is_of_a_chain(node))
+            if wanted:
+                self._store(node)
+
+    def _is_kept_by_eager(self, node: torch.fx.Node) -> bool:
+        return any(_keeps_operand(user) for user in node.users if user in self.nodes)
+
+    def _replaces_products(self, node: torch.fx.Node) -> bool:
+        """Whether they take as much memory, and nothing else reads them backwards."""
+        stored = {**self.values, node: -1}
+        products = {p for p in self._beneath(node) if not self._is_read(p, stored)}
+        return sum(map(_bytes, products)) >= _bytes(node)
+
+    def _beneath(self, node: torch.fx.Node) -> set[torch.fx.Node]:
+        """Products of the region from which a sum, or an activation of one, is put together."""
+        found, seen, ahead = set(), set(), list(node.all_input_nodes)
+        while ahead:
+            below = ahead.pop()
+            if below in seen or below not in self.nodes:
+                continue
+            seen.add(below)
+            if schema_name(below.target) in PRODUCTS:
+                found.add(below)
+            elif _passes_on(below):
+                ahead += below.all_input_nodes
+        return found
+
+    def _products(self) -> None:
+        for node in self.nodes:
+            if schema_name(node.target) not in PRODUCTS:
+                continue
+            wanted = [node] if self._is_read(node) else []
+            for kept in (*wanted, *self._operands(node)):
+                self._store(kept)
+
+    def _is_read(self, node: torch.fx.Node, stored: dict | None = None) -> bool:
+        """Whether a derivative in the region reads the node's value: not those of sums of it, nor
+        one that reads a sum of it, or its own result, which is stored."""
+        stored = self.values if stored is None else stored
+        seen, ahead = set(), [node]
+        while ahead:
+            for user in ahead.pop().users:
+                passes = _passes_on(user)
+                known = user in stored and (passes or user.target in BY_RESULT)
+                if known or user in seen or user not in self.nodes:
+                    continue
+                if not passes:
+                    return True
+                seen.add(user)
+                ahead.append(user)
+        return False
+
+    def _operands(self, product: torch.fx.Node) -> list[torch.fx.Node]:
+        """Operands that forward writes for the product alone and PyTorch keeps for backward, beside
+        what they are computed from: kept, they need not be computed again, in no more memory. A
+        norm of a sum that is stored is written by backward, which reads the sum anyway."""
+        return [
+            operand
+            for operand in product.all_input_nodes
+            if operand in self.nodes
+            and schema_name(operand.target) in KEEPING_OPERANDS
+            and isinstance(self.cut.entries[operand].value, Value)
+            and not self._is_norm_of_stored_sum(operand)
+        ]
+
+    def _is_norm_of_stored_sum(self, operand: torch.fx.Node) -> bool:
+        of = operand.args[0]
+        return (
+            of in self.values and _is_sum(of) and schema_name(operand.target) == "aten::layer_norm"
+        )
+
+    def _decisions(self) -> None:
+        inside, stored = self.nodes.__contains__, self.values.__contains__
+        for node in filter(decides, self.nodes):
+            if not is_repeated(node, inside, stored) and self._is_read(node):
+                self._store(node)
+        if computes_alike(self.cut.device_type):
+            return
+        for kept in map(compared_with, self.nodes):
+            if kept in self.nodes and not is_exact(kept, inside, stored):
+                self._store(kept)
+
+    def _batch_statistics(self) -> None:
+        """Of batch norms in training, what backward reads: mean and variance, or what follows from
+        it. The norm's own sweep makes them: behind a product from what is then rounded where a
+        16-bit result is stored, but x̂ must come from one and the same."""
+        behind_product = self.cut.has_product(self.level)
+        if behind_product and any(layout.dtype in HALVES for layout in self.layouts):
+            return
+        for node in self.nodes:
+            if node.target is not torch.ops.ingot.batch_norm.default or not node.args[6]:
+                continue
+            value = self.cut.entries[node].value
+            for kind, (identity, layout) in batch_statistics(
+                self.region, value, not behind_product
+            ).items():
+                at = self._add(identity, layout, f"{node.name}_{kind}")
+                self.statistics.setdefault(node, {})[kind] = at
+
+
+def _passes_on(node: torch.fx.Node) -> bool:
+    """Whether its derivative reads none of its operands."""
+    name = schema_name(node.target)
+    return name in PASSING_ON or name in SHAPE_OPERATORS
+
+
+def _is_sum(node: torch.fx.Node) -> bool:
+    return schema_name(node.target) in PASSING_ON and len(node.all_input_nodes) > 1
+
+
+def _is_of_a_chain(node: torch.fx.Node) -> bool:
+    """Whether it is a term of another sum, or has one."""
+    return _is_sum(node) and any(map(_is_sum, (*node.all_input_nodes, *node.users)))
+
+
+def _keeps_operand(node: torch.fx.Node) -> bool:
+    """Whether eager keeps, for its derivative, what it is applied to."""
+    name, operands = schema_name(node.target), node.all_input_nodes
+    squares = name == "aten::mul" and len(operands) == 1 and node.args[0] is node.args[1]
+    return squares or name in _KEPT_BY_EAGER
+
+
+def _is_off(node: torch.fx.Node) -> bool:
+    """Whether a result may have been put together from what was rounded to 16 bits and what was
+    not: those of reductions. Backward rather computes it again than takes it at its word."""
+    return len(node.args) > 1 and node.meta["val"].dtype in HALVES
+
+
+def _bytes(node: torch.fx.Node) -> int:
+    return size_in_bytes(node.meta["val"])

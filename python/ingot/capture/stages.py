@@ -1,0 +1,43 @@
+"""Stages of a backward pass: how far apart its products are.
+
+What a region gives lies in memory until its last launch, and the products of weights' gradients run
+behind it. A network's backward pass is therefore cut, by the number of products on the way from
+the gradients that are given, into regions of a few layers: what a layer stored is let go a few
+layers later.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ingot.capture.nodes import schema_name
+from ingot.capture.products import PRODUCTS
+
+_MOST_PRODUCTS = 2  # one behind another, in a stage
+
+
+def stages_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
+    """By node; in none but the first where the graph has few products one behind another. What
+    reads no product (it computes again what forward did not store) belongs where it is read first.
+    """
+    depths = _depths(graph)
+    deepest = max(depths.values(), default=0)
+    if deepest <= _MOST_PRODUCTS:
+        return {}
+    count = -(-deepest // _MOST_PRODUCTS)
+    stages = {n: max(0, depth - 1) * count // deepest for n, depth in depths.items()}
+    for node in reversed(graph.nodes):
+        if not depths.get(node) and node.op == "call_function":
+            readers = [stages[user] for user in node.users if user in stages]
+            stages[node] = min(readers, default=0)
+    return stages
+
+
+def _depths(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
+    """Products on the longest way to a node, itself included."""
+    depths: dict[torch.fx.Node, int] = {}
+    for node in graph.nodes:
+        if node.op == "call_function":
+            before = max((depths.get(a, 0) for a in node.all_input_nodes), default=0)
+            depths[node] = before + (schema_name(node.target) in PRODUCTS)
+    return depths

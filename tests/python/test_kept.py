@@ -1,0 +1,153 @@
+"""What a training step keeps between forward and backward, and how long."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import ingot
+import pytest
+import torch
+from ingot.live import steps
+from test_gradients import calls_of, error, gradients_of, three_of
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools" / "gpu_checks"))
+
+from own_networks import Perceptron
+
+
+class OneResidual(nn.Module):
+    def __init__(self, reader):
+        super().__init__()
+        self.a, self.b, self.reader = nn.Linear(64, 64), nn.Linear(64, 64), reader
+
+    def forward(self, x):
+        return self.b(self.reader(x + self.a(x)))
+
+
+class Summed(nn.Module):
+    """A sum that is handed out, and another that something reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        y = x - self.a(x)
+        return y, torch.sigmoid(y + self.b(nn.functional.layer_norm(y, (64,)))) * 2
+
+
+def layers(*activations: nn.Module) -> nn.Sequential:
+    """A product before each, the last of them behind all."""
+    return nn.Sequential(*(part for a in activations for part in (nn.Linear(64, 64), a)))
+
+
+MODULES = {
+    "residual layers": lambda: residual(6),
+    "residual layers, RMSNorm": lambda: residual(5, norm=nn.RMSNorm),
+    "residual layers, tanh": lambda: residual(5, activation=nn.Tanh),
+    "an autoencoder": lambda: layers(nn.GELU(), nn.GELU(), nn.GELU(), nn.Sigmoid()),
+    "ReLU in front": lambda: layers(nn.ReLU(), nn.ReLU()),
+    "tanh in front": lambda: layers(nn.GELU(), nn.Tanh()),
+    "softmax in front": lambda: layers(nn.SiLU(), nn.Softmax(-1)),
+    "log-softmax in front": lambda: layers(nn.SiLU(), nn.LogSoftmax(-1)),
+    "softmax over the batch": lambda: layers(nn.Softmax(0)),
+    "a normalised sum": lambda: OneResidual(nn.LayerNorm(64)),
+    "a sum behind ReLU": lambda: OneResidual(nn.ReLU()),
+    "a sum behind GELU": lambda: OneResidual(nn.GELU()),
+    "a sum in batch norm": lambda: OneResidual(nn.BatchNorm1d(64)),
+    "sums": Summed,
+}
+
+
+def kept_bytes(module: nn.Module, x: torch.Tensor) -> int:
+    """What autograd keeps that is no parameter."""
+    memory: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        memory[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = module(x)  # lives, so that no memory is counted twice
+    for parameter in module.parameters():
+        memory.pop(parameter.untyped_storage().data_ptr(), None)
+    del result
+    return sum(storage.nbytes() for storage in memory.values())
+
+
+def worst(found: list, exact: list) -> float:
+    return max(error(a, e) for a, e in zip(found, exact, strict=True))
+
+
+def residual(layers: int, **parts: type) -> nn.Module:
+    return Perceptron(64, 64, layers, **parts)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_more_is_kept_than_eager_keeps(name):
+    torch.manual_seed(5)
+    (optimised, module, exact), x = three_of(MODULES[name]()), torch.randn(48, 64)
+    found, eager, truth = (gradients_of(m, [x]) for m in (optimised, module, exact))
+    assert calls_of(optimised)
+    assert worst(found, truth) <= 2 * worst(eager, truth) + 1e-7
+    assert kept_bytes(optimised, x) <= kept_bytes(module, x) * 1.001 + 4096
+
+
+class HandsOutASum(nn.Module):
+    """A residual stream that eager does not keep: ReLU keeps its result."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x):
+        h = x + self.a(x)
+        return h, self.b(torch.relu(h) * 2)
+
+
+def test_what_is_handed_out_may_be_written_as_eagers():
+    module, x, found = HandsOutASum(), torch.randn(48, 64), []
+    optimised = ingot.optimize(module)
+    for called in (optimised, module):
+        module.zero_grad()
+        h, y = called(x)
+        with torch.no_grad():
+            h += 1
+        y.sum().backward()
+        found.append([p.grad.clone() for p in module.parameters()])
+    assert calls_of(optimised)
+    for own, eagers in zip(*found, strict=True):
+        torch.testing.assert_close(own, eagers)
+
+
+def test_residual_layers_keep_two_tensors_a_layer():
+    """A product and a sum: the norm between them is computed again."""
+    module, x = residual(12), torch.randn(48, 64)
+    optimised = ingot.optimize(module)
+    gradients_of(optimised, [x])
+    assert kept_bytes(optimised, x) <= (2 * 12 + 3) * x.nbytes
+    assert kept_bytes(module, x) >= 3 * 12 * x.nbytes
+
+
+def test_a_network_is_let_go_a_few_layers_at_a_time(monkeypatch):
+    """Gradients of weights come between the regions of a backward pass, which hold few layers."""
+    written: list[list[str]] = []
+    function = steps._Writer.function
+
+    def noted(writer):
+        made = function(writer)
+        written.append(list(writer.lines))
+        return made
+
+    monkeypatch.setattr(steps._Writer, "function", noted)
+    module, x = residual(12), torch.randn(48, 64)
+    gradients_of(ingot.optimize(module), [x])
+    lines = max(written, key=len)
+    kinds = ["region" if "region_" in line else "product" for line in lines if " = " in line]
+    kinds = kinds[len([line for line in lines if "= args[" in line]) :]
+    assert kinds.count("region") >= 5
+    first, last = kinds.index("region"), len(kinds) - kinds[::-1].index("region") - 1
+    assert kinds[first:last].count("product") >= 8
