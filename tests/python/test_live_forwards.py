@@ -176,7 +176,18 @@ def test_recurrent_layers_under_autocast(kind):
         yield y.dtype
         yield y.float()
 
-    compare(lambda: Recurrent(kind, False, 0.0), script, taken=False, tolerance=5e-2)
+    def make():
+        return Recurrent(kind, False, 0.0)
+
+    try:
+        for mode in (torch.enable_grad, torch.no_grad):
+            with mode():
+                list(script(make()))
+    except RuntimeError as error:
+        if "could not create a primitive descriptor" not in str(error):
+            raise
+        pytest.skip("PyTorch has no 16-bit layer of this kind for this processor")
+    compare(make, script, taken=False, tolerance=5e-2)
 
 
 class Packed(Recurrent):
