@@ -207,6 +207,25 @@ def test_any_number_of_entries(name, as_on_a_gpu):
         torch.testing.assert_close(run(*inputs), function(*inputs), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("gradients, runner", [(False, OWN), (True, REGION)])
+def test_a_weights_gradient_is_no_batch_of_matrices(gradients, runner, as_on_a_gpu):
+    """PyTorch runs such a product as one of a batch, of an expanded weight, if no gradient is
+    needed."""
+    x, weight = torch.randn(4, 64, 8), torch.randn(8, 10, requires_grad=gradients)
+    session, run = compiled(lambda x, weight: x.transpose(0, 1) @ weight)
+    result = run(x, weight)
+    assert runners(session) == [runner]
+    torch.testing.assert_close(result, x.transpose(0, 1) @ weight, rtol=1e-5, atol=1e-5)
+    nodes, ahead = [], [result.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is not None:
+            nodes.append(node.name())
+            ahead += [below for below, _ in node.next_functions]
+    assert bool(nodes) == gradients
+    assert "ExpandBackward0" not in nodes
+
+
 def test_a_second_derivative_is_that_of_the_product(as_on_a_gpu):
     def penalty(multiply):
         a = torch.arange(24.0).view(4, 6).div(24).requires_grad_()

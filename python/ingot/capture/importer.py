@@ -52,7 +52,8 @@ def import_graph(
         cut = Cut(feed, refused, autocast, gradients)
         alone = cut.weak_nodes()
         if not alone and apart is not None:
-            around = take_products_apart(feed.graph, cut.unsupported, apart)
+            needing = needing_gradients(feed) if gradients else ()
+            around = take_products_apart(feed.graph, cut.unsupported, apart, needing)
             if around is not None:
                 refused.update(around)
                 continue

@@ -3,7 +3,7 @@ views and, where the memory asks for it, copies."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import torch
@@ -27,17 +27,24 @@ _WITH_SUM = {_aten.addmm.default: _aten.mm.default, _aten.baddbmm.default: _aten
 
 
 def take_products_apart(
-    graph: torch.fx.Graph, nodes: Iterable[torch.fx.Node], least: int
+    graph: torch.fx.Graph,
+    nodes: Iterable[torch.fx.Node],
+    least: int,
+    needing: Container[torch.fx.Node],
 ) -> dict[str, str] | None:
     """Of these nodes, those that can be, and hold a plain product of `least` multiplications (at
-    the sizes of the call that was traced). The names of the views and copies that this makes, which
-    are PyTorch's without a reason; None where nothing was changed."""
+    the sizes of the call that was traced). needing: nodes with a gradient: PyTorch does not expand
+    a weight of this kind to a batch of matrices, since as many would be made of its gradient. The
+    names of the views and copies that this makes, which are PyTorch's without a reason; None where
+    nothing was changed."""
     changed, around = False, []
     for node in list(nodes):
         if node.target in _WITH_SUM:
             taken = _without_sum(graph, node, least)
         else:
-            taken = schema_name(node.target) in _COMPOSED and _composed(graph, node, least, around)
+            taken = schema_name(node.target) in _COMPOSED and _composed(
+                graph, node, least, needing, around
+            )
         changed = changed or taken
     return dict.fromkeys(around, "") if changed else None
 
@@ -57,8 +64,14 @@ def _without_sum(graph: torch.fx.Graph, node: torch.fx.Node, least: int) -> bool
     return True
 
 
-def _composed(graph: torch.fx.Graph, node: torch.fx.Node, least: int, around: list[str]) -> bool:
-    traced = _traced(node)
+def _composed(
+    graph: torch.fx.Graph,
+    node: torch.fx.Node,
+    least: int,
+    needing: Container[torch.fx.Node],
+    around: list[str],
+) -> bool:
+    traced = _traced(node, needing)
     if traced is None or _most_work(traced) < least:
         return False
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -80,7 +93,7 @@ def _composed(graph: torch.fx.Graph, node: torch.fx.Node, least: int, around: li
     return True
 
 
-def _traced(node: torch.fx.Node) -> torch.fx.Graph | None:
+def _traced(node: torch.fx.Node, needing: Container[torch.fx.Node]) -> torch.fx.Graph | None:
     """None where it needs a tensor that the graph has not."""
     inputs = node.all_input_nodes
     values = [given.meta.get("val") for given in inputs]
@@ -94,6 +107,7 @@ def _traced(node: torch.fx.Node) -> torch.fx.Graph | None:
         return node.target(*args, **kwargs)
 
     with tracing(None), torch.no_grad(), mode, enable_python_dispatcher():
+        values = [v.detach().requires_grad_(given in needing) for given, v in zip(inputs, values)]
         graph = make_fx(run, _allow_non_fake_inputs=True)(*values).graph
     for inner in list(graph.nodes):
         if inner.target in _VIEWS and _changes_nothing(inner):
