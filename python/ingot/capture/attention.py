@@ -42,13 +42,25 @@ def attention(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | N
     given = bound.arguments
     if not _is_usual(given):
         return _original(*args, **kwargs)
-    x, heads = given["query"].transpose(0, 1), given["num_heads"]
-    parts = functional.linear(x, given["in_proj_weight"], given["in_proj_bias"])
+    names = "num_heads in_proj_weight in_proj_bias out_proj_weight out_proj_bias".split()
+    made = self_attention(given["query"].transpose(0, 1), *(given[name] for name in names))
+    return made.transpose(0, 1), None
+
+
+def self_attention(
+    x: torch.Tensor,
+    heads: int,
+    in_weight: torch.Tensor,
+    in_bias: torch.Tensor | None,
+    out_weight: torch.Tensor,
+    out_bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """x and the result: [batch, length, width]; weights as nn.MultiheadAttention keeps them."""
+    parts = functional.linear(x, in_weight, in_bias)
     parts = parts.unflatten(-1, (3, heads, x.shape[-1] // heads))
     q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
     made = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-    made = functional.linear(made, given["out_proj_weight"], given["out_proj_bias"])
-    return made.transpose(0, 1), None
+    return functional.linear(made, out_weight, out_bias)
 
 
 def _is_usual(given: dict[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from ingot.capture.captured import CaptureError
 from ingot.capture.derivative import unwatched
+from ingot.capture.encoder_layer import traceable
 from ingot.capture.feed import batched_inputs
 from ingot.log import logger
 from ingot.runtime.library import IngotError
@@ -92,7 +93,7 @@ def _run_once(function: Callable, backend: Callable, arguments: tuple, nopython:
         "reorderable_logging_functions": _MESSAGES,
     }
     try:
-        with torch._dynamo.config.patch(_known(settings)), unwatched():
+        with torch._dynamo.config.patch(_known(settings)), unwatched(), traceable():
             return torch._dynamo.optimize(backend=backend, nopython=nopython)(own)(*arguments)
     finally:
         forget(own.__code__)
@@ -141,7 +142,7 @@ class _Careful:
             if batched:
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
         try:
-            with torch._dynamo.config.patch(self._limited_settings()), unwatched():
+            with torch._dynamo.config.patch(self._limited_settings()), unwatched(), traceable():
                 found = self._callback(frame, *args, **kwargs)
         except Exception as error:  # many kinds, of Dynamo's own and of what it looks at
             wrong_use = getattr(error, "inner_exception", None)

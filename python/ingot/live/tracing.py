@@ -22,7 +22,7 @@ from torch.fx.traceback import preserve_node_meta
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ingot.capture import CaptureError, attention, recurrent
+from ingot.capture import CaptureError, attention, encoder_layer, recurrent
 from ingot.capture.captured import Source
 from ingot.capture.feed import Feed, Placeholder, device_type_of, needing_gradients
 from ingot.capture.masks import leave_full_masks_away
@@ -54,6 +54,7 @@ def feed_of(
     copy = _with_own_batch_norm(gm, {n.name: p.source.path for n, p in zip(inputs, found)})
     recurrent.stand_in(copy.graph)
     attention.stand_in(copy.graph)
+    encoder_layer.stand_in(copy.graph)
     copy.recompile()
     ways = _with_batch(values, found) if batch_at is None else _with_this_batch(values, batch_at)
     for tried, batch in ways:

@@ -1,0 +1,128 @@
+"""nn.TransformerEncoderLayer where gradients are off, as the operators that it is made of.
+
+There PyTorch runs one operator for all of the layer, which tells TorchDynamo nothing of its result
+while the batch is dynamic: a forward would fall apart at it, and what holds the layer would be
+PyTorch's whole. `traceable` tells it, while Dynamo captures; `stand_in` writes the operators.
+
+Masks of padding stay PyTorch's: nn.TransformerEncoder then packs the tokens that are left, and
+gives zeros for the others, but not while it is compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import torch
+from torch._subclasses.fake_tensor import UnsupportedOperatorException
+from torch.nn import functional
+
+from ingot.capture.attention import self_attention
+
+_LAYER, _ATTENTION = "_transformer_encoder_layer_fwd", "_native_multi_head_attention"
+_WITH_MASK = 19  # the layer's arguments behind the first
+_PADDING = 1  # the type of a mask of padding alone
+
+
+def _fake_layer(x, *others, mask=None, mask_type=None):
+    if len(others) == _WITH_MASK:
+        mask, mask_type = others[-2:]
+    if x.is_nested or (mask is not None and mask_type == _PADDING):
+        raise UnsupportedOperatorException(getattr(torch.ops.aten, _LAYER).default)
+    return x.new_empty(x.shape)
+
+
+def _fake_attention(x, *others, **named):
+    return x.new_empty(x.shape), x.new_empty(0)
+
+
+_FAKES = {_LAYER: _fake_layer, _ATTENTION: _fake_attention}
+_lock = threading.Lock()
+_users = 0
+_library: torch.library.Library | None = None
+
+
+@contextlib.contextmanager
+def traceable() -> Iterator[None]:
+    """Within it Dynamo knows what the layer's operator gives."""
+    global _users, _library
+    with _lock:
+        _users += 1
+        if _users == 1:
+            _library = _told()
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0 and _library is not None:
+                _library._destroy()
+                _library = None
+
+
+def _told() -> torch.library.Library:
+    library = torch.library.Library("aten", "FRAGMENT")
+    for name, fake in _FAKES.items():
+        with contextlib.suppress(RuntimeError):  # a release of PyTorch that knows it by itself
+            torch.library.register_fake(f"aten::{name}", fake, lib=library)
+    return library
+
+
+def stand_in(graph: torch.fx.Graph) -> None:
+    """Puts `encoder_layer` in the place of PyTorch's operator, in a graph of TorchDynamo's."""
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target is getattr(torch, _LAYER, None):
+            node.target = encoder_layer
+
+
+def encoder_layer(
+    x: torch.Tensor,
+    width: int,
+    heads: int,
+    in_weight: torch.Tensor,
+    in_bias: torch.Tensor,
+    out_weight: torch.Tensor,
+    out_bias: torch.Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    first_scale: torch.Tensor,
+    first_shift: torch.Tensor,
+    second_scale: torch.Tensor,
+    second_shift: torch.Tensor,
+    up: torch.Tensor,
+    up_bias: torch.Tensor,
+    down: torch.Tensor,
+    down_bias: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    mask_type: int | None = None,
+) -> torch.Tensor:
+    """As torch._transformer_encoder_layer_fwd, x and its result [batch, length, width]. PyTorch's
+    GELU is the one by tanh here on a GPU, and the exact one on the CPU."""
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        weights = in_weight, in_bias, out_weight, out_bias
+        if mask is None:
+            return self_attention(x, heads, *weights)
+        return torch._native_multi_head_attention(
+            x, x, x, width, heads, *weights, mask, False, True, mask_type
+        )[0]
+
+    def feed_forward(x: torch.Tensor) -> torch.Tensor:
+        inner = functional.linear(x, up, up_bias)
+        approximate = "tanh" if x.is_cuda else "none"
+        inner = functional.gelu(inner, approximate=approximate) if use_gelu else inner.relu()
+        return functional.linear(inner, down, down_bias)
+
+    def first(x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, (width,), first_scale, first_shift, eps)
+
+    def second(x: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, (width,), second_scale, second_shift, eps)
+
+    if norm_first:
+        x = x + attend(first(x))
+        return x + feed_forward(second(x))
+    x = first(x + attend(x))
+    return second(x + feed_forward(x))
