@@ -39,6 +39,7 @@ from ingot.capture.nodes import (
     where,
 )
 from ingot.capture.region import RegionBuilder
+from ingot.capture.sharing import hands_out_memory
 from ingot.capture.stages import stages_of
 from ingot.capture.table import SHAPE_OPERATORS, TABLE, Call
 from ingot.runtime.signature import DTYPE_NAMES
@@ -113,7 +114,7 @@ class Cut:
         here = isinstance(tensor, torch.Tensor) and tensor.device.type == self.device_type
         if here and tensor.dtype in DTYPE_NAMES:
             sizes = self._sizes(tensor.shape, batched)
-            if sizes is not None:
+            if sizes is not None and 0 not in sizes:
                 value = Leaf(node, tuple(range(len(sizes))), sizes, tensor.dtype)
         self.roles[node] = role
         self.entries[node] = Entry(level, value)
@@ -140,7 +141,7 @@ class Cut:
     def _call(self, node: torch.fx.Node) -> None:
         if node.target is operator.getitem and self._getitem(node):
             return
-        if is_made_from_nothing(node) and not _escapes(node):
+        if is_made_from_nothing(node) and not hands_out_memory(node):
             self._constant(node, node.target(*node.args, **node.kwargs))
             return
         level = self._ingot_level(node)
@@ -201,6 +202,8 @@ class Cut:
         sizes = None
         if isinstance(result, torch.Tensor):
             sizes = self._sizes(result.shape, leading_batch)
+            if sizes is not None and 0 in sizes:
+                raise UnfitError("an empty tensor")
         used = frozenset(
             user.args[1] for user in node.users if user.target is operator.getitem and user.users
         )
@@ -345,19 +348,6 @@ class Cut:
             if computing and (small or not region.leaves):
                 weak.update(node.name for node in nodes)
         return weak
-
-
-def _escapes(node: torch.fx.Node) -> bool:
-    """Whether what sees this tensor could write into it: the caller, or an operator in place."""
-    for user in node.users:
-        if user.op == "output" or mutates(user) or user.op != "call_function":
-            return True
-        views = not isinstance(user.target, torch._ops.OpOverload) or any(
-            a.alias_info is not None for a in user.target._schema.arguments
-        )
-        if views and _escapes(user):
-            return True
-    return False
 
 
 def _is_literal(node: torch.fx.Node, value: Any) -> bool:

@@ -25,8 +25,9 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from ingot.capture.backward_operators import BY_RESULT, BatchNormByStatistics, relu_by_result
 from ingot.capture.captured import Region
-from ingot.capture.nodes import is_pure, mutates
+from ingot.capture.nodes import mutates
 from ingot.capture.reference import Reference
+from ingot.capture.sharing import share
 from ingot.runtime.signature import BATCH
 
 _aten = torch.ops.aten
@@ -147,28 +148,13 @@ def _measure_gradients(graph: torch.fx.Graph, gradients: Sequence[torch.fx.Node]
 
 
 def _share(graph: torch.fx.Graph) -> None:
-    """Computes once what is computed again alike: each product that reads a tensor under autocast
-    brings a cast of it. Gradients that are given stay tensors of their own."""
+    """Each product that reads a tensor under autocast brings a cast of it, for one."""
     if any(mutates(node) for node in graph.nodes):
         return
-    first: dict[Any, torch.fx.Node] = {}
-    for node in list(graph.nodes):
-        if node.op != "call_function" or not is_pure(node):
-            continue
-        same = first.setdefault(_computed(node), node)
-        if same is not node and not any(user.op == "output" for user in node.users):
-            node.replace_all_uses_with(same)
-            graph.erase_node(node)
+    share(graph, lambda node: True)
     for node in list(graph.nodes):  # once it is known how many read each
         if node.target is _aten.reshape.default:
             _reshape_once(node)
-
-
-def _computed(node: torch.fx.Node) -> tuple:
-    size = node.meta.get("val")
-    if isinstance(size, torch.SymInt):
-        return (size.node.expr,)
-    return node.target, repr(node.args), repr(node.kwargs)
 
 
 def _reshape_once(node: torch.fx.Node) -> None:

@@ -12,6 +12,7 @@ from ingot.capture.leading_axes import merge_leading_axes
 from ingot.capture.losses import take_losses_apart
 from ingot.capture.merged_axes import merge_axes
 from ingot.capture.plain_products import take_products_apart
+from ingot.capture.sharing import is_repeatable, share
 from ingot.capture.trial import chosen
 from ingot.capture.windows import open_windows
 
@@ -34,6 +35,7 @@ def import_graph(
     Raises CaptureError with the reason where PyTorch must run the whole graph.
     """
     if not feed.rewritten:
+        share(feed.graph, lambda node: is_repeatable(node) and node.name not in (refused or ()))
         if not gradients and not autocast:
             take_losses_apart(feed.graph)
         decompose(feed.graph, needing_gradients(feed) if gradients else ())
