@@ -63,6 +63,37 @@ def test_a_forward_that_dynamo_gives_up_is_told_once():
     assert "captures nothing of forward" in told and "TORCH_LOGS=graph_breaks" in told
 
 
+class Broken(nn.Module):
+    """A branch on a number behind a product, and, before anything else, one in PyTorch's code."""
+
+    def __init__(self, within):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
+        self.within = nn.TransformerEncoder(layer, 1) if within else None
+        self.linear, self.text = nn.Linear(16, 16), ""
+
+    def forward(self, x):
+        if self.within is not None:
+            mask = torch.full((1, 1), -float("inf")).triu(1)
+            return self.linear(self.within(x[:, None], mask)[:, 0]).relu()
+        y = self.linear(x).relu()
+        if y.sum() < 0:
+            return y
+        return self.linear(y).relu()
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_what_a_broken_graph_leaves_to_pytorch_is_told_once(within):
+    (told,) = (t for t in said_over(Broken(within), 3) if "what TorchDynamo cannot capture" in t)
+    assert within or "(test_graph_breaks.py:" in told
+    assert "TORCH_LOGS=graph_breaks" in told
+    optimised = ingot.optimize(Broken(within))
+    with torch.no_grad():
+        optimised(torch.randn(4, 16))
+    left = [i for i in optimised.ingot_report()["unsupported"] if i["what"] != "the module"]
+    assert [i["what"] for i in left] == ["a part of the forward"] and left[0]["why"] in told
+
+
 def test_failures_of_dynamo_are_told_once(monkeypatch):
     def fails(*unused, **unused_too):
         raise RuntimeError("a fault of its own")

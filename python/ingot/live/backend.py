@@ -19,6 +19,7 @@ import torch
 
 import ingot.capture.custom_ops  # noqa: F401  (the operator that batch norms become)
 from ingot.capture import CaptureError
+from ingot.capture.captured import Unsupported
 from ingot.capture.feed import Feed
 from ingot.capture.importer import import_graph
 from ingot.capture.nodes import computes, schema_name
@@ -64,11 +65,22 @@ class Session:
     options: dict | None = None
     graphs: list[DynamoGraph] = field(default_factory=list)
     warned: set[str] = field(default_factory=set)
+    breaks: list[Unsupported] = field(default_factory=list)
 
     def warn(self, reason: str) -> None:
         if reason not in self.warned:
             self.warned.add(reason)
             warnings.warn(f"ingot: {self.name}: {reason}", IngotWarning, stacklevel=2)
+
+    def broke(self, reason: str, where: str) -> None:
+        """What is called where TorchDynamo breaks a graph is PyTorch's, with all beneath it."""
+        why = next(iter(reason.splitlines()), "").strip().rstrip(".:")
+        if all(item.why != why for item in self.breaks):
+            self.breaks.append(Unsupported("a part of the forward", where, why))
+            self.warn(
+                f"PyTorch runs what TorchDynamo cannot capture{where and f' ({where})'}: {why}. "
+                "TORCH_LOGS=graph_breaks tells the lines"
+            )
 
     def made(self, graph: DynamoGraph) -> Callable:
         """The callable that Dynamo gets for a graph that was compiled."""

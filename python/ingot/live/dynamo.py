@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -43,6 +44,8 @@ _WHILE_COMPILING = {
 _LEVELS = ("debug", "info", "warning", "error", "critical", "exception", "log")
 _MESSAGES = {print, warnings.warn, *(getattr(logging, level) for level in _LEVELS)}
 
+_TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
+
 _serial = itertools.count()
 # Calls that Dynamo could not capture, until it is left to leave them alone.
 _TRIES = 4
@@ -53,16 +56,17 @@ def compiled(
     backend: Callable,
     seen: Callable[[Any], None],
     warn: Callable[[str], None],
+    broke: Callable[[str, str], None],
 ) -> Callable | None:
     """`function` (of a module and a call's arguments) as Dynamo runs it; None where Dynamo is
     switched off. Its cache hangs on the code object, so give it one of its own. seen: is told the
     module before a frame is compiled; warn: is told when Dynamo gives the function up, and what to
-    do.
+    do; broke: why, and where if that is known, it cut a graph in two.
     """
     context = torch._dynamo.optimize(backend=backend)
     if torch._dynamo.config.disable or not hasattr(context, "callback"):
         return None
-    context.callback = _Careful(context.callback, function.__code__, seen, warn)
+    context.callback = _Careful(context.callback, function.__code__, seen, warn, broke)
     return context(function)
 
 
@@ -124,11 +128,29 @@ def _limit_name() -> str:
     return "recompile_limit" if "recompile_limit" in known else "cache_size_limit"
 
 
+def break_behind(gm: torch.fx.GraphModule) -> tuple[str, str] | None:
+    """Why, and where, Dynamo ended a graph before its frame did."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    if reason is None or not reason.graph_break:
+        return None
+    frames = [f for f in reason.user_stack or () if not f.filename.startswith(_TORCH_FOLDER)]
+    where = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    return reason.reason, where
+
+
 class _Careful:
     """Dynamo's compilation of a frame, under the settings above, with the batch size symbolic."""
 
-    def __init__(self, callback: Callable, code: types.CodeType, seen: Callable, warn: Callable):
-        self._callback, self._code, self._seen, self._warn = callback, code, seen, warn
+    def __init__(
+        self,
+        callback: Callable,
+        code: types.CodeType,
+        seen: Callable,
+        warn: Callable,
+        broke: Callable,
+    ):
+        self._callback, self._code, self._seen = callback, code, seen
+        self._warn, self._broke = warn, broke
         self._given_up = self._failed = 0
         # By this name (before 2.7, the second) Dynamo finds the backend behind a callback.
         self._torchdynamo_orig_backend = self._torchdynamo_orig_callable = callback
@@ -143,7 +165,8 @@ class _Careful:
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
         try:
             with torch._dynamo.config.patch(self._limited_settings()), unwatched(), traceable():
-                found = self._callback(frame, *args, **kwargs)
+                with self._telling_breaks():
+                    found = self._callback(frame, *args, **kwargs)
         except Exception as error:  # many kinds, of Dynamo's own and of what it looks at
             wrong_use = getattr(error, "inner_exception", None)
             if isinstance(wrong_use, IngotError):
@@ -157,6 +180,15 @@ class _Careful:
                 )
             return _by_pytorch_this_time("SKIP")
         return self._unless_given_up(found, frame.f_code)
+
+    @contextlib.contextmanager
+    def _telling_breaks(self) -> Iterator[None]:
+        """Those of a graph that is empty so far, which no backend sees."""
+        counted = torch._dynamo.utils.counters["graph_break"]
+        before = counted.copy()
+        yield
+        for reason in counted - before:
+            self._broke(reason, "")
 
     def _limited_settings(self) -> dict[str, Any]:
         """With the user's own limit of compilations where that is higher."""

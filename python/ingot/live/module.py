@@ -116,7 +116,7 @@ class OptimizedModule(nn.Module):
         keeps). batch: for which sizes and predicted
         times are given (default: that of the last call, else 1)."""
         state = _state_of(self)
-        return report(state.graphs, batch)
+        return report(state.graphs, state.breaks, batch)
 
     def __reduce_ex__(self, protocol: int) -> Any:
         cls = type(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingot.capture.captured import TorchStep
+from ingot.capture.captured import TorchStep, Unsupported
 from ingot.live.products import product
 from ingot.runtime.library import IngotError
 
@@ -13,8 +13,10 @@ def empty_report() -> dict[str, Any]:
     return {"operators_replaced": [], "optimisations": [], "unsupported": [], "programs": []}
 
 
-def report(graphs, batch: int | None) -> dict:
+def report(graphs, breaks: list[Unsupported], batch: int | None) -> dict:
     result = empty_report()
+    for item in breaks:
+        _add(result["unsupported"], {"what": item.what, "where": item.where, "why": item.why})
     for graph in list(graphs):
         if graph.compiled is None:
             _add(result["unsupported"], {"what": "the module", "where": "", "why": graph.problem})

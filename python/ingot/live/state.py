@@ -96,7 +96,7 @@ class State(Session):
         self._calling = threading.local()
         self._function = dynamo.with_own_code(original_forward)
         # Dynamo keeps every backend for good, and code that it compiled: neither may keep programs.
-        told = (self._backend, self._seen, self.warn)
+        told = (self._backend, self._seen, self.warn, self.broke)
         self._compiled = dynamo.compiled(self._function, *map(_weakly, told))
         self._off = switched_off()
         if self._compiled is None and not self._off:
@@ -228,6 +228,9 @@ class State(Session):
                 self._overlooked.note(module)
 
     def _backend(self, gm: torch.fx.GraphModule, examples: list) -> Callable:
+        behind = dynamo.break_behind(gm)
+        if behind is not None:
+            self.broke(*behind)
         before = len(self.graphs)
         made = compile_graph(self, gm, examples)
         new = self.graphs[before:]
