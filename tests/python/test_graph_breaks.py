@@ -63,6 +63,33 @@ def test_a_forward_that_dynamo_gives_up_is_told_once():
     assert "captures nothing of forward" in told and "TORCH_LOGS=graph_breaks" in told
 
 
+class Talking(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x):
+        y = self.linear(x)
+        print("large:", y.sum() > 1e9)
+        warnings.warn("a warning", stacklevel=2)
+        return self.linear(y.relu() * 2)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_messages_break_no_graph_and_are_said_at_each_call(gradients, capsys):
+    module, said = Talking(), []
+    optimised = ingot.optimize(copy.deepcopy(module))
+    for called in (module, optimised):
+        with warnings.catch_warnings(record=True) as warned, torch.set_grad_enabled(gradients):
+            warnings.simplefilter("always")
+            results = [called(torch.ones(rows, 16)) for rows in (4, 2, 4)]
+        told = [str(w.message) for w in warned if w.category is UserWarning]
+        said.append((capsys.readouterr().out, told, results))
+    assert said[0][:2] == said[1][:2] and len(said[0][1]) == 3
+    torch.testing.assert_close(said[0][2], said[1][2])
+    assert len(optimised._ingot.graphs) == 1
+
+
 class Broken(nn.Module):
     """A branch on a number behind a product, and, before anything else, one in PyTorch's code."""
 

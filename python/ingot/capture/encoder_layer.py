@@ -22,6 +22,7 @@ from ingot.capture.attention import self_attention
 
 _LAYER, _ATTENTION = "_transformer_encoder_layer_fwd", "_native_multi_head_attention"
 _WITH_MASK = 19  # the layer's arguments behind the first
+_NEED_WEIGHTS = 9  # the place of one of attention's, behind the first
 _PADDING = 1  # the type of a mask of padding alone
 
 
@@ -34,6 +35,8 @@ def _fake_layer(x, *others, mask=None, mask_type=None):
 
 
 def _fake_attention(x, *others, **named):
+    if others[_NEED_WEIGHTS:][:1] != (False,):
+        raise UnsupportedOperatorException(getattr(torch.ops.aten, _ATTENTION).default)
     return x.new_empty(x.shape), x.new_empty(0)
 
 

@@ -40,9 +40,11 @@ _WHILE_COMPILING = {
 }
 
 
-# What says something of a call, and computes nothing.
+# What says something of a call, and computes nothing: said behind its operators, not between. Those
+# of logging where a forward is captured once.
+_SAID = {print, warnings.warn}
 _LEVELS = ("debug", "info", "warning", "error", "critical", "exception", "log")
-_MESSAGES = {print, warnings.warn, *(getattr(logging, level) for level in _LEVELS)}
+_MESSAGES = _SAID | {getattr(logging, level) for level in _LEVELS}
 
 _TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
@@ -191,10 +193,12 @@ class _Careful:
             self._broke(reason, "")
 
     def _limited_settings(self) -> dict[str, Any]:
-        """With the user's own limit of compilations where that is higher."""
-        name = _limit_name()
+        """With the user's own limit of compilations where that is higher, and what else the user
+        takes for a message."""
+        name, messages = _limit_name(), "reorderable_logging_functions"
         limit = max(self._settings[name], getattr(torch._dynamo.config, name))
-        return {**self._settings, name: limit}
+        said = _SAID | getattr(torch._dynamo.config, messages, set())
+        return {**self._settings, **_known({messages: said}), name: limit}
 
     def _unless_given_up(self, found: Any, code: types.CodeType) -> Any:
         """Dynamo gives a frame up for good where it cannot capture one call of it. The next calls
