@@ -5,6 +5,7 @@ import pytest
 import torch
 from ingot.capture.encoder_layer import encoder_layer, traceable
 from live import agree, no_gradients, programs_of  # noqa: F401
+from test_gradients import error, three_of
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -40,11 +41,6 @@ def tokens(batch):
     return torch.randn(batch, LENGTH, WIDTH)
 
 
-def operators_of(optimised):
-    (graph,) = optimised._ingot.graphs
-    return [name for region in graph.compiled.captured.regions for name in region.operators]
-
-
 @pytest.fixture(autouse=True)
 def forgotten():
     """That another model's layer had another activation makes Dynamo take it for a variable."""
@@ -54,8 +50,8 @@ def forgotten():
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_all_of_it_is_taken(activation, norm_first):
-    module = Encoder(activation=activation, norm_first=norm_first).eval()
-    optimised = ingot.optimize(module)
+    made = Encoder(activation=activation, norm_first=norm_first).eval()
+    optimised, module, exact = three_of(made)
     for batch in (6, 2, 1, 6):
         agree(optimised, module, tokens(batch))
     assert len(optimised._ingot.graphs) == 2  # a batch of one is its own
@@ -63,13 +59,9 @@ def test_all_of_it_is_taken(activation, norm_first):
         assert [item.what for item in graph.compiled.captured.unsupported] == [
             "scaled_dot_product_attention"
         ] * 2
-    (error, eager) = (
-        (m(x).double() - exact).norm() / exact.norm()
-        for x in [tokens(6)]
-        for exact in [module.double()(x.double())]
-        for m in [optimised.float(), module.float()]
-    )
-    assert error <= 3 * eager
+    x = tokens(6)
+    truth = exact(x.double())
+    assert error(optimised(x), truth) <= 3 * error(module(x), truth)
 
 
 def test_under_a_mask_the_attention_alone_is_pytorchs():

@@ -63,11 +63,7 @@ def test_a_forward_that_dynamo_gives_up_is_told_once():
     assert "captures nothing of forward" in told and "TORCH_LOGS=graph_breaks" in told
 
 
-class Talking(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(16, 16)
-
+class Talking(Variants):
     def forward(self, x):
         y = self.linear(x)
         print("large:", y.sum() > 1e9)
@@ -90,14 +86,13 @@ def test_messages_break_no_graph_and_are_said_at_each_call(gradients, capsys):
     assert len(optimised._ingot.graphs) == 1
 
 
-class Broken(nn.Module):
+class Broken(Variants):
     """A branch on a number behind a product, and, before anything else, one in PyTorch's code."""
 
     def __init__(self, within):
         super().__init__()
         layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True, dropout=0.0)
         self.within = nn.TransformerEncoder(layer, 1) if within else None
-        self.linear, self.text = nn.Linear(16, 16), ""
 
     def forward(self, x):
         if self.within is not None:
