@@ -142,35 +142,24 @@ class _ByResult(torch.autograd.Function):
         return ctx.gradient_of_x(grad, result), None, None
 
 
-def relu_by_result(result, x):
-    return _ByResult.apply(x, result, lambda g, y: _aten.threshold_backward.default(g, y, 0))
+def _of_elements(backward: Callable) -> Callable:
+    return lambda result, x: _ByResult.apply(x, result, backward)
 
 
-def _sigmoid_by_result(result, x):
-    return _ByResult.apply(x, result, _aten.sigmoid_backward.default)
+def _along_a_dimension(backward: Callable) -> Callable:
+    def by_result(result, x, dim, dtype=None):
+        return _ByResult.apply(x, result, lambda g, y: backward(g, y, dim, x.dtype))
+
+    return by_result
 
 
-def _tanh_by_result(result, x):
-    return _ByResult.apply(x, result, _aten.tanh_backward.default)
-
-
-def _softmax_by_result(result, x, dim, dtype=None):
-    backward = _aten._softmax_backward_data.default
-    return _ByResult.apply(x, result, lambda g, y: backward(g, y, dim, x.dtype))
-
-
-def _log_softmax_by_result(result, x, dim, dtype=None):
-    backward = _aten._log_softmax_backward_data.default
-    return _ByResult.apply(x, result, lambda g, y: backward(g, y, dim, x.dtype))
-
-
-# The same operators with a result that was stored in front of their arguments.
+# Operators with a result that was stored in front of their arguments.
 BY_RESULT: dict[Any, Callable] = {
-    _aten.relu.default: relu_by_result,
-    _aten.sigmoid.default: _sigmoid_by_result,
-    _aten.tanh.default: _tanh_by_result,
-    _aten.softmax.int: _softmax_by_result,
-    _aten.log_softmax.int: _log_softmax_by_result,
+    _aten.relu.default: _of_elements(lambda g, y: _aten.threshold_backward.default(g, y, 0)),
+    _aten.sigmoid.default: _of_elements(_aten.sigmoid_backward.default),
+    _aten.tanh.default: _of_elements(_aten.tanh_backward.default),
+    _aten.softmax.int: _along_a_dimension(_aten._softmax_backward_data.default),
+    _aten.log_softmax.int: _along_a_dimension(_aten._log_softmax_backward_data.default),
 }
 
 

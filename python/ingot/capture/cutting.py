@@ -28,6 +28,7 @@ from ingot.capture.layout import Leaf, UnfitError, Value
 from ingot.capture.nodes import (
     BATCHED,
     computes,
+    hands_out_memory,
     is_batch_norm,
     is_made_from_nothing,
     is_random,
@@ -39,7 +40,6 @@ from ingot.capture.nodes import (
     where,
 )
 from ingot.capture.region import RegionBuilder
-from ingot.capture.sharing import hands_out_memory
 from ingot.capture.stages import stages_of
 from ingot.capture.table import SHAPE_OPERATORS, TABLE, Call
 from ingot.runtime.signature import DTYPE_NAMES

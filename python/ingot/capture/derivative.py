@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 
-from ingot.capture.backward_operators import BY_RESULT, BatchNormByStatistics, relu_by_result
+from ingot.capture.backward_operators import BY_RESULT, BatchNormByStatistics
 from ingot.capture.captured import Region
 from ingot.capture.nodes import mutates
 from ingot.capture.reference import Reference
@@ -351,7 +351,7 @@ def _batch_norm(stored: dict[str, torch.Tensor | None], *args: Any):
 def _relu(x: torch.Tensor, result: torch.Tensor | None) -> torch.Tensor:
     if result is None:
         return _aten.relu.default(x)
-    return relu_by_result(result.reshape(x.shape), x)
+    return BY_RESULT[_aten.relu.default](result.reshape(x.shape), x)
 
 
 def _stored(stored: torch.Tensor | None, operator: Any, computed: torch.Tensor, *args: Any) -> Any:

@@ -118,14 +118,11 @@ def encoder_layer(
         inner = functional.gelu(inner, approximate=approximate) if use_gelu else inner.relu()
         return functional.linear(inner, down, down_bias)
 
-    def first(x: torch.Tensor) -> torch.Tensor:
-        return functional.layer_norm(x, (width,), first_scale, first_shift, eps)
-
-    def second(x: torch.Tensor) -> torch.Tensor:
-        return functional.layer_norm(x, (width,), second_scale, second_shift, eps)
+    def norm(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        return functional.layer_norm(x, (width,), scale, shift, eps)
 
     if norm_first:
-        x = x + attend(first(x))
-        return x + feed_forward(second(x))
-    x = first(x + attend(x))
-    return second(x + feed_forward(x))
+        x = x + attend(norm(x, first_scale, first_shift))
+        return x + feed_forward(norm(x, second_scale, second_shift))
+    x = norm(x + attend(x), first_scale, first_shift)
+    return norm(x + feed_forward(x), second_scale, second_shift)

@@ -34,22 +34,22 @@ def import_graph(
     multiplications or more, are written as the plain ones (mm, bmm) that PyTorch makes of them.
     Raises CaptureError with the reason where PyTorch must run the whole graph.
     """
+    refused = dict(refused or {})
     if not feed.rewritten:
-        share(feed.graph, lambda node: is_repeatable(node) and node.name not in (refused or ()))
+        share(feed.graph, lambda node: is_repeatable(node) and node.name not in refused)
         if not gradients and not autocast:
             take_losses_apart(feed.graph)
         decompose(feed.graph, needing_gradients(feed) if gradients else ())
         merge_leading_axes(feed.graph)
         if gradients:  # with them, most chains without a product are PyTorch's
-            merge_axes(feed.graph, *chosen(feed, dict(refused or {}), autocast))
+            merge_axes(feed.graph, *chosen(feed, dict(refused), autocast))
         else:
             if adds_biases_apart(feed.device_type) and not autocast:
                 separate_biases(feed.graph)
             if not autocast:
-                open_windows(feed, dict(refused or {}), autocast)
+                open_windows(feed, dict(refused), autocast)
             merge_axes(feed.graph)
         feed.rewritten = True
-    refused = dict(refused or {})
     while True:
         cut = Cut(feed, refused, autocast, gradients)
         alone = cut.weak_nodes()

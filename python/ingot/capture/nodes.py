@@ -75,6 +75,19 @@ def mutates(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
+def hands_out_memory(node: torch.fx.Node) -> bool:
+    """Whether what sees this tensor could write into it: the caller, or an operator in place."""
+    for user in node.users:
+        if user.op == "output" or mutates(user) or user.op != "call_function":
+            return True
+        views = not isinstance(user.target, torch._ops.OpOverload) or any(
+            a.alias_info is not None for a in user.target._schema.arguments
+        )
+        if views and hands_out_memory(user):
+            return True
+    return False
+
+
 def is_random(target: Any) -> bool:
     return (
         isinstance(target, torch._ops.OpOverload)
@@ -113,6 +126,11 @@ def _origin(node: torch.fx.Node) -> str:
     return _FRAME_LOCAL.sub("", path)
 
 
+def is_users_own(path: str) -> bool:
+    """Of a source file: neither PyTorch's nor ours."""
+    return not path.startswith((_TORCH_FOLDER, _OWN_FOLDER, "torch/"))
+
+
 def where(node: torch.fx.Node) -> str:
     """ "model.py:14": the innermost frame in the user's own files."""
     found = ""
@@ -121,9 +139,8 @@ def where(node: torch.fx.Node) -> str:
         if not line.startswith('File "'):
             continue
         path, _, rest = line[len('File "') :].partition('", line ')
-        if path.startswith((_TORCH_FOLDER, _OWN_FOLDER, "torch/")):
-            continue
-        found = f"{os.path.basename(path)}:{rest.partition(',')[0]}"
+        if is_users_own(path):
+            found = f"{os.path.basename(path)}:{rest.partition(',')[0]}"
     return found
 
 

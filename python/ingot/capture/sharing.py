@@ -11,9 +11,9 @@ from ingot.capture.nodes import (
     BATCHED,
     LEFT_ALONE,
     WITHOUT_AUTOCAST,
+    hands_out_memory,
     is_pure,
     moves_statistics,
-    mutates,
     schema_name,
 )
 from ingot.capture.table import SHAPE_OPERATORS, TABLE
@@ -44,19 +44,6 @@ def is_repeatable(node: torch.fx.Node) -> bool:
     return (name in TABLE or name in SHAPE_OPERATORS) and not (
         moves_statistics(node) or hands_out_memory(node)
     )
-
-
-def hands_out_memory(node: torch.fx.Node) -> bool:
-    """Whether what sees this tensor could write into it: the caller, or an operator in place."""
-    for user in node.users:
-        if user.op == "output" or mutates(user) or user.op != "call_function":
-            return True
-        views = not isinstance(user.target, torch._ops.OpOverload) or any(
-            a.alias_info is not None for a in user.target._schema.arguments
-        )
-        if views and hands_out_memory(user):
-            return True
-    return False
 
 
 def _computed(node: torch.fx.Node) -> tuple:

@@ -8,7 +8,7 @@ import logging
 import os
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from ingot.capture.captured import CaptureError
 from ingot.capture.derivative import unwatched
 from ingot.capture.encoder_layer import traceable
 from ingot.capture.feed import batched_inputs
+from ingot.capture.nodes import is_users_own
 from ingot.log import logger
 from ingot.runtime.library import IngotError
 
@@ -42,11 +43,10 @@ _WHILE_COMPILING = {
 
 # What says something of a call, and computes nothing: said behind its operators, not between. Those
 # of logging where a forward is captured once.
+_REORDERABLE = "reorderable_logging_functions"
 _SAID = {print, warnings.warn}
 _LEVELS = ("debug", "info", "warning", "error", "critical", "exception", "log")
 _MESSAGES = _SAID | {getattr(logging, level) for level in _LEVELS}
-
-_TORCH_FOLDER = os.path.dirname(torch.__file__) + os.sep
 
 _serial = itertools.count()
 # Calls that Dynamo could not capture, until it is left to leave them alone.
@@ -96,21 +96,32 @@ def _run_once(function: Callable, backend: Callable, arguments: tuple, nopython:
         **_WHILE_COMPILING,
         "allow_rnn": False,
         "automatic_dynamic_shapes": False,
-        "reorderable_logging_functions": _MESSAGES,
+        _REORDERABLE: _MESSAGES,
     }
     try:
-        with torch._dynamo.config.patch(_known(settings)), unwatched(), traceable():
+        with _capturing(settings):
             return torch._dynamo.optimize(backend=backend, nopython=nopython)(own)(*arguments)
     finally:
         forget(own.__code__)
 
 
+@contextlib.contextmanager
+def _capturing(settings: dict[str, Any]) -> Iterator[None]:
+    with torch._dynamo.config.patch(_known(settings)), unwatched(), traceable():
+        yield
+
+
 def _told(error: Exception) -> str:
     """The first line of an error's message, with the line of the user's that it is about."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    frames = list(getattr(error, "real_stack", None) or ())
-    place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return (lines[0] if lines else type(error).__name__) + place
+    place = _innermost(getattr(error, "real_stack", None))
+    return (lines[0] if lines else type(error).__name__) + (place and f" ({place})")
+
+
+def _innermost(frames: Iterable | None) -> str:
+    """ "model.py:14"; "" of no frames."""
+    found = list(frames or ())
+    return f"{os.path.basename(found[-1].filename)}:{found[-1].lineno}" if found else ""
 
 
 def _place(code: types.CodeType) -> str:
@@ -135,9 +146,8 @@ def break_behind(gm: torch.fx.GraphModule) -> tuple[str, str] | None:
     reason = getattr(gm, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break:
         return None
-    frames = [f for f in reason.user_stack or () if not f.filename.startswith(_TORCH_FOLDER)]
-    where = f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
-    return reason.reason, where
+    own = (frame for frame in reason.user_stack or () if is_users_own(frame.filename))
+    return reason.reason, _innermost(own)
 
 
 class _Careful:
@@ -166,9 +176,8 @@ class _Careful:
             if batched:
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
         try:
-            with torch._dynamo.config.patch(self._limited_settings()), unwatched(), traceable():
-                with self._telling_breaks():
-                    found = self._callback(frame, *args, **kwargs)
+            with _capturing(self._limited_settings()), self._telling_breaks():
+                found = self._callback(frame, *args, **kwargs)
         except Exception as error:  # many kinds, of Dynamo's own and of what it looks at
             wrong_use = getattr(error, "inner_exception", None)
             if isinstance(wrong_use, IngotError):
@@ -195,10 +204,10 @@ class _Careful:
     def _limited_settings(self) -> dict[str, Any]:
         """With the user's own limit of compilations where that is higher, and what else the user
         takes for a message."""
-        name, messages = _limit_name(), "reorderable_logging_functions"
+        name = _limit_name()
         limit = max(self._settings[name], getattr(torch._dynamo.config, name))
-        said = _SAID | getattr(torch._dynamo.config, messages, set())
-        return {**self._settings, **_known({messages: said}), name: limit}
+        said = _SAID | getattr(torch._dynamo.config, _REORDERABLE, set())
+        return {**self._settings, _REORDERABLE: said, name: limit}
 
     def _unless_given_up(self, found: Any, code: types.CodeType) -> Any:
         """Dynamo gives a frame up for good where it cannot capture one call of it. The next calls

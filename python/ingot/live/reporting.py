@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from ingot.capture.captured import TorchStep, Unsupported
@@ -16,14 +17,14 @@ def empty_report() -> dict[str, Any]:
 def report(graphs, breaks: list[Unsupported], batch: int | None) -> dict:
     result = empty_report()
     for item in breaks:
-        _add(result["unsupported"], {"what": item.what, "where": item.where, "why": item.why})
+        _add(result["unsupported"], asdict(item))
     for graph in list(graphs):
         if graph.compiled is None:
             _add(result["unsupported"], {"what": "the module", "where": "", "why": graph.problem})
             continue
         captured = graph.compiled.captured
         for item in captured.unsupported:
-            _add(result["unsupported"], {"what": item.what, "where": item.where, "why": item.why})
+            _add(result["unsupported"], asdict(item))
         for step in captured.steps:
             if isinstance(step, TorchStep) and step.target is product:
                 _add_replaced(
