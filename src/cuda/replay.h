@@ -3,11 +3,12 @@
 // them.
 //
 // PyTorch's allocator hands the same blocks out again and again, so that a loop over batches of one
-// size makes few different calls. A graph holds nothing but addresses and numbers: whatever lies at
-// those addresses is read and written as the launches themselves would.
+// size makes few different calls: as many as there are places of a network that share a program
+// (the backward passes of its layers, its products). A graph holds nothing but addresses and
+// numbers: whatever lies at those addresses is read and written as the launches themselves would.
 #pragma once
 
-#include <array>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <span>
@@ -39,7 +40,10 @@ class Replays {
   void forget();
 
  private:
+  // Layers that share a program.
+  static constexpr size_t kMost = 128;
   struct Seen {
+    uint64_t hash = 0;  // of the call
     std::vector<ingot_tensor> tensors;
     CallSignature call{};
     int64_t last_use = 0;
@@ -51,7 +55,7 @@ class Replays {
 
   std::mutex mutex_;
   int64_t uses_ = 0;
-  std::array<Seen, 4> seen_;
+  std::vector<Seen> seen_;
 };
 
 }  // namespace ingot::cuda

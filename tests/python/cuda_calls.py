@@ -148,10 +148,15 @@ def replays(fake: ctypes.CDLL, example: str) -> dict:
         result.data = 0x200000000 + turn % 2 * 0x1000000
         alternating.append(called.run(8192))
         followed = followed and called.product_maps(8192, 0x900000000)[2] == result.data
+    # Layers that share a program.
+    layers = []
+    for turn in range(48 * 6):
+        result.data = 0x400000000 + turn % 48 * 0x1000000
+        layers.append(called.run(8192))
     # More different calls than are kept, then one inside a capture of the caller's.
     varied = []
-    for turn in range(200):
-        result.data = 0x300000000 + turn % 9 * 0x1000000
+    for turn in range(600):
+        result.data = 0x500000000 + turn % 140 * 0x1000000
         varied.append(called.run(8192))
     for _ in range(20):
         called.run(8192)
@@ -162,6 +167,7 @@ def replays(fake: ctypes.CDLL, example: str) -> dict:
         "steady": steady,
         "alternating": alternating,
         "followed": followed,
+        "layers": layers,
         "varied": varied,
         "captured": captured,
         "after": called.run(8192),

@@ -107,15 +107,19 @@ def launched(calls: list[dict]) -> set[tuple[int, int]]:
 
 def test_calls_that_repeat_are_replayed(asked):
     steady = asked["replays"]["steady"]
-    assert launched(steady[:7]) == {(2, 0)}
-    assert steady[7]["cuGraphInstantiateWithFlags"] == 1 and launched([steady[7]]) == {(0, 1)}
+    assert launched(steady[:3]) == {(2, 0)}
+    assert steady[3]["cuGraphInstantiateWithFlags"] == 1 and launched([steady[3]]) == {(0, 1)}
     replay = {"cuCtxGetCurrent": 1, "cuStreamIsCapturing": 1, "cuGraphLaunch": 1}
-    assert all(call == replay for call in steady[8:])
+    assert all(call == replay for call in steady[4:])
 
 
 def test_calls_that_alternate_are_replayed(asked):
     assert launched(asked["replays"]["alternating"][-10:]) == {(0, 1)}
     assert asked["replays"]["followed"]
+
+
+def test_layers_that_share_a_program_are_replayed(asked):
+    assert launched(asked["replays"]["layers"][4 * 48 :]) == {(0, 1)}
 
 
 def test_calls_that_vary_are_not_captured(asked):
