@@ -11,6 +11,7 @@ import ingot
 import pytest
 import torch
 from ingot.live import policy
+from ingot.runtime import program as program_module
 from ingot.runtime.layouts import LeafLayout, ResultLayout
 from ingot.runtime.library import (
     ABI_VERSION,
@@ -273,3 +274,41 @@ def test_product_of_a_view_of_a_leaf(strided):
         x = torch.randn(6, 4, 3, 9).transpose(1, 2)[..., 1:]
     found = program.run([x, w])[0]
     torch.testing.assert_close(found, x.flatten(1, 2) @ w[0, :, 0].T)
+
+
+CHANGES = {
+    "another batch": lambda x, s: (torch.randn(9, 6), s),
+    "another layout": lambda x, s: (torch.randn(6, 4).t(), s),
+    "a parameter": lambda x, s: (x, nn.Parameter(s)),
+    "with a gradient": lambda x, s: (x.clone().requires_grad_(), s),
+    "the same twice": lambda x, s: (x[:1].expand(1, 6), x[0]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_calls_that_change_are_bound_anew(change, mode):
+    program, (x, s) = scale_program(), (torch.randn(4, 6), torch.randn(6))
+    with mode():
+        for _ in range(2 * program_module._MOST_GUARDS + 2):
+            for tensors in ((x, s), change(x, s), (x, s)):
+                expected = torch.relu(tensors[0] * tensors[1])
+                torch.testing.assert_close(program.run(tensors)[0], expected)
+
+
+def test_calls_alike_are_not_compared_tensor_by_tensor(monkeypatch):
+    program, tensors = scale_program(), (torch.randn(4, 6), torch.randn(6))
+    for _ in range(2):
+        program.run(tensors)
+    compared = []
+    monkeypatch.setattr(program_module, "are_like", lambda *given: compared.append(1))
+    program.run([tensor.clone() for tensor in tensors])
+    assert not compared
+
+
+def test_another_dtype_is_refused_after_calls_alike():
+    program = scale_program()
+    for _ in range(3):
+        program.run([torch.randn(4, 6), torch.randn(6)])
+    with pytest.raises(IngotError, match="dtype"):
+        program.run([torch.randn(4, 6).double(), torch.randn(6)])
