@@ -1,12 +1,12 @@
-"""Which products in 16 bits are taken where gradients are needed: where the GPU, not the host, is
-what a step waits for."""
+"""What is taken where gradients are needed: products in 16 bits and TF32 where the GPU, not the
+host, is what a step waits for; anything of a network where that gains more than guards cost."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
 import torch
-from ingot.capture.host_time import is_of_the_host, pays_in_halves
+from ingot.capture.host_time import is_of_the_host, pays_for_guards, pays_in_few_bits
 from torch import nn
 
 
@@ -25,12 +25,15 @@ class Block(nn.Module):
         return x + self.down(torch.nn.functional.gelu(self.up(x)))
 
 
-def chosen(graph: torch.fx.Graph, device_type: str = "cuda", beside: Sequence = ()) -> bool:
+def chosen(
+    graph: torch.fx.Graph, device_type: str = "cuda", beside: Sequence = (), tf32: bool = False
+) -> bool:
     """beside: what the graph holds besides."""
     computing = [node for node in graph.nodes if node.op == "call_function"]
     of_the_host = is_of_the_host([*graph.nodes, *beside])
-    cut = SimpleNamespace(is_of_the_host=of_the_host, device_type=device_type)
-    return pays_in_halves(cut, computing)
+    feed = SimpleNamespace(tf32=tf32)
+    cut = SimpleNamespace(is_of_the_host=of_the_host, device_type=device_type, feed=feed)
+    return pays_in_few_bits(cut, computing)
 
 
 @pytest.mark.parametrize(("rows", "width", "is_host"), [(512, 768, True), (16384, 4096, False)])
@@ -50,10 +53,64 @@ def test_a_plain_product_in_halves_is_pytorchs_on_any_device():
     assert not chosen(graph) and not chosen(graph, "cpu")
 
 
-def test_on_a_cpu_and_in_fp32_it_is_taken():
-    graph = graph_of(Block(768), 512, 768)
-    assert chosen(graph, "cpu")
+def in_fp32(graph: torch.fx.Graph) -> torch.fx.Graph:
     for node in graph.nodes:
         if "val" in node.meta:
             node.meta["val"] = torch.empty(node.meta["val"].shape, device="meta")
-    assert chosen(graph)
+    return graph
+
+
+def test_on_a_cpu_and_in_fp32_it_is_taken():
+    graph = graph_of(Block(768), 512, 768)
+    assert chosen(graph, "cpu")
+    assert chosen(in_fp32(graph))
+
+
+def test_tf32_is_as_fast_that_the_host_decides():
+    few, many = (in_fp32(graph_of(Block(768), rows, 768)) for rows in (512, 32768))
+    assert not chosen(few, tf32=True) and chosen(many, tf32=True)
+    assert chosen(few, "cpu", tf32=True)
+
+
+def test_convolutions_are_work_of_the_gpus():
+    few = graph_of(nn.Conv2d(256, 256, 3), 1, 256, 14, 14)
+    many = graph_of(nn.Conv2d(256, 256, 3, groups=1), 64, 256, 56, 56)
+    assert is_of_the_host(few.nodes) and not is_of_the_host(many.nodes)
+
+
+# Guards --------------------------------------------------------------------------------------
+
+
+def network(rows: int, width: int, modules: int = 40, **of_cut) -> SimpleNamespace:
+    """A cut of a block as a network of so many modules has it, all of it taken."""
+    graph = in_fp32(graph_of(Block(width), rows, width))
+    computing = [node for node in graph.nodes if node.op == "call_function"]
+    for number in range(modules):
+        computing[number % len(computing)].meta.setdefault("nn_module_stack", {})[str(number)] = ""
+    feed = SimpleNamespace(graph=graph, tf32=of_cut.pop("tf32", False))
+    given = {"taken": dict.fromkeys(computing, 0), "autocast": False, "device_type": "cuda"}
+    return SimpleNamespace(feed=feed, **{**given, **of_cut})
+
+
+def test_a_network_is_taken_where_it_gains_more_than_guards_cost():
+    assert not pays_for_guards(network(16, 64))
+    assert pays_for_guards(network(4096, 1024))
+
+
+def test_products_of_no_region_gain_too():
+    assert pays_for_guards(network(4096, 1024, taken={}))
+    assert pays_for_guards(network(4096, 1024, taken={}, tf32=True))  # nothing there to leave
+
+
+def test_few_modules_have_few_guards():
+    assert pays_for_guards(network(16, 64, modules=8))
+    assert pays_for_guards(network(16, 64, device_type="cpu"))
+
+
+def test_chains_alone_must_save_enough():
+    def chain(rows: int) -> SimpleNamespace:
+        cut = network(rows, 1024)
+        taken = {n: 0 for n in cut.taken if "gelu" in str(n.target) or "add" in str(n.target)}
+        return SimpleNamespace(**{**vars(cut), "taken": taken, "autocast": True})
+
+    assert not pays_for_guards(chain(256)) and pays_for_guards(chain(65536))

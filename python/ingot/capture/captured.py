@@ -16,6 +16,10 @@ class CaptureError(RuntimeError):
     """PyTorch must run all of a graph or module; the message says why, for the user."""
 
 
+class NothingToGainError(CaptureError):
+    """PyTorch runs it as fast."""
+
+
 @dataclass(frozen=True)
 class Source:
     """A tensor from outside the graph.

@@ -23,7 +23,7 @@ import ingot.capture.views  # noqa: F401
 from ingot.capture.captured import CaptureError, Source, Unsupported
 from ingot.capture.feed import Feed
 from ingot.capture.gains import pays_alone, without_gain
-from ingot.capture.host_time import is_of_the_host, pays_in_halves
+from ingot.capture.host_time import is_of_the_host, pays_in_few_bits
 from ingot.capture.layout import Leaf, UnfitError, Value
 from ingot.capture.nodes import (
     BATCHED,
@@ -344,7 +344,7 @@ class Cut:
             # run.
             small = not self.has_product(level) and len(computing) < 2
             small = small and not any(map(pays_alone, computing))
-            small = small or (self.gradients and not pays_in_halves(self, computing))
+            small = small or (self.gradients and not pays_in_few_bits(self, computing))
             if computing and (small or not region.leaves):
                 weak.update(node.name for node in nodes)
         return weak

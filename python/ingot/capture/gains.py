@@ -194,5 +194,10 @@ def _pays(cut: Cut, computing: list[torch.fx.Node]) -> bool:
         return False
     if not takes_halves and any(is_half(source.meta.get("val")) for source in inputs):
         return False
-    saved = sum(_SAVED[schema_name(n.target)] * size_in_bytes(n.meta.get("val")) for n in computing)
-    return saved >= least_saved(cut.device_type)
+    return bytes_saved(computing) >= least_saved(cut.device_type)
+
+
+def bytes_saved(nodes: Iterable[torch.fx.Node]) -> float:
+    """By a region that holds the nodes, forward and backward, as far as it is known of them."""
+    known = ((_SAVED.get(schema_name(node.target), 0), node.meta.get("val")) for node in nodes)
+    return float(sum(times * size_in_bytes(value) for times, value in known if times))

@@ -1,11 +1,15 @@
-"""Which products in 16 bits are worth a region where gradients are needed.
+"""What a training step's host time leaves worth taking.
 
-In 16 bits a product takes a tenth of fp32's time, and a training step of a network is often the
-host's: there whatever costs the host more than PyTorch's operators slows it down, and what the GPU
-saves is not seen. A region with such a product is taken where the GPU is the slower of the two by
-this estimate. (Of steps that are the host's by it, on H200s: a BERT's with 23 regions of five
-operators each took 1.08 of eager's time, a ViT's with 12 of ten 1.12 and 1.19, a GPT-2's with 13 of
-seventeen 1.03 and 1.10.)
+In 16 bits a product takes a tenth of fp32's time, in TF32 a seventh, and a training step of a
+network is then often the host's: there whatever costs the host more than PyTorch's operators slows
+it down, and what the GPU saves is not seen. A region with such a product is taken where the GPU is
+the slower of the two by this estimate. (Of steps that are the host's by it, on H200s: in 16 bits a
+BERT's with 23 regions of five operators each took 1.08 of eager's time, a ViT's with 12 of ten 1.12
+and 1.19, a GPT-2's with 13 of seventeen 1.03 and 1.10; in TF32 a translator's with 35 of five 1.22,
+a gMLP's with 61 of four 1.05.)
+
+Whatever is taken of a network, TorchDynamo's guards are asked at each call. A GoogLeNet's cost the
+host 0.8 to 1 ms, since no cache holds what they read; its chains saved the GPU a third of that.
 """
 
 from __future__ import annotations
@@ -15,8 +19,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ingot.capture.gains import bytes_saved
 from ingot.capture.layout import elements, size_in_bytes
-from ingot.capture.nodes import schema_name
+from ingot.capture.nodes import is_convolution, schema_name
 from ingot.capture.products import PRODUCTS
 from ingot.capture.table import SHAPE_OPERATORS, is_half
 
@@ -28,33 +33,77 @@ if TYPE_CHECKING:
 _HOST_SECONDS, _PASSES = 40e-6, 5
 # Forward, and both operands' gradients.
 _PRODUCTS = 3
-_FLOPS, _BYTES = 6e14, 4e12  # a second
+_FLOPS, _TF32_FLOPS, _BYTES = 6e14, 3e14, 4e12  # a second
+_FP32_FLOPS = {"eager": 5e13, "ingot": 2.5e14}
+# Of what its products reach, what convolutions do.
+_CONVOLUTIONS_PART = 0.5
+# Of a module: on H200s 2.3 to 4 µs, of which a part is hidden behind the GPU's work.
+_GUARD_SECONDS, _FEWEST_MODULES = 1.5e-6, 32
 _WITHOUT_PASS = {*PRODUCTS, "aten::to", "aten::_to_copy"}
 
 
-def pays_in_halves(cut: Cut, computing: list[torch.fx.Node]) -> bool:
-    """Whether a region of these nodes, with a product of 16-bit operands, is to be taken; any other
-    region is. A product with a bias at most PyTorch runs by the same kernels, forward and
-    backward."""
+def pays_in_few_bits(cut: Cut, computing: list[torch.fx.Node]) -> bool:
+    """Whether a region of these nodes, with a product of 16-bit operands or in TF32, is to be
+    taken; any other region is. A product of 16-bit operands with a bias at most PyTorch runs by the
+    same kernels, forward and backward."""
     products = [node for node in computing if schema_name(node.target) in PRODUCTS]
-    if not any(is_half(node.meta.get("val")) for node in products):
+    halves = any(is_half(node.meta.get("val")) for node in products)
+    if not halves and not (products and cut.feed.tf32):
         return True
     behind = [node for node in computing if schema_name(node.target) not in _WITHOUT_PASS]
-    return bool(behind) and not (cut.device_type == "cuda" and cut.is_of_the_host)
+    gains = bool(behind) or not halves
+    return gains and not (cut.device_type == "cuda" and cut.is_of_the_host)
 
 
 def is_of_the_host(nodes: Iterable[torch.fx.Node]) -> bool:
-    """Whether a training step of a graph takes the host longer than the GPU."""
+    """Whether a training step of a graph takes the host longer than the GPU, where PyTorch's
+    products of fp32 are TF32's."""
     host = device = 0.0
     for node in nodes:
         if node.op != "call_function" or schema_name(node.target) in SHAPE_OPERATORS:
             continue
         host += _HOST_SECONDS
+        rate = _FLOPS if is_half(node.meta.get("val")) else _TF32_FLOPS
         if schema_name(node.target) in PRODUCTS:
-            device += _PRODUCTS * _product_flops(node) / _FLOPS
-        else:
-            device += _PASSES * size_in_bytes(node.meta.get("val")) / _BYTES
+            device += _PRODUCTS * _product_flops(node) / rate
+            continue
+        device += _PASSES * size_in_bytes(node.meta.get("val")) / _BYTES
+        if is_convolution(node):
+            device += _PRODUCTS * _convolution_flops(node) / (rate * _CONVOLUTIONS_PART)
     return host > device
+
+
+def pays_for_guards(cut: Cut) -> bool:
+    """Whether the GPU gains as much of a training step as Dynamo's guards take of the host's time.
+    Of fp32 products all count: those of no region are Ingot's, too."""
+    if cut.device_type != "cuda":
+        return True
+    modules = _modules(cut.feed.graph.nodes)
+    if modules < _FEWEST_MODULES:
+        return True
+    few_bits = cut.feed.tf32 or cut.autocast
+    nodes = cut.taken if few_bits else cut.feed.graph.nodes
+    products = [node for node in nodes if schema_name(node.target) in PRODUCTS]
+    if products and few_bits:
+        return True  # by is_of_the_host()
+    if not products and not cut.taken:
+        return True
+    flops = sum(map(_product_flops, products))
+    gain = _PRODUCTS * flops * (1 / _FP32_FLOPS["eager"] - 1 / _FP32_FLOPS["ingot"])
+    gain += bytes_saved(cut.taken) / _BYTES
+    return gain > modules * _GUARD_SECONDS
+
+
+def _modules(nodes: Iterable[torch.fx.Node]) -> int:
+    found: set[str] = set()
+    for node in nodes:
+        found.update(node.meta.get("nn_module_stack") or ())
+    return len(found)
+
+
+def _convolution_flops(node: torch.fx.Node) -> float:
+    weight = node.all_input_nodes[1].meta["val"]
+    return 2.0 * elements(node.meta.get("val")) * elements(weight) / weight.shape[0]
 
 
 def _product_flops(node: torch.fx.Node) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from ingot.capture.assembly import NotStoredError, assembled
-from ingot.capture.captured import Captured
+from ingot.capture.captured import Captured, NothingToGainError
 from ingot.capture.convolution_bias import separate_biases
 from ingot.capture.cutting import Cut
 from ingot.capture.decompose import decompose
 from ingot.capture.feed import Feed, needing_gradients
+from ingot.capture.host_time import pays_for_guards
 from ingot.capture.leading_axes import merge_leading_axes
 from ingot.capture.losses import take_losses_apart
 from ingot.capture.merged_axes import merge_axes
@@ -32,7 +33,8 @@ def import_graph(
     follow: regions store what it reads, and what is too cheap to gain from a region of its own
     stays PyTorch's with its derivative. apart: products that no region takes, of so many
     multiplications or more, are written as the plain ones (mm, bmm) that PyTorch makes of them.
-    Raises CaptureError with the reason where PyTorch must run the whole graph.
+    Raises CaptureError with the reason where PyTorch must run the whole graph, NothingToGainError
+    where it had better.
     """
     refused = dict(refused or {})
     if not feed.rewritten:
@@ -53,6 +55,8 @@ def import_graph(
     while True:
         cut = Cut(feed, refused, autocast, gradients)
         alone = cut.weak_nodes()
+        if gradients and not alone and not pays_for_guards(cut):
+            raise NothingToGainError("it gains less than TorchDynamo's guards cost the host")
         if not alone and apart is not None:
             needing = needing_gradients(feed) if gradients else ()
             around = take_products_apart(feed.graph, cut.unsupported, apart, needing)
