@@ -6,6 +6,7 @@ import warnings
 import ingot
 import pytest
 import torch
+from ingot.live.shortcut import Shortcut
 from live import regions_run
 from torch import nn
 
@@ -139,7 +140,90 @@ def test_a_module_that_has_changed_is_looked_at_again(keywords):
                     made(x, **keywords), module(x, **keywords), rtol=1e-4, atol=1e-5
                 )
         assert bool(ran) == shown
-    assert len(made._ingot._left) == 1
+    assert len(made._ingot._left._known) == 1
+
+
+class Inside(nn.Module):
+    """A product where a part of it says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Linear(64, 64)
+        self.part.shown = False
+
+    def forward(self, x):
+        return torch.relu(self.part(x) * 2 + 1) if self.part.shown else torch.sort(x)[0]
+
+
+@pytest.fixture
+def inside():
+    made = ingot.optimize(Inside())
+    with torch.no_grad(), pytest.warns(ingot.IngotWarning):
+        made(torch.randn(256, 64))
+        yield made
+
+
+def calls_with_regions(made, calls: int) -> list[bool]:
+    found = []
+    for _ in range(calls):
+        with regions_run() as ran:
+            made(torch.randn(256, 64))
+        found.append(bool(ran))
+    return found
+
+
+def test_guards_are_not_asked_at_each_call(inside, monkeypatch):
+    asked, matches = [], Shortcut.matches
+    monkeypatch.setattr(Shortcut, "matches", lambda *args: asked.append(1) or matches(*args))
+    for _ in range(64):
+        inside(torch.randn(256, 64))
+    assert 4 <= len(asked) <= 6
+
+
+def test_a_change_within_is_seen_in_the_end(inside):
+    assert not any(calls_with_regions(inside, 3))
+    inside.part.shown = True
+    assert all(calls_with_regions(inside, 40)[17:])
+    inside.part.shown = False  # and is told apart from then on
+    assert not any(calls_with_regions(inside, 3))
+    inside.part.shown = True
+    assert all(calls_with_regions(inside, 3))
+
+
+class Counting(Inside):
+    def forward(self, x):
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(x)
+
+
+def test_kinds_are_bounded():
+    made = ingot.optimize(Counting())
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ingot.IngotWarning)
+        for turn in range(200):
+            made.part.shown = turn % 3 == 0
+            made(torch.randn(256, 64))
+    assert made.calls == 200 and 0 < len(made._ingot._left._times) <= 64
+
+
+@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="from 2.9 on")
+def test_switches_of_both_kinds_may_disagree(inside):
+    """PyTorch's own question after one of them raises then."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        for _ in range(3):
+            x = torch.randn(256, 64)
+            assert torch.equal(inside(x), torch.sort(x)[0])
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+def test_what_is_left_is_right_after_any_change(inside):
+    x = torch.randn(256, 64)
+    inside(x)
+    inside.part.shown = True
+    assert torch.equal(inside(x), torch.relu(inside.part(x) * 2 + 1))
 
 
 def test_a_call_through_a_wrapper_is_left():

@@ -19,8 +19,10 @@ import torch
 
 import ingot.capture.custom_ops  # noqa: F401  (the operator that batch norms become)
 from ingot.capture import CaptureError
-from ingot.capture.captured import Unsupported
+from ingot.capture.captured import NothingToGainError, Unsupported
 from ingot.capture.feed import Feed
+from ingot.capture.folding import fold_constants
+from ingot.capture.host_time import is_of_the_host
 from ingot.capture.importer import import_graph
 from ingot.capture.nodes import computes, schema_name
 from ingot.capture.products import PRODUCTS
@@ -139,6 +141,7 @@ def _compile_piece(
             graph.problem = "PyTorch runs it: it holds nothing that Ingot takes over"
     except CaptureError as error:
         graph.problem = f"PyTorch runs it: {error}"
+        graph.holds_nothing = isinstance(error, NothingToGainError)
     except IngotError as error:
         if error.status == STATUS_INVALID_ARGUMENT:
             raise
@@ -164,12 +167,14 @@ def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
     )
     feed, refused = _fed(gm, example_inputs, gradients)
     autocast, tf32 = policy.ambient(feed.device_type)
+    feed.tf32 = tf32 and session.precision in (None, "tf32")
     refused.update(
         dict.fromkeys(kept_from_autocast(feed.graph), "its forward keeps it from autocast")
     )
     if autocast is not None:
         refused.update(dict.fromkeys(cast_by_torch(feed, autocast, refused), ""))
     own_products = _has_own_products(feed.device_type, autocast)
+    own_products &= not (gradients and feed.tf32 and is_of_the_host(feed.graph.nodes))
     for _ in range(_MAX_REFUSALS):
         captured = import_graph(
             feed,
@@ -226,6 +231,7 @@ def _fed(
 
 def _with_refused(feed: Feed, gradients: bool) -> tuple[Feed, dict[str, str]]:
     feed.trains_chains = True
+    fold_constants(feed)
     refused = views_among_results(feed.graph) + (copies_of_written(feed) if gradients else [])
     return feed, dict.fromkeys(refused, "")
 

@@ -38,10 +38,10 @@ class Overlooked:
                 if parameter is not None:
                     names[id(parameter)].append((part, name))
         self._ties = [group for group in names.values() if len(group) > 1]
-        self._dtypes.update(_autocast_dtypes())
+        self._dtypes.update(autocast_dtypes())
 
     def changed(self) -> bool:
-        now = _autocast_dtypes()
+        now = autocast_dtypes()
         return any(
             dtype != self._dtypes.get(device, dtype) for device, dtype in now.items()
         ) or any(
@@ -54,5 +54,6 @@ def overlooked() -> Overlooked | None:
     return None if _GUARDS_SUFFICE else Overlooked()
 
 
-def _autocast_dtypes() -> dict[str, torch.dtype]:
+def autocast_dtypes() -> dict[str, torch.dtype]:
+    """Of the devices for which it is on."""
     return {d: torch.get_autocast_dtype(d) for d in _DEVICES if torch.is_autocast_enabled(d)}

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from ingot.capture.feed import batched_inputs
 from ingot.live import dynamo, releases, shortcut
 from ingot.live.backend import DynamoGraph, Session, compile_graph, switched_off
+from ingot.live.left import LeftCalls
 from ingot.runtime.library import IngotError
 
 _peek_functorch = torch._C._functorch.peek_interpreter_stack
@@ -108,9 +109,7 @@ class State(Session):
         weakref.finalize(self, dynamo.forget, self._function.__code__).atexit = False
         self._parameters = shortcut.parameters_of(self._function)
         self._shortcuts: tuple[shortcut.Shortcut, ...] = ()
-        # Calls that hold nothing for Ingot.
-        self._frame = shortcut.Frame(self._function)
-        self._left: tuple[shortcut.Shortcut, ...] = ()
+        self._left = LeftCalls(self._function, self._by_pytorch(original_forward))
         self._overlooked = releases.overlooked()
 
     def settings(self) -> dict:
@@ -119,21 +118,25 @@ class State(Session):
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """args: the module, then those of the call."""
         if self._overlooked is not None and self._overlooked.changed():
-            self._shortcuts, self._left, self._overlooked = (), (), releases.overlooked()
+            self._shortcuts, self._overlooked = (), releases.overlooked()
+            self._left.forget()
             dynamo.forget(self._function.__code__)
+        left = self._left
+        kind = left.kind(args, kwargs) if left else None
+        if kind is not None and left.hold_kind(kind):
+            return left.run(*args, **kwargs)
         names = self._parameters
         plain = not kwargs and names is not None and len(args) == len(names)
         if plain:
             frame_locals = dict(zip(names, args))
             for known in self._shortcuts:
                 if known.matches(frame_locals):
+                    if kind is not None:
+                        left.exclude(kind)
                     return known.run(*args)
-        if self._left:
-            if not plain:
-                frame_locals = self._frame.locals(args, kwargs)
-            for known in self._left:
-                if known.matches(frame_locals):
-                    return known.run(*args, **kwargs)
+        if kind is not None and left.hold(kind, args, kwargs):
+            return left.run(*args, **kwargs)
+        left.drop(kind)
         return self._through_dynamo(args, kwargs, plain)
 
     def _through_dynamo(self, args: tuple, kwargs: dict, plain: bool) -> Any:
@@ -142,24 +145,13 @@ class State(Session):
         made = self._calling.graphs = []
         result = self._compiled(*args, **kwargs)
         if made and all(graph.holds_nothing for graph in made):
-            self._leave()
+            self._left.add()
         elif plain:
             found = shortcut.latest(self._function)
             if found is not None:
                 alive = (known for known in self._shortcuts if known.is_alive)
                 self._shortcuts = (found, *alive)[:_MAX_SHORTCUTS]
         return result
-
-    def _leave(self) -> None:
-        """Calls like the last one run the original's forward, with nothing around it.
-
-        What Dynamo captured would be PyTorch's own operators, but not always those of the forward:
-        one that asks whether it is being captured may take another way (transformers then make
-        masks that their attention does without else)."""
-        run = self._by_pytorch(self.original_forward)
-        found = shortcut.latest_as(self._function, run)
-        if found is not None:
-            self._left = (found, *(known for known in self._left if known.is_alive))
 
     @staticmethod
     def _symbolically_traced() -> bool:

@@ -1,0 +1,94 @@
+"""Calls that hold nothing for Ingot: the original's forward runs them, with nothing around it.
+
+What Dynamo captured of them would be PyTorch's own operators, but not always those of the forward:
+one that asks whether it is being captured may take another way (transformers then make masks that
+their attention does without else).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ingot.live import policy, releases, shortcut
+
+_PLAIN = (bool, int, float, str, type(None))
+# Of calls that are alike, one in so many is asked of Dynamo's guards.
+_ASKED = 16
+_MOST_KINDS = 64
+
+
+class LeftCalls:
+    """True where there are any. The original's forward is right whatever has changed, so that
+    guards need not be asked at each call: of a network of two hundred modules they take a
+    millisecond, where the caches hold none of what they read."""
+
+    def __init__(self, function: Callable, run: Callable):
+        self.run = run
+        self._function = function
+        self._frame = shortcut.Frame(function)
+        self._known: tuple[shortcut.Shortcut, ...] = ()
+        self._times: dict[tuple, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
+
+    def forget(self) -> None:
+        self._known = ()
+        self._times.clear()
+
+    def add(self) -> None:
+        """Calls like the one that Dynamo saw last."""
+        found = shortcut.latest_as(self._function, self.run)
+        if found is not None:
+            self._known = (found, *(known for known in self._known if known.is_alive))
+
+    def kind(self, args: tuple, kwargs: dict) -> tuple:
+        """What is cheap to say of a call; args: the module, then those of the call."""
+        return (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            policy.tf32_allowed(),
+            *releases.autocast_dtypes().items(),
+            *map(_likeness, args[1:]),
+            *((name, _likeness(value)) for name, value in kwargs.items()),
+            *(value for value in vars(args[0]).values() if type(value) in _PLAIN),
+        )
+
+    def hold_kind(self, kind: tuple) -> bool:
+        """Whether calls of the kind were left before; one in a few is not said to be."""
+        times = self._times.get(kind, 0)
+        if times <= 0:
+            return False
+        self._note(kind, times + 1)
+        return times % _ASKED != 0
+
+    def hold(self, kind: tuple, args: tuple, kwargs: dict) -> bool:
+        """Whether Dynamo's guards say that a call is to be left."""
+        frame_locals = self._frame.locals(args, kwargs)
+        found = any(known.matches(frame_locals) for known in self._known)
+        if found and self._times.get(kind, 0) >= 0:
+            self._note(kind, 1)
+        return found
+
+    def drop(self, kind: tuple | None) -> None:
+        """What the guards did not hold to be left is to be seen anew."""
+        if self._times.get(kind, 0) > 0:
+            self._times.pop(kind, None)
+
+    def exclude(self, kind: tuple) -> None:
+        """A call of the kind was taken: the kind says too little."""
+        self._note(kind, -1)
+
+    def _note(self, kind: tuple, times: int) -> None:
+        if len(self._times) >= _MOST_KINDS and kind not in self._times:
+            self._times.clear()  # a module that counts its calls makes each a kind of its own
+        self._times[kind] = times
+
+
+def _likeness(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.dtype, value.device, value.requires_grad
+    return value if type(value) in _PLAIN else type(value)
