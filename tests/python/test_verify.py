@@ -398,38 +398,52 @@ def test_timing_of_an_honest_pair(tmp_path):
     assert result.timing["rounds"] >= 7
 
 
+class _ClaimingProcess:
+    """A worker whose calls take a millisecond, and which claims these in turn; eager takes two."""
+
+    def __init__(self, *claims: float) -> None:
+        self.claims = list(claims)
+        self.busy = 0.0
+
+    def processor_seconds(self) -> float:
+        return self.busy
+
+    def answer(self) -> tuple:  # to the request to load, which was made ahead
+        return {}, {}, 0.0
+
+    def request(self, header: dict, tensors: dict | None, limit: float) -> tuple:
+        if header["op"] == "compare":
+            samples = {"eager": [2e-3] * 9, "candidate": [self.claims.pop(0)] * 9}
+            return {"cold_s": samples, "warm_s": {}, "note": ""}, {}, 0.0
+        assert header["op"] == "repeat"
+        self.busy += 1e-3 * header["calls"]
+        reply = {"calls": [header["calls"] - 1], "positions": [[0, 3]], "marked": []}
+        tensors = {"r0.o0": torch.ones(4, 4), "g0.o0": torch.ones(2)}
+        return reply, tensors, 1e-3 * header["calls"]
+
+    def timed(self) -> dict:
+        exact = Results([torch.ones(4, 4, dtype=torch.float64)], "*", {}, [])
+        return timing.time_pair(
+            self,
+            header={"budget_s": 1.0, "seed": 5},
+            state={},
+            input_sets=[[torch.rand(4, 4)]],
+            time_limit=10.0,
+            truth=timing.Truth(lambda state, values: exact, 1e-6, {}, lambda: time.sleep(2e-3)),
+            device="cpu",
+        )
+
+
 def test_claimed_time_is_held_against_the_parents_clock():
     """Where a worker's clock could be bent without a trace, its claims still meet another one."""
-
-    class Process:
-        def processor_seconds(self) -> float:
-            return self.busy
-
-        def answer(self) -> tuple:  # to the request to load, which was made ahead
-            return {}, {}, 0.0
-
-        def request(self, header: dict, tensors: dict | None, limit: float) -> tuple:
-            if header["op"] == "compare":
-                samples = {"eager": [2e-3] * 9, "candidate": [1e-4] * 9}
-                return {"cold_s": samples, "warm_s": {}, "note": ""}, {}, 0.0
-            if header["op"] == "repeat":  # a millisecond each
-                self.busy += 1e-3 * header["calls"]
-                reply = {"calls": [header["calls"] - 1], "positions": [[0, 3]], "marked": []}
-                tensors = {"r0.o0": torch.ones(4, 4), "g0.o0": torch.ones(2)}
-                return reply, tensors, 1e-3 * header["calls"]
-            return {}, {}, 0.0
-
-    process = Process()
-    process.busy = 0.0
-    exact = Results([torch.ones(4, 4, dtype=torch.float64)], "*", {}, [])
-    arguments = {
-        "header": {"budget_s": 1.0, "seed": 5},
-        "state": {},
-        "input_sets": [[torch.rand(4, 4)]],
-        "time_limit": 10.0,
-        "truth": timing.Truth(lambda state, values: exact, 1e-6, {}, lambda: time.sleep(2e-3)),
-        "device": "cpu",
-    }
+    process = _ClaimingProcess(1e-4, 1e-4, 1e-4)
     with pytest.raises(timing.ClaimRefusedError, match="claims 0.1000 ms") as caught:
-        timing.time_pair(process, **arguments)
+        process.timed()
     assert caught.value.trick == "claims a false time"
+    assert not process.claims
+
+
+def test_a_machine_that_was_busy_while_a_pair_was_timed_is_asked_again():
+    process = _ClaimingProcess(1e-4, 1e-3)
+    assert process.timed()["subjects"]["candidate"]["median_ms"] == 1.0
+    assert not process.claims

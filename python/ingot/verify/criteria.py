@@ -46,10 +46,11 @@ EAGER_FACTOR_ELEMENT = 4.0
 GRADIENT_FACTOR = 2.0
 # Storing a result rounds it, whatever came before: multiples of the type's unit roundoff.
 STORAGE_FACTOR = 4.0
-# Seconds by which the worker's timer and the parent's clock may disagree, and the ratio.
+# Seconds by which the worker's timer and the parent's clock may disagree, and the ratio. Between
+# two calls of the parent's the inputs change and a result is freed: 30 and 12 µs on a CPU.
 TIMER_RATIO = 1.6
 BASELINE_RATIO = 2.5  # claimed for eager over what it takes in the parent
-TIMER_SLACK_S = {"cpu": 20e-6, "cuda": 200e-6}  # a short call on a GPU costs its host more
+TIMER_SLACK_S = {"cpu": 50e-6, "cuda": 200e-6}  # a short call on a GPU costs its host more
 
 
 class ErrorModel(enum.Enum):

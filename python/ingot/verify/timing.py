@@ -31,6 +31,10 @@ _TIMED_ERROR = (
 )
 
 
+# A CPU that other programs slow for some seconds makes one half of a comparison slow: times that do
+# not agree are taken anew. Those of a candidate that claims false ones never agree.
+_TRIES = {"cpu": 3, "cuda": 1}
+
 CLAIMED_TIME = "claims a false time"
 SLOWED_BASELINE = "slows the baseline"
 
@@ -78,14 +82,26 @@ def time_pair(
         packed.append(text)
         tensors.update(own)
     request = {**header, "op": "compare", "input_sets": packed}
-    reply, _, _ = process.request(request, tensors, time_limit + 4 * header["budget_s"])
-    _refuse_acts(reply)
-    samples = _checked_samples(reply)
-    _refuse_slow_baseline(samples, truth.eager, device)
+    limit = time_limit + 4 * header["budget_s"]
+    clock = _ParentClock(process, time_limit, state, input_sets, truth, header["seed"], device)
+    for left in reversed(range(_TRIES[device])):
+        reply, _, _ = process.request(request, tensors, limit)
+        _refuse_acts(reply)
+        samples = _checked_samples(reply)
+        try:
+            _refuse_slow_baseline(samples, truth.eager, device)
+            return _table(reply, samples, _measured(clock, reply, samples, device))
+        except ClaimRefusedError as refused:
+            if not left or refused.trick not in (CLAIMED_TIME, SLOWED_BASELINE):
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _measured(clock: _ParentClock, reply: dict, samples: dict, device: str) -> float:
+    """Seconds a call by the parent's clock, which must not be far above the claim."""
     claimed = summarize(samples[CANDIDATE]).median
     if reply["warm_s"].get(CANDIDATE):
         claimed = min(claimed, summarize(reply["warm_s"][CANDIDATE]).median)
-    clock = _ParentClock(process, time_limit, state, input_sets, truth, header["seed"], device)
     measured = clock.measure(claimed)
     if measured > criteria.TIMER_RATIO * claimed + criteria.TIMER_SLACK_S[device]:
         raise ClaimRefusedError(
@@ -93,7 +109,7 @@ def time_pair(
             f"the candidate's process claims {claimed * 1e3:.4f} ms a call, but by the parent's "
             f"clock calls take {measured * 1e3:.4f} ms",
         )
-    return _table(reply, samples, measured)
+    return measured
 
 
 def _refuse_acts(reply: dict) -> None:
