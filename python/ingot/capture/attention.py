@@ -19,8 +19,8 @@ _original = functional.multi_head_attention_forward
 _signature = inspect.signature(_original)
 # Given, any of these asks for PyTorch's own way.
 _UNUSUAL = """
-    bias_k bias_v add_zero_attn key_padding_mask need_weights attn_mask use_separate_proj_weight
-    static_k static_v is_causal
+    bias_k bias_v add_zero_attn key_padding_mask need_weights use_separate_proj_weight static_k
+    static_v
 """.split()
 
 
@@ -43,7 +43,12 @@ def attention(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | N
     if not _is_usual(given):
         return _original(*args, **kwargs)
     names = "num_heads in_proj_weight in_proj_bias out_proj_weight out_proj_bias".split()
-    made = self_attention(given["query"].transpose(0, 1), *(given[name] for name in names))
+    x, mask = given["query"].transpose(0, 1), given["attn_mask"]
+    if given["is_causal"]:  # says of the mask that it need not be read
+        mask = None
+    elif mask is not None and mask.dtype is torch.bool:
+        mask = torch.zeros_like(mask, dtype=x.dtype).masked_fill(mask, float("-inf"))
+    made = self_attention(x, *(given[name] for name in names), mask, given["is_causal"])
     return made.transpose(0, 1), None
 
 
@@ -54,13 +59,16 @@ def self_attention(
     in_bias: torch.Tensor | None,
     out_weight: torch.Tensor,
     out_bias: torch.Tensor | None,
+    mask: torch.Tensor | None = None,
+    is_causal: bool = False,
 ) -> torch.Tensor:
-    """x and the result: [batch, length, width]; weights as nn.MultiheadAttention keeps them."""
+    """x and the result: [batch, length, width]; weights as nn.MultiheadAttention keeps them; mask:
+    [length, length], added to the scores."""
     parts = functional.linear(x, in_weight, in_bias)
     parts = parts.unflatten(-1, (3, heads, x.shape[-1] // heads))
     q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
-    made = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-    return functional.linear(made, out_weight, out_bias)
+    made = functional.scaled_dot_product_attention(q, k, v, mask, is_causal=is_causal)
+    return functional.linear(made.transpose(1, 2).flatten(2), out_weight, out_bias)
 
 
 def _is_usual(given: dict[str, Any]) -> bool:
@@ -69,4 +77,7 @@ def _is_usual(given: dict[str, Any]) -> bool:
     drops = given["training"] and given["dropout_p"] > 0  # would draw for other places in memory
     whole = given["embed_dim_to_check"] == x.shape[-1] and x.shape[-1] % given["num_heads"] == 0
     unusual = any(given[name] is not None and given[name] is not False for name in _UNUSUAL)
-    return alone and whole and not drops and not unusual and given["in_proj_weight"] is not None
+    mask = given["attn_mask"]
+    masked = not given["is_causal"] if mask is None else mask.dim() == 2
+    known = masked and not unusual and given["in_proj_weight"] is not None
+    return alone and whole and not drops and known

@@ -15,14 +15,19 @@ import threading
 from collections.abc import Iterator
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import tracing
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from ingot.capture.attention import self_attention
+from ingot.capture.nodes import named_arguments
 
 _LAYER, _ATTENTION = "_transformer_encoder_layer_fwd", "_native_multi_head_attention"
 _WITH_MASK = 19  # the layer's arguments behind the first
 _NEED_WEIGHTS = 9  # the place of one of attention's, behind the first
+NATIVE_ATTENTION = getattr(torch.ops.aten, _ATTENTION).default
 _PADDING = 1  # the type of a mask of padding alone
 
 
@@ -77,6 +82,31 @@ def stand_in(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "call_function" and node.target is getattr(torch, _LAYER, None):
             node.target = encoder_layer
+
+
+def make_causal(node: torch.fx.Node) -> None:
+    """In the place of PyTorch's attention for inference (NATIVE_ATTENTION) by a causal mask, the
+    operators that it is made of, without the mask."""
+    given = named_arguments(node)
+    names = ("query", "qkv_weight", "qkv_bias", "proj_weight", "proj_bias")
+    read = [given[name] for name in names]
+    values = [each.meta["val"] for each in read]
+
+    def attend(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        return self_attention(x, given["num_head"], *weights, is_causal=True)
+
+    with tracing(None), values[0].fake_mode, enable_python_dispatcher(), torch.no_grad():
+        made = make_fx(attend, pre_dispatch=True, _allow_non_fake_inputs=True)(*values)
+    inside = dict(zip(made.graph.find_nodes(op="placeholder"), read))
+    for each in made.graph.nodes:
+        each.meta = {**node.meta, **each.meta}
+    with node.graph.inserting_before(node):
+        result = node.graph.graph_copy(made.graph, inside)
+    for taken in list(node.users):  # behind the first there are weights, which nobody asked for
+        if taken.args[1] == 0:
+            taken.replace_all_uses_with(result)
+        node.graph.erase_node(taken)
+    node.graph.erase_node(node)
 
 
 def encoder_layer(

@@ -48,7 +48,8 @@ class Feed:
     PyTorch gives them; example_batch: the batch size of the call that it was traced for, if known;
     trains_chains: whether chains without a product may be taken where gradients are needed, since
     what runs them has derivatives that are regions; staged: whether a region ends after a few
-    products one behind another; tf32: whether products of fp32 may be TF32's, by PyTorch too.
+    products one behind another; tf32: whether products of fp32 may be TF32's, by PyTorch too;
+    causal_inputs: places of inputs that are taken for causal masks.
     """
 
     graph: torch.fx.Graph
@@ -65,6 +66,7 @@ class Feed:
     trains_chains: bool = False
     staged: bool = False
     tf32: bool = False
+    causal_inputs: list[int] = field(default_factory=list)
 
 
 def device_type_of(values: list) -> str:

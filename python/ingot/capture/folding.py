@@ -54,7 +54,7 @@ def _is_folded(node: torch.fx.Node) -> bool:
 
 def _replace(node: torch.fx.Node, value: torch.Tensor, feed: Feed) -> None:
     name = f"_folded_{node.name}"
-    setattr(feed.attributes, name, value)
+    feed.attributes.register_buffer(name, value)
     with node.graph.inserting_before(node):
         made = node.graph.get_attr(name)
     like = node.meta["val"]

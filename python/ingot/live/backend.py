@@ -20,6 +20,7 @@ import torch
 import ingot.capture.custom_ops  # noqa: F401  (the operator that batch norms become)
 from ingot.capture import CaptureError
 from ingot.capture.captured import NothingToGainError, Unsupported
+from ingot.capture.causal import AskedInVainError, take_causal_inputs, was_asked, while_causal
 from ingot.capture.feed import Feed
 from ingot.capture.folding import fold_constants
 from ingot.capture.host_time import is_of_the_host
@@ -38,6 +39,7 @@ from ingot.live.tracing import (
     copies_of_written,
     feed_of,
     other_batches,
+    value_at_capture,
     views_among_results,
 )
 from ingot.log import logger
@@ -129,16 +131,17 @@ def _compile_piece(
     session: Session, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
 ) -> Callable:
     start = time.perf_counter()
-    graph = DynamoGraph(session.mode())
+    graph, tell = DynamoGraph(session.mode()), True
     try:
         graph.compiled = _compiled(session, gm, example_inputs)
         if graph.compiled is None:
             graph.problem = "PyTorch runs it: it refuses a batch of this size"
-            session.graphs.append(graph)
-            return gm.forward
-        if not graph.compiled.takes_something:
+            tell = False  # PyTorch does, by an error
+        elif not graph.compiled.takes_something:
             graph.compiled, graph.holds_nothing = None, True
             graph.problem = "PyTorch runs it: it holds nothing that Ingot takes over"
+    except AskedInVainError:
+        raise
     except CaptureError as error:
         graph.problem = f"PyTorch runs it: {error}"
         graph.holds_nothing = isinstance(error, NothingToGainError)
@@ -149,15 +152,19 @@ def _compile_piece(
     except Exception as error:  # a fault of ours must not stop a program that PyTorch can run
         logger.error("capturing %s failed: %r", session.name, error, exc_info=True)
         graph.problem = f"PyTorch runs it: capturing it failed ({error!r}), which is Ingot's fault"
+    if graph.compiled is None and was_asked():
+        raise AskedInVainError(graph.problem)
     session.graphs.append(graph)
     took = 1e3 * (time.perf_counter() - start)
     logger.info("captured and planned %s in %.0f ms", session.name, took)
     if graph.compiled is None:
-        session.warn(graph.problem)
+        if tell:
+            session.warn(graph.problem)
         return gm.forward
     for item in graph.compiled.captured.unsupported:
         session.warn(f"PyTorch runs {item.what} ({item.where}): {item.why}")
-    return session.made(graph)
+    made, masks = session.made(graph), graph.compiled.causal_inputs
+    return while_causal(made, gm.forward, masks) if masks else made
 
 
 def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
@@ -194,6 +201,7 @@ def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
         except RefusedError as error:
             refused.update(error.nodes)
             continue
+        compiled.causal_inputs = feed.causal_inputs
         compile_ahead(compiled.programs, feed.example_batch)
         return compiled
     raise CaptureError("; ".join(sorted(set(refused.values()))))
@@ -210,7 +218,7 @@ def _fed(
     """With the batch where regions take most: of a product of two inputs either may have it, and a
     transposed one on its second dimension. Without a chain there is nothing to take it for.
     Second: what PyTorch must run in any case, as `refused` of import_graph()."""
-    best = _with_refused(feed_of(gm, example_inputs), gradients)
+    best = _with_refused(_feed(gm, example_inputs), gradients)
     if policy.ambient(best[0].device_type)[0] is not None:
         return best  # autocast's casts are looked for in a graph that is as it was traced
     places = other_batches(gm, example_inputs)
@@ -222,11 +230,24 @@ def _fed(
     least = _left(*best, gradients)
     for place in places if least else ():
         with contextlib.suppress(CaptureError):
-            other = _with_refused(feed_of(gm, example_inputs, place), gradients)
+            other = _with_refused(_feed(gm, example_inputs, place), gradients)
             left = _left(*other, gradients)
             if left < least:
                 best, least = other, left
     return best
+
+
+def _feed(gm: torch.fx.GraphModule, *arguments: Any) -> Feed:
+    feed = feed_of(gm, *arguments)
+    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    known = {
+        node: value
+        for node, value in zip(feed.placeholders, map(value_at_capture, inputs))
+        if value is not None
+    }
+    at = {node: index for index, node in enumerate(feed.placeholders)}
+    feed.causal_inputs = [at[node] for node in take_causal_inputs(feed.graph, known)]
+    return feed
 
 
 def _with_refused(feed: Feed, gradients: bool) -> tuple[Feed, dict[str, str]]:

@@ -28,7 +28,7 @@ class Compiled:
     emptied, so that tensors are freed where they are read last.
 
     Operators of PyTorch's run under its autograd; regions are functions of it where a tensor that
-    they read needs a gradient.
+    they read needs a gradient. causal_inputs: places of inputs that must be causal masks.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Compiled:
         options: dict | None = None,
     ):
         self.captured = captured
+        self.causal_inputs: list[int] = []
         self.programs: list[Program] = []
         for region in captured.regions:
             self.programs.append(_compile(region, device_type, precision, tf32, options))

@@ -16,6 +16,7 @@ import torch._dynamo
 from torch.utils import _pytree as pytree
 
 from ingot.capture.captured import CaptureError
+from ingot.capture.causal import AskedInVainError, question_put_off
 from ingot.capture.derivative import unwatched
 from ingot.capture.encoder_layer import traceable
 from ingot.capture.feed import batched_inputs
@@ -108,8 +109,9 @@ def _run_once(function: Callable, backend: Callable, arguments: tuple, nopython:
 
 
 @contextlib.contextmanager
-def _capturing(settings: dict[str, Any]) -> Iterator[None]:
-    with torch._dynamo.config.patch(_known(settings)), unwatched(), traceable():
+def _capturing(settings: dict[str, Any], put_off: bool = True) -> Iterator[None]:
+    patched = torch._dynamo.config.patch(_known(settings))
+    with patched, unwatched(), traceable(), question_put_off(put_off):
         yield
 
 
@@ -178,8 +180,7 @@ class _Careful:
             if batched:
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
         try:
-            with _capturing(self._limited_settings()), self._telling_breaks():
-                found = self._callback(frame, *args, **kwargs)
+            found = self._captured(frame, *args, **kwargs)
         except Exception as error:  # many kinds, of Dynamo's own and of what it looks at
             wrong_use = getattr(error, "inner_exception", None)
             if isinstance(wrong_use, IngotError):
@@ -193,6 +194,15 @@ class _Careful:
                 )
             return _by_pytorch_this_time("SKIP")
         return self._unless_given_up(found, frame.f_code)
+
+    def _captured(self, *arguments: Any, put_off: bool = True, **named: Any) -> Any:
+        try:
+            with _capturing(self._limited_settings(), put_off), self._telling_breaks():
+                return self._callback(*arguments, **named)
+        except Exception as error:  # Dynamo's, around the backend's
+            if not isinstance(getattr(error, "inner_exception", None), AskedInVainError):
+                raise
+        return self._captured(*arguments, put_off=False, **named)
 
     @contextlib.contextmanager
     def _telling_breaks(self) -> Iterator[None]:

@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ingot.capture import CaptureError, attention, encoder_layer, recurrent
 from ingot.capture.captured import Source
+from ingot.capture.causal import take_causal_masks
 from ingot.capture.feed import Feed, Placeholder, device_type_of, needing_gradients
 from ingot.capture.masks import leave_full_masks_away
 from ingot.capture.nodes import LEFT_ALONE, PARAMETER, is_pure, moves_statistics, mutates
@@ -62,6 +63,7 @@ def feed_of(
         if batch is None or not batch.node.expr.is_number:
             break
     leave_full_masks_away(graph)
+    take_causal_masks(graph)
     # What nothing reads has no gradient, and would have one in a region.
     graph.eliminate_dead_code(lambda n: mutates(n) or moves_statistics(n) or not is_pure(n))
     is_dynamos = batch is not None and batch.node.shape_env is _shape_env(values)
@@ -193,6 +195,16 @@ def _source_name(node: torch.fx.Node) -> str:
     return name() if callable(name) else str(name)
 
 
+def value_at_capture(node: torch.fx.Node) -> torch.Tensor | None:
+    """What a call gave for a graph's input when TorchDynamo captured it, where it is known and may
+    be read."""
+    value = getattr(node.meta.get("grapharg"), "example", None)
+    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor):
+        return None
+    capturing = value.is_cuda and torch.cuda.is_current_stream_capturing()
+    return None if capturing or value.is_meta else value
+
+
 _CONTAINERS = ("_modules", "_parameters", "_buffers")
 
 
@@ -231,8 +243,7 @@ def _with_batch(values: list, found: Sequence[Placeholder]) -> Iterator[tuple[li
     imported better, and Dynamo's guards hold it to this one. First of all inputs of the first one's
     size, then of that alone: an operand of the same size need not have the batch in front.
     """
-    sizes = [v.shape[0] for v in _leading(values, found)]
-    batch = next((s for s in sizes if isinstance(s, torch.SymInt) and s.node.expr.is_Symbol), None)
+    batch = _symbolic_batch(values, found)
     for value in values:
         for axis, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
             if isinstance(size, torch.SymInt):
@@ -260,6 +271,20 @@ def _with_batch(values: list, found: Sequence[Placeholder]) -> Iterator[tuple[li
         if chosen:
             yield _with_symbolic_batch(values, dict.fromkeys(chosen, 0))
     yield values, None
+
+
+def _symbolic_batch(values: list, found: Sequence[Placeholder]) -> torch.SymInt | None:
+    """A symbol that leads an input: where there are several, one that is no length elsewhere, as
+    that of a mask [length, length] is."""
+    leading = [v.shape[0] for v in _leading(values, found)]
+    symbols = [s for s in leading if isinstance(s, torch.SymInt) and s.node.expr.is_Symbol]
+    inner = {
+        size.node.expr
+        for value in values
+        for size in (value.shape[1:] if isinstance(value, torch.Tensor) else ())
+        if isinstance(size, torch.SymInt)
+    }
+    return next((s for s in symbols if s.node.expr not in inner), next(iter(symbols), None))
 
 
 def _with_this_batch(values: list, batch_at: tuple[int, int]) -> Iterator[tuple[list, Any]]:
