@@ -70,7 +70,7 @@ def _added(rows, columns, x):
     [
         (_everything, True),
         (_both, True),
-        (_earlier, False),
+        (_earlier, True),  # and attention is causal in its place
         (_some, False),
         (_positive, False),
         (_by_batch, False),
@@ -93,6 +93,7 @@ def test_masks_that_hide_nothing_are_left_away(mask, left_away):
     for step in steps:
         mask_of = step.args[3] if len(step.args) > 3 else None
         assert (mask_of is None) == left_away
+        assert any(step.args[5:6]) == (mask is _earlier)
 
 
 def test_large_masks_are_not_computed(monkeypatch):
