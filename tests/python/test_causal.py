@@ -174,6 +174,23 @@ def test_tokens_in_front():
     assert attentions(optimised) == [(False, True)] and not optimised._ingot.breaks
 
 
+@pytest.mark.parametrize("kept, expected", [(causal(20), True), (causal(20).T, False)])
+def test_a_part_of_a_mask_that_the_module_keeps(kept, expected):
+    class Model(LanguageModel):
+        def __init__(self):
+            super().__init__(0.1)
+            self.register_buffer("mask", kept)
+
+        def forward(self, x):
+            return super().forward(x, self.mask[: x.shape[1], : x.shape[1]])
+
+    compare(Model, lambda m: [m(tokens(5)), m(tokens(5, 7))], gradients=[True])
+    optimised = ingot.optimize(Model())
+    optimised(tokens(5))
+    assert not optimised._ingot.breaks
+    assert [reads for reads, *_ in attentions(optimised)] == [not expected]
+
+
 def test_a_decoders_mask():
     class Translator(nn.Module):
         def __init__(self):

@@ -180,6 +180,14 @@ def _attentions_by_mask(graph: torch.fx.Graph) -> Iterator[_Attention]:
             yield _Attention(node, base, hides or native, _asks(node), drops)
 
 
+def _is_front(node: torch.fx.Node) -> bool:
+    """mask[:length]: of a causal mask a causal one, where it is square."""
+    if node.target is not _aten.slice.Tensor:
+        return False
+    given = named_arguments(node)
+    return given["start"] in (None, 0) and given["step"] == 1
+
+
 def _matrix(mask: torch.fx.Node) -> torch.Size:
     return mask.meta["val"].shape[-2:]
 
@@ -196,9 +204,10 @@ def _asks(node: torch.fx.Node) -> bool:
 
 def _made_of(mask: torch.fx.Node) -> tuple[torch.fx.Node, bool]:
     """(base, hides) of _Attention."""
-    while mask.target in _FRAMING:
+    while mask.target in _FRAMING or _is_front(mask):
         read = mask.all_input_nodes[0]
-        if list(map(_size, _matrix(read))) != list(map(_size, _matrix(mask))):
+        same = list(map(_size, _matrix(read))) == list(map(_size, _matrix(mask)))
+        if not same and mask.target in _FRAMING:
             break
         mask = read
     if mask.target is _aten.masked_fill.Scalar and mask.args[2] == float("-inf"):
