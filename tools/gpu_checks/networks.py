@@ -338,6 +338,11 @@ NETWORKS: tuple[Network, ...] = (
         lambda small: own.Translator(*((100, 32, 4, 2) if small else (10_000, 512, 8, 6))),
         tokens(32, 128, 10_000, count=2),
     ),
+    plain(
+        "causal_encoder",
+        lambda small: own.CausalEncoder(*((100, 32, 4, 2) if small else (10_000, 512, 8, 6))),
+        tokens(128, 32, 10_000),
+    ),
 )
 
 

@@ -311,3 +311,23 @@ class Translator(nn.Module):
             self.embed(source), self.embed(target), tgt_mask=mask, tgt_is_causal=True
         )
         return self.head(y)
+
+
+class CausalEncoder(nn.Module):
+    """A language model over nn.TransformerEncoder, tokens in front, as PyTorch's tutorial calls it:
+    by a causal mask, without saying that it is one."""
+
+    def __init__(self, words: int, width: int, heads: int, layers: int, longest: int = 512):
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        self.places = nn.Parameter(torch.randn(longest, 1, width) * 0.02)
+        self.drop = nn.Dropout(0.1)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.1)
+        self.encoder = nn.TransformerEncoder(layer, layers)
+        self.head = nn.Linear(width, words)
+
+    def forward(self, tokens):
+        length, width = len(tokens), self.embed.embedding_dim
+        x = self.drop(self.embed(tokens) * width**0.5 + self.places[:length])
+        mask = nn.Transformer.generate_square_subsequent_mask(length, tokens.device)
+        return self.head(self.encoder(x, mask.to(x.dtype)))

@@ -114,7 +114,8 @@ def _adaptive_max_pool1d(writer: Writer, x, output_size) -> torch.fx.Node | None
 def _slice(writer: Writer, x, dim, start, end, step) -> torch.fx.Node | None:
     """x[:] is x."""
     size = example(x).shape[dim]
-    whole = end is None or end == _WHOLE or (isinstance(size, int) and end >= size)
+    numbers = isinstance(size, int) and isinstance(end, int)
+    whole = end is None or end == _WHOLE or (numbers and end >= size)
     return x if start in (None, 0) and whole and step == 1 else None
 
 
