@@ -3,10 +3,12 @@ honest twin passes."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -421,7 +423,7 @@ class _ClaimingProcess:
         tensors = {"r0.o0": torch.ones(4, 4), "g0.o0": torch.ones(2)}
         return reply, tensors, 1e-3 * header["calls"]
 
-    def timed(self) -> dict:
+    def timed(self, eager: Callable[[], None] = lambda: time.sleep(2e-3)) -> dict:
         exact = Results([torch.ones(4, 4, dtype=torch.float64)], "*", {}, [])
         return timing.time_pair(
             self,
@@ -429,7 +431,7 @@ class _ClaimingProcess:
             state={},
             input_sets=[[torch.rand(4, 4)]],
             time_limit=10.0,
-            truth=timing.Truth(lambda state, values: exact, 1e-6, {}, lambda: time.sleep(2e-3)),
+            truth=timing.Truth(lambda state, values: exact, 1e-6, {}, eager),
             device="cpu",
         )
 
@@ -441,6 +443,15 @@ def test_claimed_time_is_held_against_the_parents_clock():
         process.timed()
     assert caught.value.trick == "claims a false time"
     assert not process.claims
+
+
+def test_a_moments_stop_of_the_parent_hides_no_slow_baseline():
+    """One call in three: by their mean, eager's two milliseconds would be true."""
+    number = itertools.count()
+    process = _ClaimingProcess(1e-3, 1e-3, 1e-3)
+    with pytest.raises(timing.ClaimRefusedError, match="claims 2.0000 ms for eager") as caught:
+        process.timed(lambda: time.sleep(6e-3) if next(number) % 3 == 0 else None)
+    assert caught.value.trick == "slows the baseline"
 
 
 def test_a_machine_that_was_busy_while_a_pair_was_timed_is_asked_again():
