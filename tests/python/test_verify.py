@@ -448,7 +448,7 @@ def test_claimed_time_is_held_against_the_parents_clock():
 def test_a_moments_stop_of_the_parent_hides_no_slow_baseline():
     """One call in three: by their mean, eager's two milliseconds would be true."""
     number = itertools.count()
-    process = _ClaimingProcess(1e-3, 1e-3, 1e-3)
+    process = _ClaimingProcess(1e-3)
     with pytest.raises(timing.ClaimRefusedError, match="claims 2.0000 ms for eager") as caught:
         process.timed(lambda: time.sleep(6e-3) if next(number) % 3 == 0 else None)
     assert caught.value.trick == "slows the baseline"
