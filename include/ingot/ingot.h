@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 /* Raised whenever a change here would break a caller that was compiled, or written, against it. */
-#define INGOT_ABI_VERSION 1
+#define INGOT_ABI_VERSION 2
 
 typedef enum ingot_status {
   INGOT_OK = 0,
@@ -75,14 +75,22 @@ INGOT_API ingot_status ingot_program_create(const char* graph_json, const char* 
                                             ingot_program** program);
 INGOT_API void ingot_program_destroy(ingot_program* program);
 
-/* Compiles every kernel that a call with this batch size needs, for the GPU that the program was
- * planned for, and touches no device: safe on any thread, at any time, beside a stream that is
- * being captured too. A later prepare or run loads what is there. Nothing on the CPU. */
-INGOT_API ingot_status ingot_program_compile(ingot_program* program, int64_t batch);
+/* Compiles every kernel that a call needs whose tensors are laid out like these (NULL: dense ones;
+ * of their addresses only the alignment counts), for the GPU that the program was planned for, and
+ * touches no device: safe on any thread, at any time, beside a stream that is being captured too. A
+ * later prepare or run loads what is there. Nothing on the CPU. */
+INGOT_API ingot_status ingot_program_compile(ingot_program* program, int64_t batch,
+                                             const ingot_tensor* tensors, int count);
 
-/* Compiles and loads every kernel that a call with this batch size on this device needs, so that a
- * later run neither compiles nor allocates (CUDA graphs may then capture it). device: -1 for host.
- */
+/* Compiles one more kernel, which a call with another batch size may need, under the same rules:
+ * `compiled` is 0 where all are there. Called until then, it keeps any batch size from waiting for
+ * a compiler. */
+INGOT_API ingot_status ingot_program_compile_another(ingot_program* program, int64_t batch,
+                                                     int* compiled);
+
+/* Compiles and loads every kernel that a call with dense tensors of this batch size on this device
+ * needs, so that a later run neither compiles nor allocates (CUDA graphs may then capture it).
+ * device: -1 for host. */
 INGOT_API ingot_status ingot_program_prepare(ingot_program* program, int64_t batch, int device);
 
 /* Bytes of scratch memory (256-byte aligned, on the program's device) that a run needs. */

@@ -128,11 +128,26 @@ void ingot_program_destroy(ingot_program* program) {
   delete program;
 }
 
-ingot_status ingot_program_compile(ingot_program* program, int64_t batch) {
+ingot_status ingot_program_compile(ingot_program* program, int64_t batch,
+                                   const ingot_tensor* tensors, int count) {
   return api::guarded([&] {
     api::Program& state = api::program_of(program);
     api::check_batch(state, batch);
-    state.executable->compile(batch);
+    std::span<const ingot_tensor> span;
+    if (tensors != nullptr) {
+      span = api::tensors_of(tensors, count);
+      api::check_tensors(state, batch, span);
+    }
+    state.executable->compile(batch, span);
+  });
+}
+
+ingot_status ingot_program_compile_another(ingot_program* program, int64_t batch, int* compiled) {
+  return api::guarded([&] {
+    api::Program& state = api::program_of(program);
+    api::check_batch(state, batch);
+    api::require(compiled != nullptr, "the place for the answer is NULL");
+    *compiled = state.executable->compile_another(batch) ? 1 : 0;
   });
 }
 

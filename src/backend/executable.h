@@ -30,8 +30,12 @@ class Executable {
  public:
   virtual ~Executable() = default;
 
-  // Compiles what `prepare` would, and touches no device: for another thread, ahead of the run.
-  virtual void compile(int64_t batch) = 0;
+  // Compiles what a run with tensors laid out like these needs (none: dense ones), and touches no
+  // device: for another thread, ahead of the run.
+  virtual void compile(int64_t batch, std::span<const ingot_tensor> tensors) = 0;
+  // Compiles one more kernel, which a run with another batch size may need; false where all are
+  // there.
+  virtual bool compile_another(int64_t batch) = 0;
   // Makes every run with this batch size on this device free of compilation and allocation.
   virtual void prepare(int64_t batch, int device) = 0;
   virtual size_t workspace_size(int64_t batch) = 0;

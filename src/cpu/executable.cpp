@@ -61,7 +61,8 @@ class CpuExecutable final : public Executable {
     make_steps();
   }
 
-  void compile(int64_t) override {}
+  void compile(int64_t, std::span<const ingot_tensor>) override {}
+  bool compile_another(int64_t) override { return false; }
   void prepare(int64_t, int) override {}
 
   size_t workspace_size(int64_t batch) override { return layout(batch).total; }

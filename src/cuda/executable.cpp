@@ -64,11 +64,26 @@ class CudaExecutable : public Executable {
     }
   }
 
-  void compile(int64_t batch) override { modules_.compile(plan_.target.sm, units(batch)); }
+  void compile(int64_t batch, std::span<const ingot_tensor> tensors) override {
+    const std::vector<ingot_tensor> dense =
+        tensors.empty() ? dense_tensors(batch) : std::vector<ingot_tensor>();
+    const CallLayout call = {plan_.target.sm, batch, false, tensors.empty() ? dense : tensors};
+    modules_.compile(plan_.target.sm, units_of(lower(call)));
+  }
+
+  bool compile_another(int64_t batch) override {
+    std::vector<int> units;
+    for (const auto& lowering : lowerings_) {
+      const std::vector<int> own = lowering->units(batch);
+      units.insert(units.end(), own.begin(), own.end());
+    }
+    return modules_.compile_one(plan_.target.sm, units);
+  }
 
   void prepare(int64_t batch, int device) override {
     const CurrentContext context(device);
-    modules_.load(*context, units(batch));
+    const std::vector<ingot_tensor> dense = dense_tensors(batch);
+    modules_.load(*context, units_of(lower({context->sm(), batch, false, dense})));
     for (const auto& lowering : lowerings_) lowering->prepare(*context, batch);
     layout(batch);
   }
@@ -154,15 +169,6 @@ class CudaExecutable : public Executable {
   }
 
  private:
-  std::vector<int> units(int64_t batch) const {
-    std::vector<int> found;
-    for (const auto& lowering : lowerings_) {
-      const std::vector<int> own = lowering->units(batch);
-      found.insert(found.end(), own.begin(), own.end());
-    }
-    return found;
-  }
-
   bool dependent_launch(const Context& context) const {
     return dependent_launch_ && arch_of(context.sm()).dependent_launch &&
            driver().version >= kDependentLaunchDriver;
@@ -227,12 +233,11 @@ class CudaExecutable : public Executable {
     }
   }
 
-  // Of calls with dense tensors, as they usually are.
-  nlohmann::json describe_program(int64_t batch) {
+  // A call's, as they usually are.
+  std::vector<ingot_tensor> dense_tensors(int64_t batch) const {
     const Graph& graph = plan_.graph;
     std::vector<ingot_tensor> tensors;
-    std::vector<std::string> names;
-    const auto add = [&](ValueId value, const std::string& name) {
+    const auto add = [&](ValueId value) {
       const Shape& shape = graph[value].shape;
       ingot_tensor tensor{};
       for (int axis = 0; axis < kAxes; ++axis) {
@@ -241,10 +246,18 @@ class CudaExecutable : public Executable {
       }
       tensor.dtype = static_cast<int32_t>(graph[value].dtype);
       tensors.push_back(tensor);
-      names.push_back(name);
     };
-    for (const ValueId leaf : graph.leaves()) add(leaf, graph[leaf].name);
-    for (const Result& result : graph.results) add(result.value, result.name);
+    for (const ValueId leaf : graph.leaves()) add(leaf);
+    for (const Result& result : graph.results) add(result.value);
+    return tensors;
+  }
+
+  nlohmann::json describe_program(int64_t batch) {
+    const Graph& graph = plan_.graph;
+    std::vector<std::string> names;
+    for (const ValueId leaf : graph.leaves()) names.push_back(graph[leaf].name);
+    for (const Result& result : graph.results) names.push_back(result.name);
+    const std::vector<ingot_tensor> tensors = dense_tensors(batch);
     return ingot::describe(lower({plan_.target.sm, batch, false, tensors}), plan_, names);
   }
 

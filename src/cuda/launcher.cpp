@@ -88,6 +88,14 @@ void launch_kernel(const Step& step, CUfunction function, const CallMemory& memo
 
 }  // namespace
 
+std::vector<int> units_of(const LaunchProgram& program) {
+  std::vector<int> units;
+  for (const Step& step : program.steps) {
+    if (step.unit >= 0) units.push_back(step.unit);
+  }
+  return units;
+}
+
 void launch(const LaunchProgram& program, Context& context, Modules& modules,
             const CallMemory& memory, CUstream stream, bool dependent) {
   for (const Step& step : program.steps) {
@@ -99,8 +107,12 @@ void launch(const LaunchProgram& program, Context& context, Modules& modules,
                            kLibraryWorkspace, stream);
       continue;
     }
-    const LoadedUnit& loaded = modules.get(context, step.unit);
-    launch_kernel(step, loaded.functions[static_cast<size_t>(step.function)], memory, stream,
+    const LoadedUnit* loaded = modules.find(context, step.unit);
+    if (loaded == nullptr) {
+      modules.load(context, units_of(program));
+      loaded = modules.find(context, step.unit);
+    }
+    launch_kernel(step, loaded->functions[static_cast<size_t>(step.function)], memory, stream,
                   dependent);
   }
 }

@@ -18,6 +18,10 @@ struct CallMemory {
   std::byte* frozen = nullptr;
 };
 
+// The units that its kernels are in.
+std::vector<int> units_of(const LaunchProgram& program);
+
+// Kernels that are not there yet are compiled side by side, and loaded.
 // dependent: kernels may start before their predecessors end, and wait for them by themselves.
 void launch(const LaunchProgram& program, Context& context, Modules& modules,
             const CallMemory& memory, CUstream stream, bool dependent);

@@ -45,20 +45,37 @@ Modules::Source Modules::source(int unit, int function) const {
   return {units_[index].functions[static_cast<size_t>(function)], text_hashes_[index]};
 }
 
+// With compiling_ held.
+std::vector<int> Modules::missing(int sm, const std::vector<int>& wanted) const {
+  std::vector<int> missing;
+  const std::shared_lock lock(mutex_);
+  for (const int unit : std::set<int>(wanted.begin(), wanted.end())) {
+    const bool loaded = std::any_of(contexts_.begin(), contexts_.end(), [&](const auto& own) {
+      return own.second.loaded.contains(unit);
+    });
+    if (!loaded && !compiled_.contains({sm, unit})) missing.push_back(unit);
+  }
+  return missing;
+}
+
 void Modules::compile(int sm, const std::vector<int>& wanted) {
   const std::lock_guard compiling(compiling_);
-  std::vector<int> missing;
+  const std::vector<int> units = missing(sm, wanted);
+  std::vector<std::string> code = compile_all(requests_of(units), sm, cache_);
+  for (size_t i = 0; i < units.size(); ++i) compiled_[{sm, units[i]}] = std::move(code[i]);
+}
+
+bool Modules::compile_one(int sm, const std::vector<int>& wanted) {
+  std::vector<int> units;
   {
-    const std::shared_lock lock(mutex_);
-    for (const int unit : std::set<int>(wanted.begin(), wanted.end())) {
-      const bool loaded = std::any_of(contexts_.begin(), contexts_.end(), [&](const auto& own) {
-        return own.second.loaded.contains(unit);
-      });
-      if (!loaded && !compiled_.contains({sm, unit})) missing.push_back(unit);
-    }
+    const std::lock_guard compiling(compiling_);
+    units = missing(sm, wanted);
   }
-  std::vector<std::string> code = compile_all(requests_of(missing), sm, cache_);
-  for (size_t i = 0; i < missing.size(); ++i) compiled_[{sm, missing[i]}] = std::move(code[i]);
+  if (units.empty()) return false;
+  std::vector<std::string> code = compile_all(requests_of({units[0]}), sm, cache_);
+  const std::lock_guard compiling(compiling_);
+  compiled_[{sm, units[0]}] = std::move(code[0]);
+  return true;
 }
 
 std::vector<CompileRequest> Modules::requests_of(const std::vector<int>& units) const {
@@ -138,18 +155,14 @@ void Modules::publish() {
   tables_.push_back(std::move(table));
 }
 
-const LoadedUnit& Modules::get(Context& context, int unit) {
+const LoadedUnit* Modules::find(const Context& context, int unit) const {
+  const Table* table = table_.load(std::memory_order_acquire);
+  if (table == nullptr) return nullptr;
   const auto index = static_cast<size_t>(unit);
-  for (;;) {
-    if (const Table* table = table_.load(std::memory_order_acquire)) {
-      for (const auto& [own, loaded] : table->contexts) {
-        if (own == &context && index < loaded.size() && loaded[index] != nullptr) {
-          return *loaded[index];
-        }
-      }
-    }
-    load(context, {unit});
+  for (const auto& [own, loaded] : table->contexts) {
+    if (own == &context) return index < loaded.size() ? loaded[index] : nullptr;
   }
+  return nullptr;
 }
 
 }  // namespace ingot::cuda

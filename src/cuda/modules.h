@@ -43,10 +43,13 @@ class Modules {
   Source source(int unit, int function) const;
   // Compiles what is neither compiled nor loaded, for a later load; touches no device.
   void compile(int sm, const std::vector<int>& units);
-  // Compiles and loads what is missing; the context must be current.
+  // Compiles the first of them that is neither compiled nor loaded; false where there is none. What
+  // another thread needs meanwhile does not wait for it.
+  bool compile_one(int sm, const std::vector<int>& units);
+  // Compiles and loads what is missing, side by side; the context must be current.
   void load(Context& context, const std::vector<int>& units);
-  // Loads it if it was not.
-  const LoadedUnit& get(Context& context, int unit);
+  // nullptr where it is not loaded.
+  const LoadedUnit* find(const Context& context, int unit) const;
 
  private:
   struct PerContext {
@@ -57,6 +60,7 @@ class Modules {
   struct Table {
     std::vector<std::pair<const Context*, std::vector<const LoadedUnit*>>> contexts;
   };
+  std::vector<int> missing(int sm, const std::vector<int>& units) const;
   std::vector<CompileRequest> requests_of(const std::vector<int>& units) const;
   std::vector<std::string> take_code(int sm, const std::vector<int>& units);
   void publish();

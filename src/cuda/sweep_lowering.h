@@ -25,7 +25,7 @@ class SweepLowering {
 
   // Bytes of scratch memory behind the plan's buffers (256-byte aligned) that a run needs.
   virtual size_t scratch_bytes(int64_t batch) const = 0;
-  // The units that a run with this batch size needs.
+  // The units that runs with dense tensors may need, whatever the batch size.
   virtual std::vector<int> units(int64_t batch) = 0;
   // What else can be done beforehand; the context is current.
   virtual void prepare(Context& context, int64_t batch) = 0;

@@ -235,6 +235,8 @@ def main() -> None:
             first, second = called.run(512), called.run(512)
             called.tensors[-1].data += 0x100000
             moved = called.run(512)
+            while called.program.compile_another(512):
+                pass
             for tensor in (called.tensors[0], called.tensors[-1]):
                 tensor.sizes[0] = 300
             name = f"{os.path.basename(example)} {mode}"
@@ -242,6 +244,7 @@ def main() -> None:
                 "first": first,
                 "second": second,
                 "result elsewhere": moved,
+                "first of another batch": called.run(300),
                 "another batch": called.run(300),
             }
             if name == "gemm_scale_bn.py eval":  # the product itself stores the result

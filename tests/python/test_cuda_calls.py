@@ -79,6 +79,12 @@ def test_what_changes_is_described_anew_and_nothing_else(asked, model, change):
     assert changed == {"cuCtxGetCurrent": 1, "cuLaunchKernelEx": LAUNCHES[model]}
 
 
+@pytest.mark.parametrize("model", LAUNCHES)
+def test_another_batch_loads_what_it_needs_and_compiles_nothing(asked, model):
+    first = asked[model]["first of another batch"]
+    assert first["cuModuleLoadData"] >= 1 and "nvrtcCompileProgram" not in first
+
+
 def test_kept_tensor_maps_follow_the_tensors(asked):
     assert asked["gemm_scale_bn.py eval"]["addresses followed"]
 
@@ -172,6 +178,79 @@ def test_equal_kernels_are_compiled_once_and_ahead_of_their_loading(fake, tmp_pa
     (compiled, loaded), (compiled_after, loaded_after) = json.loads(answer.stdout)
     assert compiled >= 2 and loaded == 0
     assert compiled_after == compiled and loaded_after == 4 * compiled
+
+
+OTHER_SIZES = (
+    AHEAD.partition("threads =")[0].replace("range(4)", "range(1)")
+    + """
+(program,) = programs
+program.compile(8192)
+needed, _ = asked()
+another = 0
+while program.compile_another(8192):
+    another += 1
+compiled, _ = asked()
+for batch in (1, 16, 100, 1000, 5000, 8192, 40000):
+    program.prepare(batch, 0)
+print(json.dumps([needed, another, compiled, asked()[0]]))
+"""
+)
+
+
+def test_a_call_compiles_what_it_needs_and_other_batch_sizes_wait_for_nothing(fake, tmp_path):
+    answer = run(["-c", OTHER_SIZES], fake, INGOT_CACHE_DIR=str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+    needed, another, compiled, after = json.loads(answer.stdout)
+    assert 2 <= needed <= 4  # a packing or two, the product, the softmax behind it
+    assert another >= 3 and compiled == needed + another
+    assert after == compiled
+
+
+AS_LAID_OUT = """
+import ctypes, json, os
+import torch
+from ingot.live import products
+from ingot.runtime.library import library
+
+fake = ctypes.CDLL(os.environ["INGOT_LIBCUDA"])
+fake.fake_calls.restype, fake.fake_calls.argtypes = ctypes.c_long, (ctypes.c_char_p,)
+a, b = torch.empty(4096, 768, device="meta").t(), torch.empty(4096, 1024, device="meta")
+products.compile_product("fp32", a, b, "cuda")
+compiled = fake.fake_calls(b"nvrtcCompileProgram")
+program = products._programs.of("fp32", a, b, "cuda")
+tensors, batch, _ = program._laid_out([a, b])
+for at, entry in enumerate(tensors):
+    entry.data, entry.device = (1 + at) << 40, 0
+size = program.workspace_size(batch)
+library().check(
+    library().ingot_program_run(
+        program._handle, batch, tensors, len(tensors), 0x900000000, size, None
+    )
+)
+print(json.dumps([compiled, fake.fake_calls(b"nvrtcCompileProgram")]))
+"""
+
+
+def test_a_product_over_the_batch_is_compiled_ahead_as_its_operands_lie(fake, tmp_path):
+    answer = run(["-c", AS_LAID_OUT], fake, INGOT_CACHE_DIR=str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+    compiled, after = json.loads(answer.stdout)
+    assert compiled >= 2 and after == compiled
+
+
+AT_ONCE = (
+    AS_LAID_OUT.replace('products.compile_product("fp32", a, b, "cuda")', "")
+    .replace("library().check(", "import time\nbegun = time.monotonic()\nlibrary().check(")
+    .replace("[compiled, ", "[time.monotonic() - begun, ")
+)
+
+
+@pytest.mark.alone
+def test_what_a_call_finds_missing_is_compiled_side_by_side(fake, tmp_path):
+    answer = run(["-c", AT_ONCE], fake, INGOT_CACHE_DIR=str(tmp_path), FAKE_NVRTC_MS="500")
+    assert answer.returncode == 0, answer.stderr
+    seconds, compiled = json.loads(answer.stdout)
+    assert compiled >= 2 and seconds < 0.5 * compiled - 0.2
 
 
 WITHOUT_CUBLASLT = """

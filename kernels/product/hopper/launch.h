@@ -431,7 +431,8 @@ inline std::vector<int64_t> representative_samples(ProductShape shape, const Dev
   constexpr int64_t kTile = 64, kFine = 64 * kTile, kMost = 16 * kFine;
   std::vector<int64_t> samples;
   std::vector<std::string> seen;
-  for (shape.m = kTile; shape.m <= kMost; shape.m += shape.m < kFine ? kTile : shape.m) {
+  const auto next = [](int64_t m) { return m < kFine ? m + kTile : m + m / (4 * kTile) * kTile; };
+  for (shape.m = kTile; shape.m <= kMost; shape.m = next(shape.m)) {
     const ProductPlan plan = plan_product(shape, device);
     const std::string config = plan.kernel + plan.config;
     if (std::find(seen.begin(), seen.end(), config) != seen.end()) continue;

@@ -13,6 +13,8 @@ from time import perf_counter
 
 import torch
 
+from ingot.runtime.ahead import settle
+
 from .statistics import ROUNDS_FOR_A_VERDICT, Ratio, Summary, median_ratio, never_slower, summarize
 from .timers import run_for, sleep, timer_for
 
@@ -93,6 +95,7 @@ def compare(
         subject(0)
         timer.synchronize()
         first_call[name] = _clock() - start
+    settle()
     settled = {name: _one(timer, subject, device, options, 1) for name, subject in subjects.items()}
     plan = _RoundPlan.fit(settled, device, options)
     names = list(subjects)

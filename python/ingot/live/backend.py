@@ -29,7 +29,6 @@ from ingot.capture.nodes import computes, schema_name
 from ingot.capture.products import PRODUCTS
 from ingot.capture.table import SHAPE_OPERATORS
 from ingot.live import policy
-from ingot.live.ahead import compile_ahead
 from ingot.live.autocast import cast_by_torch
 from ingot.live.compiled import Compiled, RefusedError
 from ingot.live.pieces import compile_pieces
@@ -43,6 +42,7 @@ from ingot.live.tracing import (
     views_among_results,
 )
 from ingot.log import logger
+from ingot.runtime.ahead import compile_ahead
 from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError, IngotWarning
 
 _MAX_REFUSALS = 16

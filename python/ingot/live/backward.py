@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,12 @@ from ingot.capture.nodes import mutates, schema_name
 from ingot.capture.products import PRODUCTS
 from ingot.capture.table import SHAPE_OPERATORS
 from ingot.live.operands import apart
-from ingot.live.products import product, transposed_product, with_own_products
+from ingot.live.products import (
+    compile_product,
+    product,
+    transposed_product,
+    with_own_products,
+)
 from ingot.log import logger
 from ingot.runtime.layouts import LeafLayout
 from ingot.runtime.library import IngotError
@@ -33,7 +39,8 @@ _MOST_LEFT = 4
 class Backward:
     """Takes a derivative's inputs, in a list that it empties, and gives the gradients.
 
-    programs: those of its regions; none where PyTorch's operators run. inputs: how many there are
+    programs: those of its regions; none where PyTorch's operators run. products: compile those that
+    contract the batch, of the size that it was made for. inputs: how many there are
     before the gradients; kept: which of them it reads; again: the region's results by PyTorch's
     operators, None for those that have no gradient; read_again: leaves that this reads besides.
     """
@@ -51,6 +58,7 @@ class Backward:
         made = _by_regions(*call, precision, compile)
         self.derivative, compiled = made or _by_operators(*call, precision, compile)
         self.programs: list[Program] = compiled.programs
+        self.products = _compilations(self.derivative.graph.graph, leaves[0].device.type)
         self.run: Callable = compiled.run
         reads = self.derivative.reads
         self.all_differentiable = all(self.derivative.differentiable)
@@ -119,6 +127,33 @@ def _with_own_products(graph: torch.fx.Graph, precision: str, allowed: Sequence)
         elif product in allowed:
             node.target, node.args = product, (precision, a, b)
     graph.eliminate_dead_code()
+
+
+def _compilations(graph: torch.fx.Graph, device_type: str) -> list[Callable[[], None]]:
+    """Of the products over the batch, those of equal shapes once."""
+    found = {}
+    for node in graph.nodes:
+        if node.target is not transposed_product or device_type != "cuda":
+            continue
+        precision, *operands = node.args
+        like = [_like(operand) for operand in operands]
+        if None not in like:
+            a, b = like
+            key = precision, *((t.shape, t.stride(), t.dtype) for t in like)
+            found[key] = partial(compile_product, precision, a.t(), b, device_type)
+    return list(found.values())
+
+
+def _like(node: torch.fx.Node) -> torch.Tensor | None:
+    """A tensor without memory that is laid out as the node's was when the graph was traced."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return None
+    numbers = [n if isinstance(n, int) else n.node.hint for n in (*value.shape, *value.stride())]
+    if None in numbers:
+        return None
+    sizes, strides = numbers[: value.dim()], numbers[value.dim() :]
+    return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
 
 
 class _InOrder:

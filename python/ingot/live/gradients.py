@@ -12,8 +12,8 @@ import torch
 from ingot.capture.captured import Region
 from ingot.capture.forms import form_of
 from ingot.capture.reference import gradients_reach
-from ingot.live.ahead import compile_ahead
 from ingot.live.backward import Backward
+from ingot.runtime.ahead import compile_ahead
 from ingot.runtime.program import Binding, Program
 
 _with_gradients = torch.is_grad_enabled
@@ -89,18 +89,18 @@ class RegionCall:
         with self._lock:
             found = self._backwards.get(key)
             if found is None:
-                found = self._made(leaves, needed, batch if batch > 1 else None)
-                compile_ahead(found.programs, batch)
+                found = self._made(leaves, needed, batch if batch > 1 else None, batch)
                 self._backwards[key] = found
             if found.derivative.batch not in (None, batch):
                 found = self._backwards.get((key, batch))
                 if found is None:
-                    found = self._made(leaves, needed, None)
+                    found = self._made(leaves, needed, None, batch)
                     self._backwards[(key, batch)] = found
         self._last = (binding, needed, autocast, found)
         return found
 
-    def _made(self, leaves, needed, batch) -> Backward:
+    def _made(self, leaves, needed, batch: int | None, size: int) -> Backward:
+        """batch: the size that its graph may take for a symbol; size: of the call."""
         # Graphs are recorded in one thread at a time: this one, or one in which Dynamo compiles.
         with _compile_lock:
             key = form_of(self.region), tuple(map(_laid_out, leaves)), needed, batch
@@ -110,6 +110,7 @@ class RegionCall:
                 found = self._shared[key] = Backward(
                     self.region, leaves, needed, batch, self.program.precision, self._compile
                 )
+                compile_ahead(found.programs, size, found.products)
             return found
 
 
@@ -121,9 +122,10 @@ class _RegionFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, call: RegionCall, *leaves):
         binding = call.program.bind(leaves)
-        results = call.forward(leaves, binding)
         autocast = _autocast_of(call.device_type)
+        # Made at a first call, while the kernels of forward are being compiled.
         way = call.backward(leaves, binding, ctx.needs_input_grad[1:], autocast)
+        results = call.forward(leaves, binding)
         ctx.call, ctx.way, ctx.autocast = call, way, autocast
         # Only what backward reads, as PyTorch's own functions keep it. A second derivative computes
         # the region again, from leaves that are still there.

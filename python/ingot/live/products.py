@@ -87,14 +87,17 @@ def pays(a: torch.Tensor, b: torch.Tensor) -> bool:
     return (
         a.is_cuda
         and b.device == a.device
-        and a.dtype == b.dtype == torch.float32
         and a.dim() == b.dim() in (2, 3)
         and a.shape[:-2] == b.shape[:-2]
         and a.size(-1) == b.size(-2)
-        and a.numel() * b.size(-1) >= LEAST_WORK
+        and _gains(a, b)
         and not (a.is_neg() or b.is_neg())
         and not _functorch_is_active()
     )
+
+
+def _gains(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype == torch.float32 and a.numel() * b.size(-1) >= LEAST_WORK
 
 
 def _multiplied(precision: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -102,7 +105,7 @@ def _multiplied(precision: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tenso
         # One matrix for the whole batch, which then is more rows.
         rows = _multiplied(precision, a.reshape(-1, a.size(2)), b[0])
         return rows.view(a.size(0), a.size(1), b.size(2))
-    program = _programs.of(precision, a, b)
+    program = _programs.of(precision, a, b, a.device.type)
     if program is None:
         return torch.mm(a, b) if a.dim() == 2 else torch.bmm(a, b)
     return run(program, a, b)
@@ -112,7 +115,17 @@ def run(program: Program, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return program.run([_as_matrices(a), _as_matrices(b)])[0]
 
 
-def program_of(precision: str, a: torch.Tensor, b: torch.Tensor) -> Program:
+def compile_product(precision: str, a: torch.Tensor, b: torch.Tensor, device_type: str) -> None:
+    """Compiles ahead what a·b will need on such a device; a and b may hold nothing."""
+    if _gains(a, b):
+        program = _programs.of(precision, a, b, device_type)
+        if program is not None:
+            program.compile_for([_as_matrices(a), _as_matrices(b)])
+
+
+def program_of(
+    precision: str, a: torch.Tensor, b: torch.Tensor, device_type: str | None = None
+) -> Program:
     """For products like a·b with any number of rows; of batches, for any number of them."""
     (contracted, columns), flipped = b.shape[-2:], _columns_first(b)
     batched = a.dim() == 3
@@ -145,7 +158,7 @@ def program_of(precision: str, a: torch.Tensor, b: torch.Tensor) -> Program:
         result = ResultLayout((BATCH, columns), ((0,), (3,)), (BATCH, 1, 1, columns), a.dtype)
     return Program(
         graph,
-        device=a.device.type,
+        device=device_type or a.device.type,
         precision=precision,
         leaf_layouts=leaves,
         result_layouts=[result],
@@ -167,24 +180,26 @@ class _Programs:
         self._known: OrderedDict[tuple, Program | None] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, precision: str, a: torch.Tensor, b: torch.Tensor) -> Program | None:
+    def of(
+        self, precision: str, a: torch.Tensor, b: torch.Tensor, device_type: str
+    ) -> Program | None:
         rows = a.size(1) if a.dim() == 3 else None
         entries = a.size(0)
         size = (entries - 1).bit_length()
-        switches = precision, policy.tf32_allowed(), a.device.type
+        switches = precision, policy.tf32_allowed(), device_type
         key = (switches, size, rows, *b.shape[-2:], _columns_first(b))
         with self._lock:
             if key not in self._known:
-                self._known[key] = self._made(precision, a, b)
+                self._known[key] = self._made(precision, a, b, device_type)
                 if len(self._known) > _MOST_PROGRAMS:
                     self._known.popitem(last=False)
             self._known.move_to_end(key)
             return self._known[key]
 
     @staticmethod
-    def _made(precision: str, a: torch.Tensor, b: torch.Tensor) -> Program | None:
+    def _made(precision: str, a: torch.Tensor, b: torch.Tensor, device_type: str) -> Program | None:
         try:
-            program = program_of(precision, a, b)
+            program = program_of(precision, a, b, device_type)
             return None if _is_pytorchs(program, a.size(0)) else program
         except IngotError:
             return None

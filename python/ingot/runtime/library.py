@@ -15,7 +15,7 @@ from ingot.log import logger
 from ingot.runtime import host_product
 
 # include/ingot/ingot.h, which this module restates.
-ABI_VERSION = 1
+ABI_VERSION = 2
 AXES = 4
 
 STATUS_INVALID_ARGUMENT = 1
@@ -91,7 +91,11 @@ _FUNCTIONS = {
         (ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p)),
     ),
     "ingot_program_destroy": (None, (ctypes.c_void_p,)),
-    "ingot_program_compile": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int64)),
+    "ingot_program_compile": (ctypes.c_int, _ON_TENSORS),
+    "ingot_program_compile_another": (
+        ctypes.c_int,
+        (ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_int)),
+    ),
     "ingot_program_prepare": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)),
     "ingot_program_workspace_size": (
         ctypes.c_int,

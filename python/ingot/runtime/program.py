@@ -44,6 +44,8 @@ _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 # Bindings kept per program: layouts and batch sizes seen last.
 _MAX_BINDINGS = 64
+# Bits from one address to the next, of tensors that hold nothing.
+_FAR_APART = 40
 
 
 def _is_capturing(device: torch.device) -> bool:
@@ -187,8 +189,28 @@ class Program:
         return Signature.from_json(self._library.take_json(text))
 
     def compile(self, batch: int) -> None:
-        """Compiles what a call with this batch size needs, and touches no device: on any thread."""
-        self._library.check(self._library.ingot_program_compile(self._handle, batch))
+        """Compiles what a call with this batch size and dense tensors needs, and touches no device:
+        on any thread."""
+        self._library.check(self._library.ingot_program_compile(self._handle, batch, None, 0))
+
+    def compile_for(self, tensors: Sequence[torch.Tensor]) -> None:
+        """The same for a call with tensors laid out like these, which may hold nothing, and be on
+        the device "meta"."""
+        array, batch, _ = self._laid_out(tensors)
+        for at, entry in enumerate(array):
+            entry.data, entry.device = (1 + at) << _FAR_APART, 0 if self.on_cuda else -1
+        self._library.check(
+            self._library.ingot_program_compile(self._handle, batch, array, len(array))
+        )
+
+    def compile_another(self, batch: int) -> bool:
+        """Compiles one more kernel, of those that other batch sizes need; False where all are
+        there."""
+        compiled = ctypes.c_int()
+        self._library.check(
+            self._library.ingot_program_compile_another(self._handle, batch, ctypes.byref(compiled))
+        )
+        return bool(compiled.value)
 
     def prepare(self, batch: int, device_index: int = -1) -> None:
         """Compiles and loads what a call with this batch size needs."""
@@ -338,7 +360,9 @@ class Program:
         self.last_binding = binding
         return binding
 
-    def _make_binding(self, tensors: Sequence[torch.Tensor], key: tuple) -> Binding:
+    def _laid_out(self, tensors: Sequence[torch.Tensor]) -> tuple:
+        """How a call's tensors and results lie, for the library; the batch size; the results as
+        they are allocated."""
         if len(tensors) != len(self._leaf_layouts):
             raise IngotError(
                 f"{self.signature.name} takes {len(self._leaf_layouts)} tensors, "
@@ -348,25 +372,31 @@ class Program:
         array = (_library.Tensor * (len(tensors) + len(self.result_layouts)))()
         batch = 1
         for index, tensor in enumerate(tensors):
-            self._check_leaf(index, tensor)
             sizes, strides = self._leaf_layouts[index].sizes_and_strides(tensor)
             if self.signature.leaves[index].is_batched:
                 batch = sizes[0]
             fill(array[index], sizes, strides, tensor.dtype, tensor.get_device())
-        device_index = tensors[0].get_device()
-        binding = Binding()
-        binding.outputs = []
+        outputs = []
         for index, layout in enumerate(self.result_layouts):
             sizes, strides = layout.allocation(batch)
             extents, along = layout.in_graph(batch)
+            device_index = tensors[0].get_device()
             fill(array[len(tensors) + index], extents, along, layout.dtype, device_index)
-            binding.outputs.append((sizes, strides, layout.dtype))
+            outputs.append((sizes, strides, layout.dtype))
+        return array, batch, outputs
+
+    def _make_binding(self, tensors: Sequence[torch.Tensor], key: tuple) -> Binding:
+        for index, tensor in enumerate(tensors[: len(self._leaf_layouts)]):
+            self._check_leaf(index, tensor)
+        array, batch, outputs = self._laid_out(tensors)
+        binding = Binding()
+        binding.outputs = outputs
         binding.batch = batch
         binding.expected = key
         binding.on_cuda = self.on_cuda
         binding.device = tensors[0].device
         binding.count = len(array)
-        binding.device_index = device_index
+        binding.device_index = tensors[0].get_device()
         binding.workspace_bytes = self.workspace_size(batch)
         binding.allocate = _allocator(binding.device)
         call = _library.Call(

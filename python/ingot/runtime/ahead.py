@@ -1,0 +1,87 @@
+"""Compiles kernels ahead: a network's side by side, before its first call comes to them one by one,
+and after these, out of the way, those that calls of other batch sizes need."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ingot.log import logger
+from ingot.runtime.library import IngotError
+from ingot.runtime.program import Program
+
+_MOST_THREADS = 8
+_LEAST_PRIORITY = 19  # of Linux
+_under_way: set[threading.Thread] = set()
+# One thread for what nothing waits for, however many regions a network has.
+_in_turn = threading.Lock()
+
+
+def compile_ahead(
+    programs: Sequence[Program], batch: int | None, others: Sequence[Callable[[], None]] = ()
+) -> None:
+    """For calls of this batch size, if it is known; returns at once. A call that comes before a
+    program's kernels are there waits for them. others: what else to do before the first call."""
+    programs = [p for p in programs if p.on_cuda and batch is not None]
+    todo = deque([*(partial(p.compile, batch) for p in programs), *others])
+    if todo:
+        thread = threading.Thread(target=_run, args=(todo, programs, batch), name="ingot-ahead")
+        _under_way.add(thread)
+        thread.start()
+
+
+def settle() -> None:
+    """Waits for all that is compiled ahead: before times are taken."""
+    for thread in list(_under_way):
+        thread.join()
+
+
+def _run(todo: deque[Callable], programs: Sequence[Program], batch: int | None) -> None:
+    try:
+        helpers = min(len(todo), _MOST_THREADS, os.cpu_count() or 1) - 1
+        threads = [threading.Thread(target=_work, args=(todo,)) for _ in range(helpers)]
+        for thread in threads:
+            thread.start()
+        _work(todo)
+        for thread in threads:
+            thread.join()
+        with _in_turn:
+            _step_back()
+            _work(deque(partial(_compile_others, p, batch) for p in programs))
+    finally:
+        _under_way.discard(threading.current_thread())
+
+
+def _work(todo: deque[Callable]) -> None:
+    while _is_running():
+        try:
+            job = todo.popleft()
+        except IndexError:
+            return
+        try:
+            job()
+        except IngotError as error:  # the call that needs it says so
+            logger.debug("compiling ahead failed: %s", error)
+
+
+def _is_running() -> bool:
+    """A process that ends waits for what is under way alone."""
+    return threading.main_thread().is_alive()
+
+
+def _compile_others(program: Program, batch: int) -> None:
+    while _is_running() and program.compile_another(batch):
+        pass
+
+
+def _step_back() -> None:
+    """Gives this thread's time to all others."""
+    if sys.platform == "linux":  # where a priority is a thread's own
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
+        except OSError:
+            logger.debug("compiling ahead keeps its priority")
