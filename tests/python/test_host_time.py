@@ -30,9 +30,8 @@ def chosen(
 ) -> bool:
     """beside: what the graph holds besides."""
     computing = [node for node in graph.nodes if node.op == "call_function"]
-    of_the_host = is_of_the_host([*graph.nodes, *beside])
-    feed = SimpleNamespace(tf32=tf32)
-    cut = SimpleNamespace(is_of_the_host=of_the_host, device_type=device_type, feed=feed)
+    waits = device_type == "cuda" and is_of_the_host([*graph.nodes, *beside])
+    cut = SimpleNamespace(waits_for_host=waits, feed=SimpleNamespace(tf32=tf32))
     return pays_in_few_bits(cut, computing)
 
 

@@ -316,8 +316,9 @@ class Cut:
         )
 
     @cached_property
-    def is_of_the_host(self) -> bool:
-        return is_of_the_host(self.feed.graph.nodes)
+    def waits_for_host(self) -> bool:
+        """Whether a training step of the graph in few bits is not the GPU's time."""
+        return self.device_type == "cuda" and is_of_the_host(self.feed.graph.nodes)
 
     def computes(self, node: torch.fx.Node) -> bool:
         """Whether a node of a region is more than a view of a tensor, or a number."""

@@ -31,10 +31,6 @@ if TYPE_CHECKING:
 _LEAST_SAVED = 200e6
 # Not on a GPU until they were measured there.
 takes_channels_last = False
-# A ResNet-50's step under bf16 autocast, whose time is the host's, gained nothing (0.995 of
-# eager's) and took 2 % more memory at its peak (1343 MB, eager 1316; H200): PyTorch's until that is
-# understood.
-takes_halves = False
 
 _NORM = "ingot::batch_norm"
 # How often a tensor of the result's size is read or written by PyTorch's operator, and not by a
@@ -192,7 +188,7 @@ def _pays(cut: Cut, computing: list[torch.fx.Node]) -> bool:
     inputs = [source for node in computing for source in node.all_input_nodes]
     if not takes_channels_last and any(map(has_channels_last, inputs)):
         return False
-    if not takes_halves and any(is_half(source.meta.get("val")) for source in inputs):
+    if any(is_half(source.meta.get("val")) for source in inputs) and cut.waits_for_host:
         return False
     return bytes_saved(computing) >= least_saved(cut.device_type)
 

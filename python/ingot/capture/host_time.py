@@ -52,7 +52,7 @@ def pays_in_few_bits(cut: Cut, computing: list[torch.fx.Node]) -> bool:
         return True
     behind = [node for node in computing if schema_name(node.target) not in _WITHOUT_PASS]
     gains = bool(behind) or not halves
-    return gains and not (cut.device_type == "cuda" and cut.is_of_the_host)
+    return gains and not cut.waits_for_host
 
 
 def is_of_the_host(nodes: Iterable[torch.fx.Node]) -> bool:
