@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "cuda/product_units.h"
+#include "plan/cost.h"
 #include "product/hopper/args.cuh"
 #include "support/align.h"
 #include "support/error.h"
@@ -54,6 +55,21 @@ hopper::Scheme scheme_of(ProductFamily family, const Plan& plan, const Sweep& sw
                                                           : hopper::Scheme::split;
 }
 
+// Of an element of the product's result.
+double epilogue_flops(const Plan& plan, const Sweep& sweep) {
+  const int64_t full = plan.graph[sweep.matmul].shape.elements(kPlanningBatch);
+  double flops = 0;
+  const auto add = [&](ValueId id, const Shape& shape) {
+    if (shape.elements(kPlanningBatch) == full) flops += element_flops(plan.graph[id]);
+  };
+  for (const ValueId id : sweep.body) {
+    const Node& node = plan.graph[id];
+    add(id, sweep.shapes.at(node.kind == NodeKind::reduce ? node.args[0] : id));
+  }
+  for (const ValueId id : sweep.statistics) flops += element_flops(plan.graph[id]);
+  return flops;
+}
+
 }  // namespace
 
 std::unique_ptr<OwnProduct> OwnProduct::make(const Plan& plan, int sweep, Modules& modules,
@@ -98,8 +114,9 @@ OwnProduct::OwnProduct(ProductFamily family, const Plan& plan, int sweep, Module
       scheme_(scheme_of(family, plan, sweep_)),
       modules_(modules),
       tuning_(tuning),
-      kernels_behind_(write_behind_product(plan, sweep).size()),
-      epilogue_(std::move(epilogue)) {
+      epilogue_(std::move(epilogue)),
+      epilogue_cost_{epilogue_.moments, write_behind_product(plan, sweep).size(),
+                     epilogue_flops(plan, sweep_)} {
   if (epilogue_.merge) merge_.emplace(*epilogue_.merge, modules);
 }
 
@@ -154,8 +171,7 @@ const OwnProduct::Prepared& OwnProduct::prepared(const ProductShape& shape) cons
     p->plan = plan_own_product(family_, shape, plan_.target);
     p->pays = p->plan.estimated_us <= plan_own_product(family_, whole, plan_.target).estimated_us;
   } else {
-    ProductTuning::Choice choice =
-        tuning_.choose(family_, shape, epilogue_.moments, kernels_behind_);
+    ProductTuning::Choice choice = tuning_.choose(family_, shape, epilogue_cost_);
     p->plan = std::move(choice.plan);
     p->choice = std::move(choice.name);
     p->chosen_by = choice.by;

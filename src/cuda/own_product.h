@@ -89,8 +89,8 @@ class OwnProduct {
   const hopper::Scheme scheme_;  // that is asked for, and that a frozen weight is packed by
   Modules& modules_;
   const ProductTuning& tuning_;
-  const size_t kernels_behind_;  // a library's product
   const ProductEpilogue epilogue_;
+  const ProductTuning::EpilogueCost epilogue_cost_;
   std::optional<KernelLowering> merge_;
   mutable std::shared_mutex mutex_;
   mutable std::vector<std::unique_ptr<Prepared>> prepared_;

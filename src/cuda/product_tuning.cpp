@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "codegen/embedded_kernels.h"
+#include "plan/cost.h"
 #include "product/hopper/candidates.h"
 #include "support/error.h"
 #include "support/json.h"
@@ -82,6 +83,16 @@ double behind_library_us(const ProductShape& shape, size_t kernels) {
   return static_cast<double>(kernels) * (launch + bytes / kBytesPerMicrosecond);
 }
 
+// What arithmetic adds to a kernel in whose epilogue nothing multiplies: eight warps a
+// multiprocessor reach this part of its rate. (GELU's derivative behind 6272×768→3072, with a
+// column's sum: 96 µs more than the product; H200.)
+double epilogue_us(const ProductShape& shape, double flops, const Target& target) {
+  constexpr double kOfFullRate = 0.4;
+  const double elements = static_cast<double>(shape.batches) * static_cast<double>(shape.m) *
+                          static_cast<double>(shape.n);
+  return 1e6 * elements * flops / (kOfFullRate * scalar_rate(target));
+}
+
 std::string layout_of(const hopper::OperandShape& operand, int64_t k) {
   if (operand.k_stride != 1) return "by rows";
   return operand.vector_rows(k) ? "by k" : "by k, unaligned";
@@ -135,8 +146,8 @@ std::vector<std::string> ProductTuning::candidates(ProductFamily family,
 }
 
 ProductTuning::Choice ProductTuning::choose(ProductFamily family, const ProductShape& shape,
-                                            int statistics, size_t kernels_behind) const {
-  const std::string found_key = key(family, shape, statistics);
+                                            const EpilogueCost& epilogue) const {
+  const std::string found_key = key(family, shape, epilogue.statistics);
   Choice choice;
   for (const auto& [choices, by] : {std::pair{&asked_, "given"}, std::pair{&measured_, "tuned"}}) {
     const auto found = choices->find(found_key);
@@ -155,9 +166,11 @@ ProductTuning::Choice ProductTuning::choose(ProductFamily family, const ProductS
   }
   choice.plan = plan_own_product(family, shape, target_);
   choice.by = "estimated";
-  if (choice.plan.library_faster &&
-      choice.plan.library_us + behind_library_us(shape, kernels_behind) <
-          choice.plan.estimated_us) {
+  const double library = choice.plan.library_us + behind_library_us(shape, epilogue.kernels_behind);
+  // The library's TF32 is as fast as ours but for the arithmetic; its fp32 is not.
+  const bool is_near = choice.plan.scheme == hopper::Scheme::scaled && choice.plan.library_us > 0;
+  const double arithmetic = is_near ? epilogue_us(shape, epilogue.flops, target_) : 0;
+  if ((choice.plan.library_faster || is_near) && library < choice.plan.estimated_us + arithmetic) {
     choice.name = kLibrary;
     choice.plan = library_plan(shape, "estimated: the library is faster at this size");
     return choice;

@@ -33,10 +33,13 @@ class ProductTuning {
     std::string name;              // of the configuration, or kLibrary
     const char* by = "estimated";  // or "tuned", "given" (by the options)
   };
-  // statistics: how many partial statistics the epilogue emits. kernels_behind: how many kernels
-  // the library's product would need behind it, to do what the epilogue does.
-  Choice choose(ProductFamily family, const hopper::ProductShape& shape, int statistics,
-                size_t kernels_behind) const;
+  struct EpilogueCost {
+    int statistics = 0;         // partial ones that it emits
+    size_t kernels_behind = 0;  // that the library's product would need to do the same
+    double flops = 0;           // of an element of the result (plan/cost.h)
+  };
+  Choice choose(ProductFamily family, const hopper::ProductShape& shape,
+                const EpilogueCost& epilogue) const;
 
   std::string key(ProductFamily family, const hopper::ProductShape& shape, int statistics) const;
   // Names of all that can be measured for it.

@@ -101,6 +101,29 @@ def test_a_choice_stays_until_it_is_asked_for_again(tmp_path):
     assert explained(tmp_path)["by"] == "tuned"
 
 
+@pytest.mark.parametrize(
+    ("operators", "precision", "is_own"),
+    [(("relu",), "tf32", True), (("erf", "exp"), "tf32", False), (("erf", "exp"), "fp32", True)],
+)
+def test_beside_tf32_much_arithmetic_is_a_pass_of_its_own(operators, precision, is_own):
+    """In an epilogue it keeps the tensor cores waiting, and cuBLAS's TF32 is not far behind."""
+    values = [
+        {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 1, 1, 768]},
+        {"op": "parameter", "name": "w", "dtype": "f32", "shape": [1, 768, 1, 3072]},
+        {"op": "matmul", "args": [0, 1]},
+    ]
+    for at, operator in enumerate(operators):
+        values.append({"op": operator, "args": [2 + at]})
+    graph = {**GRAPH, "values": values, "results": [{"value": len(values) - 1, "name": "y"}]}
+    layout = ResultLayout((-1, 3072), ((0,), (3,)), (-1, 1, 1, 3072), torch.float32)
+    options = {"sm": 90, "cache_dir": ""}
+    made = Program(
+        graph, device="cuda", precision=precision, result_layouts=[layout], options=options
+    )
+    (sweep,) = made.explain(6272)["executable"]["sweeps"]
+    assert sweep["provider"].startswith("Ingot's") == is_own, sweep["provider"]
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"ingot_tuned_products": 1, "products": 3}'])
 def test_a_damaged_file_is_rebuilt(tmp_path, text):
     file = tmp_path / "tuned-products.json"
