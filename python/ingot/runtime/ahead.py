@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,18 +17,21 @@ from ingot.runtime.program import Program
 
 _MOST_THREADS = 8
 _LEAST_PRIORITY = 19  # of Linux
+# A process that ends soon, or whose time is taken, has no use for other batch sizes.
+_PAUSE_S, _LOOK_S = 5.0, 0.1
+_others_are_off = threading.Event()
 _under_way: set[threading.Thread] = set()
 # One thread for what nothing waits for, however many regions a network has.
 _in_turn = threading.Lock()
 
 
 def compile_ahead(
-    programs: Sequence[Program], batch: int | None, others: Sequence[Callable[[], None]] = ()
+    programs: Sequence[Program], batch: int | None, besides: Sequence[Callable[[], None]] = ()
 ) -> None:
     """For calls of this batch size, if it is known; returns at once. A call that comes before a
-    program's kernels are there waits for them. others: what else to do before the first call."""
+    program's kernels are there waits for them. besides: what else to do before the first call."""
     programs = [p for p in programs if p.on_cuda and batch is not None]
-    todo = deque([*(partial(p.compile, batch) for p in programs), *others])
+    todo = deque([*(partial(p.compile, batch) for p in programs), *besides])
     if todo:
         thread = threading.Thread(target=_run, args=(todo, programs, batch), name="ingot-ahead")
         _under_way.add(thread)
@@ -35,7 +39,9 @@ def compile_ahead(
 
 
 def settle() -> None:
-    """Waits for all that is compiled ahead: before times are taken."""
+    """Before times are taken: waits for what calls need; for other batch sizes nothing is compiled
+    any more."""
+    _others_are_off.set()
     for thread in list(_under_way):
         thread.join()
 
@@ -49,6 +55,7 @@ def _run(todo: deque[Callable], programs: Sequence[Program], batch: int | None) 
         _work(todo)
         for thread in threads:
             thread.join()
+        _pause()
         with _in_turn:
             _step_back()
             _work(deque(partial(_compile_others, p, batch) for p in programs))
@@ -73,8 +80,14 @@ def _is_running() -> bool:
     return threading.main_thread().is_alive()
 
 
+def _pause() -> None:
+    end = time.monotonic() + _PAUSE_S
+    while time.monotonic() < end and _is_running() and not _others_are_off.is_set():
+        time.sleep(_LOOK_S)
+
+
 def _compile_others(program: Program, batch: int) -> None:
-    while _is_running() and program.compile_another(batch):
+    while _is_running() and not _others_are_off.is_set() and program.compile_another(batch):
         pass
 
 
