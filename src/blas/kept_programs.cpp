@@ -65,7 +65,7 @@ std::unique_ptr<Program> make_program(const GraphKey& key, Outcome precision) {
   return program;
 }
 
-Prepared prepare(Program& program, const Tensors& t, int device, Outcome precision) {
+Prepared prepare(Program& program, const Tensors& t, Outcome precision) {
   const int64_t batch = t.layout.batch;
   Prepared p;
   int uses_library = 0;
@@ -74,8 +74,8 @@ Prepared prepare(Program& program, const Tensors& t, int device, Outcome precisi
     p.outcome = fail(program, "planning");
   } else if (uses_library != 0) {
     p.outcome = Outcome::library_faster;
-  } else if (ingot().workspace_size(program.handle, batch, &p.workspace) != INGOT_OK ||
-             ingot().prepare(program.handle, batch, device) != INGOT_OK) {
+  } else if (ingot().prepare_call(program.handle, batch, t.list.data(), t.count, &p.workspace) !=
+             INGOT_OK) {
     p.outcome = fail(program, "compiling");
   } else {
     p.outcome = precision;
@@ -174,8 +174,7 @@ Outcome fail(Program& program, const char* doing) {
   return Outcome::failed;
 }
 
-Prepared prepared(Program& program, const Tensors& t, Outcome precision, int device,
-                  bool capturing) {
+Prepared prepared(Program& program, const Tensors& t, Outcome precision, bool capturing) {
   if (const auto found = find_prepared(program, t.layout)) return *found;
   // Compiling may allocate, which a captured stream forbids.
   if (capturing) return {Outcome::capturing, 0};
@@ -185,7 +184,7 @@ Prepared prepared(Program& program, const Tensors& t, Outcome precision, int dev
   }
   if (program.layouts.size() >= kMostLayouts) return {Outcome::shapes, 0};
   const AllowDuringCapture allow;
-  const Prepared made = prepare(program, t, device, precision);
+  const Prepared made = prepare(program, t, precision);
   return program.layouts.emplace(t.layout, made).first->second;
 }
 

@@ -53,8 +53,7 @@ Program* program_of(const GraphKey& key, Outcome precision, int device);
 
 // What is known of a layout, or is found out now: who multiplies, and all is compiled. `capturing`:
 // nothing may be compiled now.
-Prepared prepared(Program& program, const Tensors& tensors, Outcome precision, int device,
-                  bool capturing);
+Prepared prepared(Program& program, const Tensors& tensors, Outcome precision, bool capturing);
 
 // Leaves the products of the program to the library from now on, and says why.
 Outcome fail(Program& program, const char* doing);
