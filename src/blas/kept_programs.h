@@ -15,14 +15,14 @@ namespace ingot::blas {
 // All that a launch follows from: of addresses, how they are aligned.
 struct Layout {
   int64_t batch;
-  std::array<int64_t, 8> strides;
-  std::array<uint8_t, 4> low_bits;
+  std::array<int64_t, 11> strides;
+  std::array<uint8_t, 5> low_bits;
   friend auto operator<=>(const Layout&, const Layout&) = default;
 };
 
 // A call's tensors, in the order of the graph's leaves.
 struct Tensors {
-  static constexpr size_t kMost = 6;
+  static constexpr size_t kMost = 7;
   std::array<ingot_tensor, kMost> list{};
   int count = 0;
   Layout layout{};
