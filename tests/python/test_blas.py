@@ -175,6 +175,17 @@ def test_lt_products_with_epilogues_orders_and_batches(fakes):
     assert found["left"] == [1, 2, 3, 4, 5, 6]
 
 
+def test_what_the_gpu_run_asks_cublaslt_for_is_taken(fakes):
+    """By the real library's descriptors, where PyTorch brings one: they need no GPU."""
+    command = [sys.executable, HERE / "blas_gpu_run.py"]
+    answer = fakes.run(command, LD_LIBRARY_PATH="", INGOT_BLAS_REPORT="stderr")
+    assert answer.returncode == 0, answer.stderr
+    if answer.stdout == "no library\n":
+        pytest.skip("this PyTorch brings no cuBLASLt")
+    assert float(answer.stdout) < ACCURATE
+    assert "took 6 of 6 fp32 products" in answer.stderr
+
+
 def test_ingots_own_calls_go_below(fakes):
     assert call(fakes, "ingots_own")[0] == {"same": 0}
     assert call(fakes, "ingots_own", preload=False)[0] == {"same": 1}
