@@ -99,6 +99,8 @@ TEST(BlasProduct, KnowsWhatBlasDefines) {
   EXPECT_FALSE(without([](Product& q) { q.ldc = 3; }));
   EXPECT_FALSE(without([](Product& q) { q.a = nullptr; }));
   EXPECT_FALSE(without([](Product& q) { q.c = nullptr; }));
+  EXPECT_TRUE(without([](Product& q) { q.added = {q.c, 4, 0}; }));
+  EXPECT_FALSE(without([](Product& q) { q.added = {q.c, 3, 0}; }));
 }
 
 TEST(BlasProduct, MergesABatchThatSharesAAndOnlyThat) {
@@ -120,6 +122,13 @@ TEST(BlasProduct, MergesABatchThatSharesAAndOnlyThat) {
   EXPECT_TRUE(stays([](Product& q) { q.stride_b += 1; }));
   EXPECT_TRUE(stays([](Product& q) { q.stride_c += 1; }));
   EXPECT_TRUE(stays([](Product& q) { q.operation_b = 1; }));
+  // What is added must follow as C does.
+  p.added = {p.b, 7, 5 * 7};
+  merged = p;
+  merge_batches(merged);
+  EXPECT_EQ(merged.n, 15);
+  EXPECT_TRUE(stays([](Product& q) { q.added.stride = 36; }));
+  EXPECT_EQ(entry_of(p, 2).added.data, p.b + 70);
 }
 
 TEST(BlasProduct, FindsAnEntryOfABatch) {
