@@ -55,7 +55,7 @@ struct GraphKey {
   bool w_along_k = false;
   bool adds = false;               // beta · C
   bool scalars_in_memory = false;  // alpha and beta; zero ones there count as BLAS has it
-  Scalars scalars;                 // elsewhere
+  Scalars scalars = {};            // elsewhere
   bool bias = false;
   Activation activation = Activation::none;
   bool own_bias = false;  // each product of a batch

@@ -1,5 +1,6 @@
 // Products of libingot_blas.so whose operands lie anywhere: who multiplies on a GPU, in how much
 // memory; and what lies apart from the result.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -7,7 +8,9 @@
 #include "api/program.h"
 #include "blas/programs.h"
 #include "blas_testing.h"
+#include "cuda/compiler.h"
 #include "cuda/driver.h"
+#include "cuda/nvrtc.h"
 
 namespace ingot {
 namespace {
@@ -222,6 +225,32 @@ TEST_F(BlasLayouts, EpiloguesStayWithTheProduct) {
       const std::vector<ingot_tensor> tensors = {matrix(size), w, matrix(size), bias, matrix(size)};
       const int64_t batch = batches == 1 ? size : batches;
       EXPECT_FALSE(program->executable->uses_library(batch, tensors)) << batches << own_bias;
+    }
+  }
+}
+
+// Where rows of the result are not whole pieces of 16 bytes, so that threads store it themselves,
+// and the epilogue reads as many values as the tile has.
+TEST_F(BlasLayouts, KernelsCompileWithoutSpills) {
+  using ::testing::HasSubstr;
+  if (!cuda::nvrtc_info().available) GTEST_SKIP() << cuda::nvrtc_info().why;
+  GraphKey key = {.features = 50257, .k = 768, .w_along_k = true, .adds = true};
+  key.scalars = {1, 0.5f};
+  for (const bool all : {false, true}) {
+    key.bias = key.apart = all;
+    key.activation = all ? Activation::gelu : Activation::none;
+    for (const int sm : {80, 90}) {
+      const std::string options =
+          R"({"device": "cuda", "streamed": true, "sm": )" + std::to_string(sm) + "}";
+      const auto program = abi::make_program(graph_of(key), options);
+      const nlohmann::json sweep = program->executable->describe(8192)["sweeps"][0];
+      const nlohmann::json& kernel = sweep["kernels"].back();
+      const std::string source = kernel["text"], name = kernel["name"];
+      std::vector<std::string> flags = cuda::compile_options(cuda::nvrtc_architecture(sm));
+      flags.emplace_back("--ptxas-options=-v");
+      const cuda::Compilation result =
+          cuda::nvrtc_compile(name, source, cuda::headers_of(source), flags);
+      EXPECT_THAT(result.log, HasSubstr(" 0 bytes spill stores")) << sm << sweep["config"];
     }
   }
 }
