@@ -110,6 +110,13 @@ INGOT_API ingot_status ingot_program_uses_library(ingot_program* program, int64_
                                                   const ingot_tensor* tensors, int count,
                                                   int* uses);
 
+/* Prepares runs with tensors laid out like these, as ingot_program_prepare() does those with dense,
+ * aligned ones: other layouts may take other kernels, and less scratch memory or more. bytes: what
+ * such a run then needs at least, in the place of ingot_program_workspace_size(). */
+INGOT_API ingot_status ingot_program_prepare_call(ingot_program* program, int64_t batch,
+                                                  const ingot_tensor* tensors, int count,
+                                                  size_t* bytes);
+
 /* What a call of the program binds and what it does to it, for every batch size, as JSON
  * (docs/signature-format.md): leaves and results in order with dtypes, shapes and layouts, which
  * buffers are written, workspace, what can be frozen, the precision of its products, a hash. */

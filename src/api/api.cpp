@@ -53,17 +53,6 @@ Program& program_of(ingot_program* handle) {
   return *handle->state;
 }
 
-void check_workspace(size_t needed, const void* workspace, size_t bytes) {
-  if (bytes < needed || (needed != 0 && workspace == nullptr)) {
-    fail(INGOT_INVALID_ARGUMENT,
-         "this call needs a workspace of {} bytes (ingot_program_workspace_size), got {}", needed,
-         workspace == nullptr ? 0 : bytes);
-  }
-  if (needed != 0 && reinterpret_cast<uintptr_t>(workspace) % 256 != 0) {
-    fail(INGOT_INVALID_ARGUMENT, "the workspace must be aligned to 256 bytes");
-  }
-}
-
 void check_frozen(size_t needed, const void* frozen, size_t bytes) {
   if (needed == 0) return;
   if (frozen == nullptr || bytes < needed || reinterpret_cast<uintptr_t>(frozen) % 256 != 0) {
@@ -82,8 +71,6 @@ void run(const ingot_call& call) {
   Program& state = program_of(call.program);
   const auto span = tensors_of(call.tensors, call.count);
   check_tensors(state, call.batch, span);
-  check_workspace(state.executable->workspace_size(call.batch), call.workspace,
-                  call.workspace_bytes);
   if (call.frozen == nullptr) {
     state.executable->run(call.batch, span, call.workspace, call.workspace_bytes, call.stream);
     return;
@@ -188,6 +175,18 @@ ingot_status ingot_program_uses_library(ingot_program* program, int64_t batch,
     const auto span = api::tensors_of(tensors, count);
     api::check_tensors(state, batch, span);
     *uses = state.executable->uses_library(batch, span) ? 1 : 0;
+  });
+}
+
+ingot_status ingot_program_prepare_call(ingot_program* program, int64_t batch,
+                                        const ingot_tensor* tensors, int count, size_t* bytes) {
+  return api::guarded([&] {
+    api::Program& state = api::program_of(program);
+    api::require(bytes != nullptr, "the place for the size is NULL");
+    const auto span = api::tensors_of(tensors, count);
+    api::check_tensors(state, batch, span);
+    state.executable->prepare_call(batch, span);
+    *bytes = state.executable->call_bytes(batch, span);
   });
 }
 

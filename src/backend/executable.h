@@ -9,6 +9,7 @@
 
 #include "ingot/ingot.h"
 #include "plan/plan.h"
+#include "support/error.h"
 
 namespace ingot {
 
@@ -39,6 +40,9 @@ class Executable {
   // Makes every run with this batch size on this device free of compilation and allocation.
   virtual void prepare(int64_t batch, int device) = 0;
   virtual size_t workspace_size(int64_t batch) = 0;
+  // Both for tensors laid out like these, which may take other kernels and another workspace.
+  virtual void prepare_call(int64_t batch, std::span<const ingot_tensor> tensors) = 0;
+  virtual size_t call_bytes(int64_t batch, std::span<const ingot_tensor> tensors) = 0;
   // tensors: leaves in order, then results in order. The buffers of updates are written in place.
   virtual void run(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
                    size_t workspace_bytes, void* stream) = 0;
@@ -61,6 +65,18 @@ class Executable {
   // Backend's part of explain(): per sweep what runs it (provider, kernels, tiles, source text).
   virtual nlohmann::json describe(int64_t batch) = 0;
 };
+
+// What a run asks of the memory that it is given.
+inline void check_workspace(size_t needed, const void* workspace, size_t bytes) {
+  if (bytes < needed || (needed != 0 && workspace == nullptr)) {
+    fail(INGOT_INVALID_ARGUMENT,
+         "this call needs a workspace of {} bytes (ingot_program_workspace_size), got {}", needed,
+         workspace == nullptr ? 0 : bytes);
+  }
+  if (needed != 0 && reinterpret_cast<uintptr_t>(workspace) % 256 != 0) {
+    fail(INGOT_INVALID_ARGUMENT, "the workspace must be aligned to 256 bytes");
+  }
+}
 
 inline size_t Executable::frozen_size() {
   size_t total = 0;

@@ -1,4 +1,4 @@
-// cublasLtMatmul: fp32 products of column-major matrices, with a bias and ReLU.
+// cublasLtMatmul: fp32 products with a bias, ReLU and GELU.
 #include <optional>
 
 #include "blas/hook.h"
@@ -16,6 +16,7 @@ enum DescriptorAttribute : int {
   kTransposeC = 5,
   kEpilogue = 7,
   kBiasPointer = 8,
+  kBiasBatchStride = 10,
   kBiasType = 26
 };
 enum LayoutAttribute : int {
@@ -27,8 +28,15 @@ enum LayoutAttribute : int {
   kBatchCount = 5,
   kBatchStride = 6
 };
-enum EpilogueKind : uint32_t { kPlain = 1, kRelu = 2, kBias = 4, kReluBias = 6 };
-constexpr int kColumnMajor = 0;
+enum EpilogueKind : uint32_t {
+  kPlain = 1,
+  kRelu = 2,
+  kBias = 4,
+  kReluBias = 6,
+  kGelu = 32,
+  kGeluBias = 36
+};
+constexpr int kColumnMajor = 0, kRowMajor = 1;
 
 using Get = Status(void*, int, void*, size_t, size_t*);
 constinit Real<Get> get_descriptor("cublasLtMatmulDescGetAttribute");
@@ -60,13 +68,15 @@ struct LtCall {
   Stream stream;
 };
 
+// As a column-major matrix: of a row-major one, its transpose.
 struct Layout {
   uint64_t rows = 0, columns = 0;
   int64_t leading = 0, batch_stride = 0;
   int32_t batches = 1;
+  bool transposed = false;
 };
 
-// nullopt for what is not column-major.
+// nullopt for what is neither column-major nor row-major.
 std::optional<Layout> layout_of(void* of) {
   const auto order = attribute<int32_t>(get_layout, of, kOrder);
   const auto rows = attribute<uint64_t>(get_layout, of, kRows);
@@ -74,11 +84,30 @@ std::optional<Layout> layout_of(void* of) {
   const auto leading = attribute<int64_t>(get_layout, of, kLeading);
   const auto batches = attribute<int32_t>(get_layout, of, kBatchCount);
   const auto stride = attribute<int64_t>(get_layout, of, kBatchStride);
-  if (!order || !rows || !columns || !leading || !batches || !stride || *order != kColumnMajor) {
-    return std::nullopt;
-  }
-  return Layout{*rows, *columns, *leading, *stride, *batches};
+  if (!order || !rows || !columns || !leading || !batches || !stride) return std::nullopt;
+  if (*order == kColumnMajor) return Layout{*rows, *columns, *leading, *stride, *batches, false};
+  if (*order == kRowMajor) return Layout{*columns, *rows, *leading, *stride, *batches, true};
+  return std::nullopt;
 }
+
+int flipped(int operation, bool flip) {
+  if (!flip) return operation;
+  if (operation == kNone) return kTranspose;
+  const bool known = operation == kTranspose || operation == kConjugate;  // the same of reals
+  return known ? kNone : operation;
+}
+
+// An operand of op(A) · op(B) in memory.
+struct Factor {
+  int operation;
+  Layout layout;
+  const float* data;
+
+  uint64_t rows() const { return operation == kNone ? layout.rows : layout.columns; }
+  uint64_t columns() const { return operation == kNone ? layout.columns : layout.rows; }
+  // Of the transposed product.
+  Factor transposed() const { return {flipped(operation, true), layout, data}; }
+};
 
 bool is_fp32(void* layout) {
   return attribute<int32_t>(get_layout, layout, kType) == kR32f;
@@ -92,46 +121,62 @@ std::optional<Product> product_of(const LtCall& call, bool device_scalars) {
   const auto tb = attribute<int32_t>(get_descriptor, call.descriptor, kTransposeB);
   const auto tc = attribute<int32_t>(get_descriptor, call.descriptor, kTransposeC);
   if (!a || !b || !c || !d || !ta || !tb || tc != kNone) return std::nullopt;
-  const uint64_t k = *ta == kNone ? a->columns : a->rows;
-  const bool fits = (*ta == kNone ? a->rows : a->columns) == d->rows &&
-                    (*tb == kNone ? b->columns : b->rows) == d->columns &&
-                    (*tb == kNone ? b->rows : b->columns) == k;
-  const bool in_place = c->rows == d->rows && c->columns == d->columns && call.c == call.d &&
-                        c->leading == d->leading && c->batch_stride == d->batch_stride;
+  Factor first = {flipped(*ta, a->transposed), *a, static_cast<const float*>(call.a)};
+  Factor second = {flipped(*tb, b->transposed), *b, static_cast<const float*>(call.b)};
+  if (d->transposed) {
+    const Factor whole = first;
+    first = second.transposed();
+    second = whole.transposed();
+  }
+  const bool fits =
+      first.rows() == d->rows && second.columns() == d->columns && second.rows() == first.columns();
   const bool adds =
       device_scalars || (call.beta != nullptr && *static_cast<const float*>(call.beta) != 0);
-  if (!fits || (adds && !in_place) || a->batches != d->batches || b->batches != d->batches) {
+  const bool same_matrix = c->rows == d->rows && c->columns == d->columns &&
+                           c->transposed == d->transposed && c->batches == d->batches;
+  const bool in_place =
+      call.c == call.d && c->leading == d->leading && c->batch_stride == d->batch_stride;
+  const bool apart = call.c != call.d && call.c != nullptr;
+  const bool added_fits = same_matrix && (in_place || apart);
+  if (!fits || (adds && !added_fits) || a->batches != d->batches || b->batches != d->batches) {
     return std::nullopt;
   }
-  return Product{*ta,
-                 *tb,
-                 static_cast<int64_t>(d->rows),
-                 static_cast<int64_t>(d->columns),
-                 static_cast<int64_t>(k),
-                 static_cast<const float*>(call.a),
-                 a->leading,
-                 a->batch_stride,
-                 static_cast<const float*>(call.b),
-                 b->leading,
-                 b->batch_stride,
-                 static_cast<float*>(call.d),
-                 d->leading,
-                 d->batch_stride,
-                 d->batches};
+  Product product = {first.operation,
+                     second.operation,
+                     static_cast<int64_t>(d->rows),
+                     static_cast<int64_t>(d->columns),
+                     static_cast<int64_t>(first.columns()),
+                     first.data,
+                     first.layout.leading,
+                     first.layout.batch_stride,
+                     second.data,
+                     second.layout.leading,
+                     second.layout.batch_stride,
+                     static_cast<float*>(call.d),
+                     d->leading,
+                     d->batch_stride,
+                     d->batches};
+  if (adds && apart) {
+    product.added = {static_cast<const float*>(call.c), c->leading, c->batch_stride};
+  }
+  return product;
 }
 
 std::optional<Epilogue> epilogue_of(const LtCall& call) {
   const auto kind = attribute<uint32_t>(get_descriptor, call.descriptor, kEpilogue);
   if (!kind) return std::nullopt;
   Epilogue epilogue;
-  epilogue.relu = *kind == kRelu || *kind == kReluBias;
-  if (*kind == kPlain || *kind == kRelu) return epilogue;
-  if (*kind != kBias && *kind != kReluBias) return std::nullopt;
+  if (*kind == kRelu || *kind == kReluBias) epilogue.activation = Activation::relu;
+  if (*kind == kGelu || *kind == kGeluBias) epilogue.activation = Activation::gelu;
+  if (*kind == kPlain || *kind == kRelu || *kind == kGelu) return epilogue;
+  if (*kind != kBias && *kind != kReluBias && *kind != kGeluBias) return std::nullopt;
   const auto bias = attribute<void*>(get_descriptor, call.descriptor, kBiasPointer);
   const auto type = attribute<int32_t>(get_descriptor, call.descriptor, kBiasType);
   // Not set, it is the type of D.
   if (!bias || *bias == nullptr || (type && *type != kR32f && *type != -1)) return std::nullopt;
   epilogue.bias = static_cast<const float*>(*bias);
+  epilogue.bias_stride = attribute<int64_t>(get_descriptor, call.descriptor, kBiasBatchStride)
+                             .value_or(0);  // cublasLt 11 has none
   return epilogue;
 }
 
@@ -147,11 +192,12 @@ Answer decide(const LtCall& call, Product& product) {
   if (found) product = *found;
   if (!found || !epilogue) return {Outcome::epilogue, 0};
   if (!is_sound(product)) return {Outcome::unusual, 0};
+  // One for each row of D, which of a row-major one is a column here.
+  const bool biased = epilogue->bias != nullptr;
+  if (biased && layout_of(call.d_layout)->transposed) return {Outcome::epilogue, 0};
   Request request;
   request.product = product;
-  merge_batches(request.product);
-  // One bias for all columns; of a batch each product may have its own.
-  if (epilogue->bias != nullptr && product.batches > 1) return {Outcome::epilogue, 0};
+  if (!biased || epilogue->bias_stride == 0) merge_batches(request.product);
   if (const auto no = refuses(request.product)) return {*no, 0};
   request.epilogue = *epilogue;
   request.whole = true;  // the rest of a batch cannot be handed on: the layouts count its products

@@ -23,6 +23,11 @@ class Graph {
                   static_cast<long long>(features));
     return add(text);
   }
+  int apply(const char* op, int a, const char* attributes = "") {
+    char text[128];
+    std::snprintf(text, sizeof(text), R"("op": "%s", "args": [%d]%s)", op, a, attributes);
+    return add(text);
+  }
   int apply(const char* op, int a, int b, const char* attributes = "") {
     char text[256];
     std::snprintf(text, sizeof(text), R"("op": "%s", "args": [%d, %d]%s)", op, a, b, attributes);
@@ -67,11 +72,14 @@ std::string graph_of(const GraphKey& key) {
   const int x = graph.leaf("input", "x", "\"B\"", rows, key.k);
   const int w = key.w_along_k ? graph.leaf("input", "w", batch, key.features, key.k)
                               : graph.leaf("input", "w", batch, key.k, key.features);
-  const int c = key.adds ? graph.leaf("buffer", "c", "\"B\"", rows, key.features) : -1;
+  const bool in_place = key.adds && !key.apart;
+  const int c =
+      key.adds ? graph.leaf(in_place ? "buffer" : "input", "c", "\"B\"", rows, key.features) : -1;
   const bool leaves = key.scalars_in_memory;
   const int alpha = leaves ? graph.leaf("input", "alpha", "1", 1, 1) : -1;
   const int beta = leaves && key.adds ? graph.leaf("input", "beta", "1", 1, 1) : -1;
-  const int bias = key.bias ? graph.leaf("input", "bias", "1", 1, key.features) : -1;
+  const int bias =
+      key.bias ? graph.leaf("input", "bias", key.own_bias ? batch : "1", 1, key.features) : -1;
   int y = graph.apply("matmul", x, w,
                       key.w_along_k ? R"(, "attributes": {"transpose_b": true})"
                                     : R"(, "attributes": {"transpose_b": false})");
@@ -81,12 +89,13 @@ std::string graph_of(const GraphKey& key) {
     y = graph.apply("add", y, scaled);
   }
   if (key.bias) y = graph.apply("add", y, bias);
-  char end[128];
-  if (key.relu) {
-    std::snprintf(end, sizeof(end), R"("op": "relu", "args": [%d])", y);
-    y = graph.add(end);
+  if (key.activation == Activation::relu) {
+    y = graph.apply("relu", y);
+  } else if (key.activation == Activation::gelu) {
+    y = graph.apply("gelu", y, R"(, "attributes": {"approximate": "tanh"})");
   }
-  if (key.adds) {
+  char end[128];
+  if (in_place) {
     std::snprintf(end, sizeof(end), R"("results": [], "updates": [{"value": %d, "buffer": %d}])", y,
                   c);
   } else {

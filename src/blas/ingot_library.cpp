@@ -40,9 +40,8 @@ Ingot load_ingot() {
   l.complete = load(l.abi_version, "ingot_abi_version") && load(l.last_error, "ingot_last_error") &&
                load(l.create, "ingot_program_create") &&
                load(l.uses_library, "ingot_program_uses_library") &&
-               load(l.workspace_size, "ingot_program_workspace_size") &&
-               load(l.prepare, "ingot_program_prepare") && load(l.run, "ingot_program_run") &&
-               l.abi_version() == INGOT_ABI_VERSION;
+               load(l.prepare_call, "ingot_program_prepare_call") &&
+               load(l.run, "ingot_program_run") && l.abi_version() == INGOT_ABI_VERSION;
   if (l.complete) {
     say("fp32 products of this process run on Ingot where that pays; INGOT_BLAS=off leaves them "
         "to cuBLAS");

@@ -12,8 +12,7 @@ struct Ingot {
   decltype(&ingot_last_error) last_error = nullptr;
   decltype(&ingot_program_create) create = nullptr;
   decltype(&ingot_program_uses_library) uses_library = nullptr;
-  decltype(&ingot_program_workspace_size) workspace_size = nullptr;
-  decltype(&ingot_program_prepare) prepare = nullptr;
+  decltype(&ingot_program_prepare_call) prepare_call = nullptr;
   decltype(&ingot_program_run) run = nullptr;
   bool complete = false;
 };

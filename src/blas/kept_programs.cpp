@@ -14,18 +14,7 @@ namespace {
 
 constexpr size_t kMostPrograms = 512, kMostLayouts = 1024, kMostScalars = 16;
 
-// What the graph, the precision and the device are.
-using Key =
-    std::tuple<int64_t, int64_t, int64_t, bool, bool, bool, float, float, bool, bool, Outcome, int>;
-
-Key key_in_map(const GraphKey& g, Outcome precision, int device) {
-  return {g.features,      g.k,
-          g.batch_rows,    g.w_along_k,
-          g.adds,          g.scalars_in_memory,
-          g.scalars.alpha, g.scalars.beta,
-          g.bias,          g.relu,
-          precision,       device};
-}
+using Key = std::tuple<GraphKey, Outcome, int>;  // the precision, the device
 
 struct Programs {
   std::shared_mutex mutex;
@@ -65,7 +54,7 @@ std::unique_ptr<Program> make_program(const GraphKey& key, Outcome precision) {
   return program;
 }
 
-Prepared prepare(Program& program, const Tensors& t, int device, Outcome precision) {
+Prepared prepare(Program& program, const Tensors& t, Outcome precision) {
   const int64_t batch = t.layout.batch;
   Prepared p;
   int uses_library = 0;
@@ -74,8 +63,8 @@ Prepared prepare(Program& program, const Tensors& t, int device, Outcome precisi
     p.outcome = fail(program, "planning");
   } else if (uses_library != 0) {
     p.outcome = Outcome::library_faster;
-  } else if (ingot().workspace_size(program.handle, batch, &p.workspace) != INGOT_OK ||
-             ingot().prepare(program.handle, batch, device) != INGOT_OK) {
+  } else if (ingot().prepare_call(program.handle, batch, t.list.data(), t.count, &p.workspace) !=
+             INGOT_OK) {
     p.outcome = fail(program, "compiling");
   } else {
     p.outcome = precision;
@@ -116,7 +105,9 @@ GraphKey key_of(const Matrices& m, const Request& request, bool scalars_in_memor
   key.scalars_in_memory = scalars_in_memory;
   if (!scalars_in_memory) key.scalars = request.scalars;
   key.bias = request.epilogue.bias != nullptr;
-  key.relu = request.epilogue.relu;
+  key.activation = request.epilogue.activation;
+  key.own_bias = key.batch_rows != 0 && key.bias && request.epilogue.bias_stride != 0;
+  key.apart = key.adds && m.added.data != nullptr;
   return key;
 }
 
@@ -139,23 +130,33 @@ Tensors tensors_of(const GraphKey& key, const Matrices& m, const Request& reques
   const auto add_y = [&] {
     add(t, m.y, {batches, rows, 1, m.features}, strides(m.y_batch_stride, m.y_stride, 1), device);
   };
-  if (key.adds) add_y();
+  const Operand& c = m.added;
+  if (key.apart) {
+    add(t, c.data, {batches, rows, 1, m.features}, strides(c.batch_stride, c.row_stride, 1),
+        device);
+  } else if (key.adds) {
+    add_y();
+  }
   if (key.scalars_in_memory) {
     add(t, request.alpha, {1, 1, 1, 1}, {0, 0, 0, 0}, device);
     if (key.adds) add(t, request.beta, {1, 1, 1, 1}, {0, 0, 0, 0}, device);
   }
   const float* bias = request.epilogue.bias;
-  if (key.bias) add(t, bias, {1, 1, 1, m.features}, {0, 0, 0, 1}, device);
-  if (!key.adds) add_y();
-  t.layout = {batches,
-              {m.x.row_stride, m.x.k_stride, m.x.batch_stride, m.w.row_stride, m.w.k_stride,
-               m.w.batch_stride, m.y_stride, m.y_batch_stride},
-              {low_bits(m.x.data), low_bits(m.w.data), low_bits(m.y), low_bits(bias)}};
+  const int64_t bias_stride = key.own_bias ? request.epilogue.bias_stride : 0;
+  if (key.bias) {
+    add(t, bias, {key.own_bias ? batches : 1, 1, 1, m.features}, {bias_stride, 0, 0, 1}, device);
+  }
+  if (!key.adds || key.apart) add_y();
+  t.layout = {
+      batches,
+      {m.x.row_stride, m.x.k_stride, m.x.batch_stride, m.w.row_stride, m.w.k_stride,
+       m.w.batch_stride, m.y_stride, m.y_batch_stride, c.row_stride, c.batch_stride, bias_stride},
+      {low_bits(m.x.data), low_bits(m.w.data), low_bits(m.y), low_bits(bias), low_bits(c.data)}};
   return t;
 }
 
 Program* program_of(const GraphKey& graph, Outcome precision, int device) {
-  const Key key = key_in_map(graph, precision, device);
+  const Key key = {graph, precision, device};
   Programs& all = programs();
   {
     const std::shared_lock lock(all.mutex);
@@ -174,8 +175,7 @@ Outcome fail(Program& program, const char* doing) {
   return Outcome::failed;
 }
 
-Prepared prepared(Program& program, const Tensors& t, Outcome precision, int device,
-                  bool capturing) {
+Prepared prepared(Program& program, const Tensors& t, Outcome precision, bool capturing) {
   if (const auto found = find_prepared(program, t.layout)) return *found;
   // Compiling may allocate, which a captured stream forbids.
   if (capturing) return {Outcome::capturing, 0};
@@ -185,7 +185,7 @@ Prepared prepared(Program& program, const Tensors& t, Outcome precision, int dev
   }
   if (program.layouts.size() >= kMostLayouts) return {Outcome::shapes, 0};
   const AllowDuringCapture allow;
-  const Prepared made = prepare(program, t, device, precision);
+  const Prepared made = prepare(program, t, precision);
   return program.layouts.emplace(t.layout, made).first->second;
 }
 

@@ -15,14 +15,14 @@ namespace ingot::blas {
 // All that a launch follows from: of addresses, how they are aligned.
 struct Layout {
   int64_t batch;
-  std::array<int64_t, 8> strides;
-  std::array<uint8_t, 4> low_bits;
+  std::array<int64_t, 11> strides;
+  std::array<uint8_t, 5> low_bits;
   friend auto operator<=>(const Layout&, const Layout&) = default;
 };
 
 // A call's tensors, in the order of the graph's leaves.
 struct Tensors {
-  static constexpr size_t kMost = 6;
+  static constexpr size_t kMost = 7;
   std::array<ingot_tensor, kMost> list{};
   int count = 0;
   Layout layout{};
@@ -53,8 +53,7 @@ Program* program_of(const GraphKey& key, Outcome precision, int device);
 
 // What is known of a layout, or is found out now: who multiplies, and all is compiled. `capturing`:
 // nothing may be compiled now.
-Prepared prepared(Program& program, const Tensors& tensors, Outcome precision, int device,
-                  bool capturing);
+Prepared prepared(Program& program, const Tensors& tensors, Outcome precision, bool capturing);
 
 // Leaves the products of the program to the library from now on, and says why.
 Outcome fail(Program& program, const char* doing);

@@ -7,6 +7,12 @@
 
 namespace ingot::blas {
 
+// A matrix that is only read.
+struct Addend {
+  const float* data = nullptr;
+  int64_t leading = 0, stride = 0;
+};
+
 // C = alpha · op(A) · op(B) + beta · C, `batches` times; matrices are column-major, op(A) is m × k,
 // op(B) is k × n. Strides lead from one product of the batch to the next, in elements.
 struct Product {
@@ -19,6 +25,7 @@ struct Product {
   float* c = nullptr;
   int64_t ldc = 0, stride_c = 0;
   int64_t batches = 1;
+  Addend added = {};  // cublasLt's C where it lies apart from the result D, which then is `c`
 };
 
 // Whether BLAS defines the product and it is not empty: what else there is, the library judges.
@@ -45,6 +52,7 @@ struct Matrices {
   float* y;
   int64_t y_stride;
   int64_t batches, y_batch_stride;
+  Operand added;  // row-major too, one element a result; its data nullptr where C is y
 
   // Whether the rows of all results lie in memory as those of one matrix, which a launch for a
   // whole batch needs.

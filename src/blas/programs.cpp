@@ -33,7 +33,7 @@ Call call_of(const Product& product, const Request& request, const Place& place,
     Request known = request;
     if (!given) known.alpha = known.beta = product.c;  // any place: they will lie in the workspace
     const Tensors tensors = tensors_of(call.key, call.matrices, known, place.device);
-    call.prepared = prepared(*call.program, tensors, request.precision, place.device, capturing);
+    call.prepared = prepared(*call.program, tensors, request.precision, capturing);
   }
   return call;
 }

@@ -5,6 +5,7 @@
 // kernels need is compiled when a shape first comes.
 #pragma once
 
+#include <compare>
 #include <string>
 
 #include "blas/device.h"
@@ -14,12 +15,16 @@ namespace ingot::blas {
 
 struct Scalars {
   float alpha = 1, beta = 0;
+  friend auto operator<=>(const Scalars&, const Scalars&) = default;
 };
+
+enum class Activation { none, relu, gelu };  // GELU by tanh, as cuBLAS has it
 
 // What follows a product of cublasLt: y = activation(alpha · product + beta · C + bias).
 struct Epilogue {
   const float* bias = nullptr;  // one for each row of C
-  bool relu = false;
+  int64_t bias_stride = 0;      // to the next product's; 0: all share it
+  Activation activation = Activation::none;
 };
 
 struct Request {
@@ -43,15 +48,20 @@ Answer run(const Request& request);
 
 // The graph of a product as text, for ingot_program_create; what the leaves bind: x, w, C where it
 // adds, alpha and (where it adds) beta where they lie in memory, the bias where there is one, and y
-// where it does not add.
+// where C is not y.
 struct GraphKey {
   int64_t features = 0, k = 0;
   int64_t batch_rows = 0;  // samples of each product of a batch; 0: there is no batch
   bool w_along_k = false;
   bool adds = false;               // beta · C
   bool scalars_in_memory = false;  // alpha and beta; zero ones there count as BLAS has it
-  Scalars scalars;                 // elsewhere
-  bool bias = false, relu = false;
+  Scalars scalars = {};            // elsewhere
+  bool bias = false;
+  Activation activation = Activation::none;
+  bool own_bias = false;  // each product of a batch
+  bool apart = false;     // C is not y
+
+  friend auto operator<=>(const GraphKey&, const GraphKey&) = default;
 };
 std::string graph_of(const GraphKey& key);
 

@@ -67,6 +67,11 @@ class CpuExecutable final : public Executable {
 
   size_t workspace_size(int64_t batch) override { return layout(batch).total; }
 
+  void prepare_call(int64_t, std::span<const ingot_tensor>) override {}
+  size_t call_bytes(int64_t batch, std::span<const ingot_tensor>) override {
+    return workspace_size(batch);
+  }
+
   void run(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
            size_t workspace_bytes, void* stream) override {
     run_frozen(batch, tensors, workspace, workspace_bytes, nullptr, stream);
@@ -110,10 +115,7 @@ class CpuExecutable final : public Executable {
   void run_frozen(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
                   size_t workspace_bytes, const void* frozen, void*) override {
     const Layout l = layout(batch);
-    if (workspace_bytes < l.total) {
-      fail(INGOT_INVALID_ARGUMENT, "'{}' needs {} bytes of workspace for batch {}, got {}",
-           plan_.graph.name, l.total, batch, workspace_bytes);
-    }
+    check_workspace(l.total, workspace, workspace_bytes);
     auto* base = static_cast<std::byte*>(workspace);
     const Addresses addresses(plan_, batch, tensors, base, l.buffers, l.updates);
     for (const Step& step : steps_) {

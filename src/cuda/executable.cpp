@@ -93,6 +93,20 @@ class CudaExecutable : public Executable {
     return checked_sum(l.buffers, l.scratch);
   }
 
+  void prepare_call(int64_t batch, std::span<const ingot_tensor> tensors) override {
+    if (tensors.empty()) return;
+    const CurrentContext context(tensors[0].device);
+    const auto program = program_of({context->sm(), batch, false, tensors});
+    for (const Step& step : program->steps) {
+      if (step.kind == StepKind::library_product) context->cublas().prepare(step.product);
+    }
+    modules_.load(*context, units_of(*program));
+  }
+
+  size_t call_bytes(int64_t batch, std::span<const ingot_tensor> tensors) override {
+    return program_of({plan_.target.sm, batch, false, tensors})->workspace_bytes;
+  }
+
   void run(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
            size_t workspace_bytes, void* stream) override {
     run_frozen(batch, tensors, workspace, workspace_bytes, nullptr, stream);
@@ -108,8 +122,7 @@ class CudaExecutable : public Executable {
 
   // The program is kept: a run that follows finds it.
   bool uses_library(int64_t batch, std::span<const ingot_tensor> tensors) override {
-    const CallLayout call = {plan_.target.sm, batch, false, tensors};
-    const auto program = programs_.get(call, [&] { return lower(call); });
+    const auto program = program_of({plan_.target.sm, batch, false, tensors});
     return std::any_of(program->steps.begin(), program->steps.end(),
                        [](const Step& step) { return step.kind == StepKind::library_product; });
   }
@@ -140,15 +153,10 @@ class CudaExecutable : public Executable {
   void run_frozen(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
                   size_t workspace_bytes, const void* frozen, void* stream) override {
     if (tensors.empty()) return;
-    const BatchLayout& l = layout(batch);
-    if (workspace_bytes < l.buffers + l.scratch) {
-      fail(INGOT_INVALID_ARGUMENT, "the workspace has {} bytes, batch {} needs {}", workspace_bytes,
-           batch, l.buffers + l.scratch);
-    }
     const CurrentContext context(tensors[0].device);
     const auto launch_on = [&](CUstream on) {
-      const CallLayout call = {context->sm(), batch, is_packed(frozen, tensors), tensors};
-      const auto program = programs_.get(call, [&] { return lower(call); });
+      const auto program = program_of({context->sm(), batch, is_packed(frozen, tensors), tensors});
+      check_workspace(program->workspace_bytes, workspace, workspace_bytes);
       const CallMemory memory = {tensors, static_cast<std::byte*>(workspace),
                                  static_cast<std::byte*>(const_cast<void*>(frozen))};
       cuda::launch(*program, *context, modules_, memory, on, dependent_launch(*context));
@@ -197,6 +205,10 @@ class CudaExecutable : public Executable {
     return std::memcmp(now.data(), found->second.data(), now.size() * sizeof(ingot_tensor)) == 0;
   }
 
+  std::shared_ptr<const LaunchProgram> program_of(const CallLayout& call) {
+    return programs_.get(call, [&] { return lower(call); });
+  }
+
   static void lower_run(SweepLowering& lowering, const Lowering& to) { lowering.lower(to); }
 
   // What `act` makes of the sweeps, one after another.
@@ -204,6 +216,7 @@ class CudaExecutable : public Executable {
                       void (*act)(SweepLowering&, const Lowering&) = lower_run) {
     const BatchLayout& l = layout(call.batch);
     Lowered lowered;
+    lowered.program.workspace_bytes = l.buffers;
     Lowering to{plan_,        modules_,    call.sm,   call.batch,
                 call.tensors, leaf_count_, l.offsets, lowered};
     to.scratch = {Address::Base::workspace, 0, l.buffers};

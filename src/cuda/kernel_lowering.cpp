@@ -153,7 +153,7 @@ void KernelLowering::lower(const Lowering& to, const Override& instead, int64_t 
         arguments.add_address(to.scratch);
         splits = cut.splits;
         const int64_t bytes = splits * source_.columns * source_.state_bytes;
-        to.overwrite(to.scratch, static_cast<size_t>(bytes));
+        to.overwrite(to.scratch, scratch_bytes(to.batch));
         to.name("partial states", to.scratch, static_cast<size_t>(bytes));
         break;
       }

@@ -149,6 +149,8 @@ void Lowering::keep_packed(ValueId value, const hopper::SplitStep& step,
 
 void Lowering::overwrite(const Address& begin, size_t bytes) const {
   if (begin.base != Address::Base::workspace) return;
+  size_t& used = lowered.program.workspace_bytes;
+  used = std::max(used, begin.offset + bytes);
   std::erase_if(lowered.packed, [&](const PackedOperand& packed) {
     const size_t from = packed.memory.offset + packed.split.packed_offset;
     const size_t to = packed.memory.offset + end_of(packed.split);

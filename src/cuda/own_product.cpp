@@ -37,6 +37,15 @@ hopper::OperandShape operand_shape(const MatrixOperand& operand) {
           operand.batched ? operand.batch_stride : 0};
 }
 
+// Of the operands of a product, both packed.
+size_t packed_workspace(ProductFamily family, const ProductShape& shape) {
+  ProductPlan plan;
+  for (const auto operand : {SplitStep::Operand::x, SplitStep::Operand::w}) {
+    add_split(plan, operand, shape, family == ProductFamily::hopper);
+  }
+  return align_up(plan.workspace_bytes, kWorkspaceAlignment);
+}
+
 // nullopt for what no kernel here multiplies.
 std::optional<hopper::Element> element_of(DType dtype) {
   if (dtype == DType::f32) return hopper::Element::f32;
@@ -212,6 +221,10 @@ bool OwnProduct::serves(int64_t batch) const {
 size_t OwnProduct::scratch_bytes(int64_t batch) const {
   ProductShape shape = usual_shape(batch);
   size_t bytes = bytes_of(prepared(shape));
+  // Products of many shapes come laid out in many ways, at worst so that both operands must be
+  // packed; what a call then takes, it is asked for itself.
+  const bool any_layout = plan_.target.streams_products && element_ == hopper::Element::f32;
+  if (any_layout) bytes = std::max(bytes, packed_workspace(family_, shape));
   if (frozen_bytes() > 0) {
     shape.weight_packed = true;
     bytes = std::max(bytes, bytes_of(prepared(shape)));

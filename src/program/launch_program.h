@@ -117,6 +117,7 @@ struct Buffer {
 struct LaunchProgram {
   std::vector<Step> steps;
   std::vector<Buffer> buffers;
+  size_t workspace_bytes = 0;  // that the steps write
 };
 
 // 16 hexadecimal digits, the same for programs that launch the same.

@@ -101,6 +101,7 @@ TEST(Api, RefusesMissingArguments) {
   EXPECT_EQ(ingot_program_run(nullptr, 1, nullptr, 0, nullptr, 0, nullptr), INGOT_INVALID_ARGUMENT);
   EXPECT_EQ(ingot_program_frozen_size(nullptr, nullptr), INGOT_INVALID_ARGUMENT);
   EXPECT_EQ(ingot_program_uses_library(nullptr, 1, nullptr, 0, nullptr), INGOT_INVALID_ARGUMENT);
+  EXPECT_EQ(ingot_program_prepare_call(nullptr, 1, nullptr, 0, nullptr), INGOT_INVALID_ARGUMENT);
   EXPECT_EQ(ingot_program_freeze(nullptr, 1, nullptr, 0, nullptr, 0, nullptr),
             INGOT_INVALID_ARGUMENT);
   EXPECT_EQ(ingot_program_run_frozen(nullptr, 1, nullptr, 0, nullptr, 0, nullptr, 0, nullptr),

@@ -3,17 +3,18 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <random>
 
-#include "api/program.h"
 #include "blas/policy.h"
 #include "blas/product.h"
 #include "blas/programs.h"
+#include "blas_testing.h"
 #include "cuda/driver.h"
 
 namespace ingot {
 namespace {
 
+using namespace blas_testing;
+using blas::Activation;
 using blas::graph_of;
 using blas::Outcome;
 using blas::Product;
@@ -23,14 +24,6 @@ struct Problem {
   Product product;
   std::vector<float> a, b, c;
 };
-
-std::vector<float> random_values(int64_t count, unsigned seed) {
-  std::mt19937 random(seed);
-  std::uniform_real_distribution<float> uniform(-1, 1);
-  std::vector<float> values(static_cast<size_t>(count));
-  for (float& value : values) value = uniform(random);
-  return values;
-}
 
 // Leading dimensions are `gap` wider than they need be.
 Problem problem(int operation_a, int operation_b, int64_t m, int64_t n, int64_t k, int64_t gap) {
@@ -106,6 +99,8 @@ TEST(BlasProduct, KnowsWhatBlasDefines) {
   EXPECT_FALSE(without([](Product& q) { q.ldc = 3; }));
   EXPECT_FALSE(without([](Product& q) { q.a = nullptr; }));
   EXPECT_FALSE(without([](Product& q) { q.c = nullptr; }));
+  EXPECT_TRUE(without([](Product& q) { q.added = {q.c, 4, 0}; }));
+  EXPECT_FALSE(without([](Product& q) { q.added = {q.c, 3, 0}; }));
 }
 
 TEST(BlasProduct, MergesABatchThatSharesAAndOnlyThat) {
@@ -127,6 +122,13 @@ TEST(BlasProduct, MergesABatchThatSharesAAndOnlyThat) {
   EXPECT_TRUE(stays([](Product& q) { q.stride_b += 1; }));
   EXPECT_TRUE(stays([](Product& q) { q.stride_c += 1; }));
   EXPECT_TRUE(stays([](Product& q) { q.operation_b = 1; }));
+  // What is added must follow as C does.
+  p.added = {p.b, 7, 5 * 7};
+  merged = p;
+  merge_batches(merged);
+  EXPECT_EQ(merged.n, 15);
+  EXPECT_TRUE(stays([](Product& q) { q.added.stride = 36; }));
+  EXPECT_EQ(entry_of(p, 2).added.data, p.b + 70);
 }
 
 TEST(BlasProduct, FindsAnEntryOfABatch) {
@@ -195,45 +197,6 @@ TEST(BlasPolicy, RunsFewLargeProductsOfABatchOneByOne) {
   EXPECT_FALSE(may(1000, 8));
 }
 
-class Program {
- public:
-  Program(const std::string& graph, const char* options) {
-    status_ = ingot_program_create(graph.c_str(), options, &handle_);
-  }
-  ~Program() { ingot_program_destroy(handle_); }
-  ingot_program* operator*() const { return handle_; }
-  ingot_status status() const { return status_; }
-
- private:
-  ingot_program* handle_ = nullptr;
-  ingot_status status_;
-};
-
-ingot_tensor tensor(const void* data, std::array<int64_t, 4> sizes,
-                    std::array<int64_t, 4> strides) {
-  ingot_tensor t{};
-  t.data = const_cast<void*>(data);
-  std::copy(sizes.begin(), sizes.end(), t.sizes);
-  std::copy(strides.begin(), strides.end(), t.strides);
-  t.dtype = INGOT_F32;
-  t.device = -1;
-  return t;
-}
-
-// What a graph of a product computes from its leaves, in order; the last is the result.
-void run(const std::string& graph, int64_t batch, const std::vector<ingot_tensor>& tensors) {
-  const Program program(graph, nullptr);
-  ASSERT_EQ(program.status(), INGOT_OK) << ingot_last_error() << graph;
-  size_t bytes = 0;
-  ASSERT_EQ(ingot_program_workspace_size(*program, batch, &bytes), INGOT_OK);
-  void* const workspace = std::aligned_alloc(256, (bytes + 511) / 256 * 256);
-  ASSERT_EQ(ingot_program_run(*program, batch, tensors.data(), static_cast<int>(tensors.size()),
-                              workspace, bytes, nullptr),
-            INGOT_OK)
-      << ingot_last_error() << graph;
-  std::free(workspace);
-}
-
 // The graph computes what its scalars and epilogue say, in place where beta is not zero.
 TEST(BlasGraph, ComputesScaledProductsWithTheirEpilogue) {
   const Problem p = problem(1, 0, 24, 10, 16, 0);
@@ -243,7 +206,15 @@ TEST(BlasGraph, ComputesScaledProductsWithTheirEpilogue) {
     for (const auto& [alpha, beta] : {std::pair{1.0f, 0.0f}, {0.5f, 1.0f}, {-2.25f, 1e-3f}}) {
       for (const bool biased : {false, true}) {
         const std::string graph =
-            graph_of({24, 16, 0, true, beta != 0, in_memory, {alpha, beta}, biased, biased});
+            graph_of({24,
+                      16,
+                      0,
+                      true,
+                      beta != 0,
+                      in_memory,
+                      {alpha, beta},
+                      biased,
+                      biased ? blas::Activation::relu : blas::Activation::none});
         std::vector<float> y = p.c;
         std::vector<ingot_tensor> tensors = {
             tensor(m.x.data, {10, 1, 1, 16}, {m.x.row_stride, 0, 0, 1}),
@@ -271,7 +242,7 @@ TEST(BlasGraph, ComputesScaledProductsWithTheirEpilogue) {
 // Where alpha is zero the operands do not count, where beta is, C does not: also NaN.
 TEST(BlasGraph, ZerosInMemoryCountAsBlasHasIt) {
   const float nan = std::nanf(""), zero = 0, half = 0.5f;
-  const std::string graph = graph_of({8, 8, 0, true, true, true, {}, false, false});
+  const std::string graph = graph_of({8, 8, 0, true, true, true, {}, false});
   const std::vector<float> finite(64, 2), unknown(64, nan);
   const auto result = [&](const std::vector<float>& x, float c, const float* alpha,
                           const float* beta) {
@@ -299,7 +270,7 @@ TEST(BlasGraph, MultipliesABatch) {
       std::vector<float> y(static_cast<size_t>(batches * n * ldy), -7);
       const ingot_tensor w = along_k ? tensor(a.data(), {batches, m, 1, k}, {stride, k, 0, 1})
                                      : tensor(a.data(), {batches, k, 1, m}, {stride, m, 0, 1});
-      run(graph_of({m, k, n, along_k, false, false, {}, false, false}), batches,
+      run(graph_of({m, k, n, along_k, false, false, {}, false}), batches,
           {tensor(b.data(), {batches, n, 1, k}, {n * k, k, 0, 1}), w,
            tensor(y.data(), {batches, n, 1, m}, {n * ldy, ldy, 0, 1})});
       for (int64_t e = 0; e < batches; ++e) {
@@ -324,7 +295,7 @@ TEST(BlasGraph, MultipliesABatch) {
 TEST(BlasGraph, SaysWhoMultipliesOnAGpu) {
   if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
   const auto uses_library = [](int64_t m, int64_t n, int64_t k, float beta, bool aligned = true) {
-    const Program program(graph_of({m, k, 0, true, beta != 0, false, {1, beta}, false, false}),
+    const Program program(graph_of({m, k, 0, true, beta != 0, false, {1, beta}, false}),
                           R"({"device": "cuda", "sm": 90})");
     EXPECT_EQ(program.status(), INGOT_OK) << ingot_last_error();
     auto* const weight = reinterpret_cast<float*>(4096);
@@ -350,7 +321,7 @@ TEST(BlasGraph, SaysWhoMultipliesBatchesOnAGpu) {
   if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
   const auto uses_library = [](int64_t m, int64_t n, int64_t k, int64_t batches, int64_t gap = 0,
                                bool shared_b = false, bool in_memory = false) {
-    const Program program(graph_of({m, k, n, true, in_memory, in_memory, {}, false, false}),
+    const Program program(graph_of({m, k, n, true, in_memory, in_memory, {}, false}),
                           R"({"device": "cuda", "sm": 90})");
     EXPECT_EQ(program.status(), INGOT_OK) << ingot_last_error();
     auto* const data = reinterpret_cast<float*>(4096);
@@ -376,7 +347,7 @@ TEST(BlasGraph, SaysWhoMultipliesBatchesOnAGpu) {
 }
 
 TEST(BlasGraph, NumbersHaveAPointInEveryLocale) {
-  EXPECT_THAT(graph_of({8, 8, 0, false, false, false, {0.5f, 0}, false, false}),
+  EXPECT_THAT(graph_of({8, 8, 0, false, false, false, {0.5f, 0}, false}),
               HasSubstr("\"value\": 0.5}"));
 }
 

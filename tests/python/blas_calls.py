@@ -37,13 +37,22 @@ class Cublas:
 
 
 class Matrix:
-    """Column-major rows × columns in memory with a wider leading dimension."""
+    """Rows × columns in memory with a wider leading dimension, column-major (order 0) or, as its
+    transpose, row-major; `entries` of them behind one another."""
 
-    def __init__(self, random, rows: int, columns: int, gap: int = 0) -> None:
-        self.leading = rows + gap
-        self.storage = random.standard_normal((columns, self.leading), dtype=np.float32)
-        self.value = self.storage[:, :rows].T
+    def __init__(
+        self, random, rows: int, columns: int, gap: int = 0, order: int = 0, entries: int = 1
+    ) -> None:
+        self.leading, self.order, self.rows = rows + gap, order, rows
+        self.stride = columns * self.leading
+        self.storage = random.standard_normal((entries * columns, self.leading), dtype=np.float32)
+        self.value = self.entry(0)
         self.pointer = c_void_p(self.storage.ctypes.data)
+
+    def entry(self, number: int) -> np.ndarray:
+        columns = self.stride // self.leading
+        stored = self.storage[number * columns : (number + 1) * columns, : self.rows]
+        return stored.T if self.order == 0 else stored
 
 
 def operand(random, operation: int, rows: int, columns: int, gap: int) -> Matrix:
@@ -383,14 +392,39 @@ def tf32() -> dict:
     return one_product(blas, 2048, 2048, 2048)  # smaller ones are the library's
 
 
+def lt_layout(library, matrix: Matrix, kind: int, batches: int, stride: int) -> c_void_p:
+    layout, rows, columns = c_void_p(), *matrix.value.shape
+    extents = (ctypes.c_uint64(rows), ctypes.c_uint64(columns), c_int64(matrix.leading))
+    library.cublasLtMatrixLayoutCreate(ctypes.byref(layout), c_int(kind), *extents)
+    for which, value in ((1, c_int(matrix.order)), (5, c_int(batches)), (6, c_int64(stride))):
+        size = c_int64(ctypes.sizeof(value))
+        library.cublasLtMatrixLayoutSetAttribute(layout, which, ctypes.byref(value), size)
+    return layout
+
+
+def gelu(value: np.ndarray) -> np.ndarray:
+    return 0.5 * value * (1 + np.tanh(np.sqrt(2 / np.pi) * (value + 0.044715 * value**3)))
+
+
 def matmul(**change) -> dict:
     """cublasLtMatmul with attributes changed; its error, and how often the library was called."""
     library, random = ctypes.CDLL("libcublasLt.so.13"), np.random.default_rng(6)
     library.fake_calls.restype = ctypes.c_long
     m, n, k = 512, 384, 1216
-    a, b, c = Matrix(random, k, m), Matrix(random, k, n), Matrix(random, m, n)
-    bias = random.standard_normal(m, dtype=np.float32)
-    how, layouts = c_void_p(), []
+    batches, epilogue = change.get("batches", 1), change.get("epilogue", 1)
+    orders = change.get("orders", (change.get("order", 0),) * 4)
+    # Of a batch, memory that is a matrix with the products behind one another.
+    a, b, c, d = (
+        Matrix(random, *(shape if order == 0 else shape[::-1]), gap, order, batches)
+        for shape, gap, order in zip(
+            ((k, m), (k, n), (m, n), (m, n)), (0, 4, change.get("gap", 0), 0), orders
+        )
+    )
+    if change.get("in_place", True):
+        d = c
+    own = change.get("bias_stride", 0)
+    bias = random.standard_normal(m + own * (batches - 1), dtype=np.float32)
+    how = c_void_p()
     library.cublasLtMatmulDescCreate(ctypes.byref(how), change.get("compute", COMPUTE_32F), FP32)
 
     def describe(which: int, value) -> None:
@@ -399,43 +433,51 @@ def matmul(**change) -> dict:
         )
 
     describe(3, c_int(1))
-    describe(7, c_int(change.get("epilogue", 1)))
+    describe(7, c_int(epilogue))
     describe(8, c_void_p(bias.ctypes.data))
+    describe(10, c_int64(own))
     describe(2, c_int(change.get("pointer_mode", 0)))
-    for matrix in (a, b, c, c):
-        rows, columns = matrix.value.shape
-        layout = c_void_p()
-        kind = c_int(change.get("type", FP32))
-        extents = (ctypes.c_uint64(rows), ctypes.c_uint64(columns), c_int64(matrix.leading))
-        library.cublasLtMatrixLayoutCreate(ctypes.byref(layout), kind, *extents)
-        order = c_int(change.get("order", 0))
-        library.cublasLtMatrixLayoutSetAttribute(layout, 1, ctypes.byref(order), c_int64(4))
-        layouts.append(layout)
+    kind = change.get("type", FP32)
+    layouts = [lt_layout(library, each, kind, batches, each.stride) for each in (a, b, c, d)]
     alpha, beta = c_float(1.0), c_float(change.get("beta", 0.0))
-    other = c if change.get("in_place", True) else Matrix(random, m, n)
-    truth = applied(1, a) @ applied(0, b) + beta.value * c.value.astype(np.float64)
-    if change.get("epilogue", 1) in (4, 6):
-        truth = truth + bias[:, None]
-    if change.get("epilogue", 1) in (2, 6):
-        truth = np.maximum(truth, 0)
+    truth = []
+    for number in range(batches):
+        left, right, added = (each.entry(number).astype(np.float64) for each in (a, b, c))
+        value = left.T @ right + beta.value * added
+        if epilogue & 4:
+            value = value + bias[number * own : number * own + m, None]
+        value = np.maximum(value, 0) if epilogue & 2 else value
+        truth.append(gelu(value) if epilogue & 32 else value)
+    kept = c.storage.copy()
     given = [c_void_p(1), how, ctypes.byref(alpha), a.pointer, layouts[0], b.pointer, layouts[1]]
-    given += [ctypes.byref(beta), other.pointer, layouts[2], c.pointer, layouts[3]]
+    given += [ctypes.byref(beta), c.pointer, layouts[2], d.pointer, layouts[3]]
     given += [None, None, ctypes.c_size_t(0), None]
     assert library.cublasLtMatmul(*given) == 0
-    error = float(np.linalg.norm(c.value - truth) / np.linalg.norm(truth))
+    assert d is c or np.array_equal(c.storage, kept)
+    found = np.stack([d.entry(number) for number in range(batches)])
+    error = float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
     return {"error": error, "library": library.fake_calls(b"cublasLtMatmul")}
 
 
 def lt() -> dict:
     taken = ({}, {"beta": 0.5}, {"epilogue": 4}, {"epilogue": 2}, {"epilogue": 6, "beta": 1.0})
     taken += ({"pointer_mode": 1}, {"pointer_mode": 1, "beta": -1.5})
+    taken += ({"epilogue": 32}, {"epilogue": 36, "beta": 0.5})
+    # By rows: all of them, or some.
+    taken += ({"order": 1}, {"order": 1, "beta": 0.5, "epilogue": 2}, {"orders": (1, 0, 0, 0)})
+    taken += ({"orders": (0, 1, 1, 1), "beta": 1.0}, {"orders": (1, 1, 0, 0), "epilogue": 36})
+    apart = {"beta": 0.75, "in_place": False, "gap": 5}
+    taken += (apart, {**apart, "epilogue": 36}, {**apart, "order": 1}, {**apart, "pointer_mode": 1})
+    batch = {"batches": 3, "epilogue": 36}
+    taken += (batch, {**batch, "bias_stride": 512}, {**batch, "bias_stride": 520, **apart})
     errors = [matmul(**change) for change in taken]
     left = (
-        {"epilogue": 36},
+        {"epilogue": 164},
         {"compute": PEDANTIC},
         {"type": HALF},
-        {"order": 1},
-        {"beta": 1.0, "in_place": False},
+        {"order": 2},
+        {"order": 1, "epilogue": 4},  # its bias is of a row
+        {**apart, "orders": (0, 0, 1, 0)},
     )
     library = [matmul(**change)["library"] for change in left]
     return {"taken": errors, "left": library}

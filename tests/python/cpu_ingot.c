@@ -50,15 +50,13 @@ ingot_status ingot_program_uses_library(ingot_program* program, int64_t batch,
                                         const ingot_tensor* tensors, int count, int* uses) {
   return REAL(ingot_program_uses_library)(program->planned, batch, tensors, count, uses);
 }
-ingot_status ingot_program_workspace_size(ingot_program* program, int64_t batch, size_t* bytes) {
+ingot_status ingot_program_prepare_call(ingot_program* program, int64_t batch,
+                                        const ingot_tensor* tensors, int count, size_t* bytes) {
+  (void)tensors, (void)count;
+  if (fails("prepare")) return INGOT_FAILED;
   const ingot_status status = REAL(ingot_program_workspace_size)(program->run, batch, bytes);
   *bytes += ((size_t)4 << 20) + (size_t)batch * 8192; /* a GPU's program needs some */
   return status;
-}
-ingot_status ingot_program_prepare(ingot_program* program, int64_t batch, int device) {
-  (void)device;
-  if (fails("prepare")) return INGOT_FAILED;
-  return REAL(ingot_program_prepare)(program->run, batch, -1);
 }
 ingot_status ingot_program_run(ingot_program* program, int64_t batch, const ingot_tensor* tensors,
                                int count, void* workspace, size_t bytes, void* stream) {

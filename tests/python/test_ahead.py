@@ -1,5 +1,5 @@
-"""What is compiled ahead of a first call, in which order, and when it is left alone. The programs are
-stand-ins: what the library compiles is seen in test_cuda_calls.py."""
+"""What is compiled ahead of a first call, in which order, and when it is left alone. The programs
+are stand-ins: what the library compiles is seen in test_cuda_calls.py."""
 
 from __future__ import annotations
 

@@ -168,11 +168,22 @@ def test_a_card_that_fills_up_gets_its_memory_back(fakes):
     assert outcomes(rows)["no memory for its workspace"] == 250 - crowded + 1100 - after
 
 
-def test_lt_products_with_bias_and_relu(fakes):
-    found, rows = call(fakes, "lt")
-    assert [case["library"] for case in found["taken"]] == [0] * 7
+def test_lt_products_with_epilogues_orders_and_batches(fakes):
+    found, _ = call(fakes, "lt")
+    assert [case["library"] for case in found["taken"]] == [0] * 21
     assert max(case["error"] for case in found["taken"]) < ACCURATE
-    assert found["left"] == [1, 2, 3, 4, 5]
+    assert found["left"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_the_gpu_run_asks_cublaslt_for_is_taken(fakes):
+    """By the real library's descriptors, where PyTorch brings one: they need no GPU."""
+    command = [sys.executable, HERE / "blas_gpu_run.py"]
+    answer = fakes.run(command, LD_LIBRARY_PATH="", INGOT_BLAS_REPORT="stderr")
+    assert answer.returncode == 0, answer.stderr
+    if answer.stdout == "no library\n":
+        pytest.skip("this PyTorch brings no cuBLASLt")
+    assert float(answer.stdout) < ACCURATE
+    assert "took 6 of 6 fp32 products" in answer.stderr
 
 
 def test_ingots_own_calls_go_below(fakes):

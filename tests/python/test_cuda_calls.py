@@ -253,6 +253,56 @@ def test_what_a_call_finds_missing_is_compiled_side_by_side(fake, tmp_path):
     assert compiled >= 2 and seconds < 0.5 * compiled - 0.2
 
 
+LAYOUTS = """
+import ctypes, json, os
+from ingot.runtime.library import Tensor, library
+
+fake = ctypes.CDLL(os.environ["INGOT_LIBCUDA"])
+fake.fake_calls.restype, fake.fake_calls.argtypes = ctypes.c_long, (ctypes.c_char_p,)
+size, own, program = 4096, library(), ctypes.c_void_p()
+graph = {
+    "ingot_graph": 1,
+    "values": [
+        {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 1, 1, size]},
+        {"op": "input", "name": "w", "dtype": "f32", "shape": [1, size, 1, size]},
+        {"op": "matmul", "args": [0, 1], "attributes": {"transpose_b": True}},
+    ],
+    "results": [{"value": 2, "name": "y"}],
+}
+options = {"device": "cuda", "streamed": True, "capabilities": {"replay": False}}
+texts = (json.dumps(value).encode() for value in (graph, options))
+own.check(own.ingot_program_create(*texts, ctypes.byref(program)))
+tensors, prepare, bytes = (Tensor * 3)(), own._handle.ingot_program_prepare_call, ctypes.c_size_t()
+prepare.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+found = []
+for address in (0x200000000, 0x200000004):  # of the weight
+    for number, (rows, tensor) in enumerate(zip((size, 1, size), tensors)):
+        tensor.sizes[:] = [rows, 1 if number != 1 else size, 1, size]
+        tensor.strides[:] = [size, size, 0, 1]
+        tensor.data = address if number == 1 else 0x300000000 + number * 0x10000000
+    own.check(prepare(program, size, tensors, 3, ctypes.byref(bytes)))
+
+    def asked():
+        return [fake.fake_calls(name) for name in (b"cuModuleLoadData", b"cuLaunchKernelEx")]
+
+    def run(given):
+        return own.ingot_program_run(program, size, tensors, 3, 0x900000000, given, None)
+
+    before, less = asked(), run(bytes.value - 1)
+    own.check(run(bytes.value))
+    found.append([bytes.value, less, *(a - b for a, b in zip(asked(), before))])
+print(json.dumps(found))
+"""
+
+
+def test_a_call_is_prepared_for_its_own_layout(fake):
+    """A weight at an odd address is packed by a kernel of its own, into memory of its own."""
+    answer = run(["-c", LAYOUTS], fake)
+    assert answer.returncode == 0, answer.stderr
+    packed, invalid = 4096 * 4096 * 4 + 4096 * 4, 1
+    assert json.loads(answer.stdout) == [[packed, invalid, 0, 2], [2 * packed, invalid, 0, 3]]
+
+
 WITHOUT_CUBLASLT = """
 from ingot.runtime.library import IngotError
 from ingot.runtime.program import Program

@@ -112,6 +112,48 @@ def torch_kernel(cuda: bool) -> tuple:
     return run, lambda found: distance(found, run(torch.float64)), wait_of(cuda)
 
 
+def torch_words(cuda: bool) -> tuple:
+    """The head of GPT-2 in training: 50257 logits a token, and what follows from their loss."""
+    import torch
+
+    tokens, width, words = (4096, 768, 50257) if cuda else (16, 8, 37)
+    device = "cuda" if cuda else "cpu"
+    torch.manual_seed(8)
+    weight = torch.randn(words, width, device=device) / width**0.5
+    x, right = torch.randn(tokens, width, device=device), torch.arange(tokens, device=device)
+
+    def run(dtype=torch.float32):
+        leaves = [t.to(dtype).requires_grad_() for t in (x, weight)]
+        logits = torch.nn.functional.linear(*leaves)
+        loss = torch.nn.functional.cross_entropy(logits, right % words)
+        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, leaves)])
+
+    return run, lambda found: distance(found, run(torch.float64)), wait_of(cuda)
+
+
+def torch_flat(cuda: bool) -> tuple:
+    """The gradient of a network whose parameters are one vector, as solvers want them: its weights
+    begin anywhere."""
+    import torch
+
+    width, rows = (2048, 8192) if cuda else (32, 64)
+    device = "cuda" if cuda else "cpu"
+    torch.manual_seed(9)
+    sizes = [1, width * width, width * width, width * width]  # a scale in front
+    vector = torch.randn(sum(sizes), device=device) / width**0.5
+    x = torch.randn(rows, width, device=device)
+
+    def run(dtype=torch.float32):
+        flat = vector.to(dtype).requires_grad_()
+        scale, *weights = flat.split(sizes)
+        hidden = x.to(dtype) * scale
+        for each in weights:
+            hidden = torch.tanh(torch.nn.functional.linear(hidden, each.view(width, width)))
+        return torch.autograd.grad((hidden**2).mean(), flat)[0]
+
+    return run, lambda found: distance(found, run(torch.float64)), wait_of(cuda)
+
+
 def gpytorch_solve(cuda: bool) -> tuple:
     """What an exact Gaussian process predicts with: its covariance's inverse times many vectors, by
     GPyTorch's conjugate gradients."""
@@ -264,6 +306,8 @@ PROGRAMS = (
     Program("PyTorch: the same, ingot.enable()", torch_hessian, enabled=True),
     Program("PyTorch: einsum and its gradient", torch_einsum),
     Program("PyTorch: conjugate gradients", torch_kernel),
+    Program("PyTorch: GPT-2's head in training", torch_words),
+    Program("PyTorch: parameters in one vector", torch_flat),
     Program("JAX: gradient at highest", jax_network, ("jax",)),
     Program("JAX: the same, ingot.enable()", jax_network, ("jax",), enabled=True),
     Program("CuPy: Newton's inverse", cupy_solver, ("cupy",)),

@@ -3,7 +3,7 @@
 python check_blas.py LIBRARY [--device cuda|cpu] [--rounds 20] [--seconds 300] [--out FILE]
 
 LIBRARY is libingot.so; libingot_blas.so lies beside it. Two processes, one with it in LD_PRELOAD
-and one without, take turns at 60 shapes: in each round both time the same product, cold (the L2
+and one without, take turns at 81 shapes: in each round both time the same product, cold (the L2
 cache overwritten before it), by events on the stream. Before that each compares torch.mm, addmm,
 bmm and einsum over transpositions, strides and scalars, CUDA graphs of products, and then every
 shape, with fp64. Exit status 1 where an error is above both 1e-6 and the library's, where nothing
@@ -26,6 +26,8 @@ import time
 from pathlib import Path
 from statistics import median
 
+from blas_products import NotSupportedError, product, stored
+
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "python"))
 ERROR = 1e-6
@@ -33,7 +35,7 @@ SLOWEST = {"taken": 0.98, "handed on": 0.94}
 INNER = 3  # calls of which a round takes the median
 LONG_MS, LONG_ROUNDS = 5.0, 7
 
-# m, n, k, batches, how the operands are stored.
+# m, n, k, batches, how the operands are stored (blas_products.py).
 SQUARE = [(s, s, s, 1, "nn") for s in (256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)]
 SQUARE += [(s, s, s, 1, "nn") for s in (8192, 12288, 16384)]
 LINEAR = [
@@ -88,44 +90,37 @@ BATCHES = [
 ]
 ODD = [(1023, 1025, 1027, 1, "nn"), (4095, 4097, 4099, 1, "nt"), (3001, 1999, 2501, 1, "tn")]
 ODD += [(2050, 2050, 2050, 1, "nn")]
-SHAPES = SQUARE + LINEAR + GRADIENTS + THIN + DEEP + OWN + BATCHES + ODD
+# GPT-2's head: logits, the gradients of its input and its weight; and a weight stored [k, n].
+WORDS = [(4096, 50257, 768, 1, "nt"), (4096, 768, 50257, 1, "nn"), (50257, 768, 4096, 1, "tn")]
+WORDS += [(4096, 50257, 768, 1, "nn"), (4096, 768, 50257, 1, "nt"), (768, 50257, 4096, 1, "tn")]
+LAYOUTS = [(4096, 4096, 4096, 1, how) for how in ("nt off 4", "nn off 8", "nt wide", "tn wide")]
+LAYOUTS += [(4096, 50256, 768, 1, "nt off 4"), (2048, 768, 3072, 1, "nn wide")]
+LAYOUTS += [(1024, 1024, 1024, 1, "nt off 4"), (16, 4096, 4096, 1, "nt off 4")]
+LT = [(8192, 3072, 768, 1, f"lt {form}") for form in ("gelu", "gelu bias", "rows", "apart")]
+LT += [(512, 512, 256, 32, "lt gelu bias"), (1024, 1024, 1024, 8, "lt apart")]
+LT += [(4096, 50257, 768, 1, "lt apart")]  # no rows of whole 16 bytes, read and written
+SHAPES = SQUARE + LINEAR + GRADIENTS + THIN + DEEP + OWN + BATCHES + ODD + WORDS + LAYOUTS + LT
 SMALL = [(64, 48, 80, 1, "nn"), (64, 48, 80, 1, "tn"), (33, 33, 65, 1, "own"), (9, 8, 7, 3, "nt")]
+SMALL += [(64, 48, 80, 1, "tn off 4"), (64, 48, 80, 3, "nt wide"), (9, 8, 7, 3, "lt gelu bias")]
 
 
 # a worker ----------------------------------------------------------------------------------------
-
-
-def stored(rows: int, columns: int, batches: int, transposed: bool, device: str):
-    import torch
-
-    size = (columns, rows) if transposed else (rows, columns)
-    made = torch.randn(*((batches, *size) if batches > 1 else size), device=device)
-    return made.transpose(-1, -2) if transposed else made
-
-
-def operands(shape: tuple, device: str) -> tuple:
-    import torch
-
-    m, n, k, batches, how = shape
-    torch.manual_seed(1)
-    if how == "own":  # AᵀA
-        a = stored(k, m, 1, False, device)
-        return a.t(), a
-    a = stored(m, k, batches, how[0] == "t", device)
-    return a, stored(k, n, batches, how[1] == "t", device)
 
 
 def distance(found, truth) -> float:
     return float((found.double() - truth).norm() / truth.norm())
 
 
-def check_shape(shape: tuple, device: str) -> float:
-    a, b = operands(shape, device)
-    found = a @ b
+def check_shape(shape: tuple, device: str) -> float | None:
+    """None where the library has no such product."""
+    try:
+        multiply, truth = product(shape, device)
+        found = multiply()
+    except NotSupportedError:
+        return None
     # In fp64 by rows: a whole product of 16384³ would take the memory of both processes.
     rows = slice(0, 512)
-    truth = a[..., rows, :].double() @ b.double()
-    return distance(found[..., rows, :], truth)
+    return distance(found[..., rows, :], truth(rows))
 
 
 def operators(device: str) -> dict:
@@ -163,6 +158,15 @@ def operators(device: str) -> dict:
             take("matmul, one weight", x @ b, x.double() @ b.double())
             e = torch.einsum("bik,bkj->bji", x, y)
             take("einsum", e, (x.double() @ y.double()).transpose(1, 2))
+            activated = torch._addmm_activation(bias, a, b, use_gelu=True)
+            truth_of_gelu = torch.nn.functional.gelu(truth + bias.double(), approximate="tanh")
+            take("addmm with GELU", activated, truth_of_gelu)
+            for where in ("off 4", "off 8", "wide"):
+                u = stored(m, k, 1, a_transposed, device, where)
+                v = stored(k, n, 1, b_transposed, device, where)
+                take(f"mm, {where}", torch.mm(u, v), u.double() @ v.double())
+                into = stored(m, n, 1, False, device, where)
+                take(f"mm into a result, {where}", torch.mm(a, b, out=into), truth)
     special = torch.randn(m, k, device=device)
     special[3, 5], special[7, 2] = float("inf"), float("nan")
     found, truth = special @ b, special.double() @ b.double()
@@ -240,7 +244,7 @@ class Timer:
     def __init__(self, device: str) -> None:
         import torch
 
-        self.device, self.shape = device, None
+        self.device, self.shape, self.multiply = device, None, None
         cuda = device == "cuda"
         self.cache = torch.empty(256 << 20, dtype=torch.int8, device=device) if cuda else None
 
@@ -249,21 +253,21 @@ class Timer:
         import torch
 
         if shape != self.shape:
-            self.a = self.b = self.c = None
-            self.shape, (self.a, self.b) = shape, operands(shape, self.device)
+            self.multiply = None
+            self.shape, (self.multiply, _) = shape, product(shape, self.device)
             for _ in range(2):
-                self.c = self.a @ self.b
+                self.multiply()
         times = []
         for _ in range(INNER):
             if self.device == "cpu":
                 start = time.perf_counter()
-                torch.matmul(self.a, self.b, out=self.c)
+                self.multiply()
                 times.append((time.perf_counter() - start) * 1e3)
                 continue
             self.cache.zero_()
             first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             first.record()
-            torch.matmul(self.a, self.b, out=self.c)
+            self.multiply()
             last.record()
             last.synchronize()
             times.append(first.elapsed_time(last))
@@ -331,6 +335,8 @@ def measure(workers: dict, shape: tuple, rounds: int) -> dict:
     from ingot.bench.statistics import median_ratio
 
     errors = {name: worker.ask("check", shape) for name, worker in workers.items()}
+    if None in errors.values():
+        return {"shape": list(shape), "by": "no library", "error": errors["ingot"]}
     times: dict = {name: [] for name in workers}
     for number in range(rounds):
         names = list(workers) if number % 2 == 0 else list(workers)[::-1]
@@ -377,6 +383,11 @@ def run(options: argparse.Namespace) -> int:
                 break
             record = measure(workers, shape, options.rounds)
             records.append(record)
+            if record["by"] == "no library":  # nothing to compare with: right, or not taken either
+                right = record["error"] is None or record["error"] <= ERROR
+                print(f"{'PASS' if right else 'FAIL'} {text_of(shape)}: not cuBLAS's; {record}")
+                failures += [] if right else [text_of(shape)]
+                continue
             accurate = record["error"] <= max(ERROR, record["cublas_error"])
             lower, upper = record["interval"]
             ok = accurate and (not cuda or upper >= SLOWEST[record["by"]])

@@ -84,7 +84,7 @@ def blas_missing(settings: Settings) -> str:
 
 def blas_steps(settings: Settings) -> list[Step]:
     programs = [Step("programs", "blas_programs.py", alone=True)] if settings.programs else []
-    return [Step("60 shapes", "check_blas.py", alone=True), *programs]
+    return [Step("shapes", "check_blas.py", alone=True), *programs]
 
 
 def blas(script: str, settings: Settings) -> Outcome:

@@ -5,12 +5,13 @@
 
 namespace ingot::hopper {
 
-// Plain stores: eight lanes write 32 consecutive bytes of a row of y. Any alignment, any stride.
-template <int kValues>
-INGOT_D void store_direct(const float (&values)[kValues], const ThreadTile& tile,
+// Plain stores of kGroups groups of eight samples: eight lanes write 32 consecutive bytes of a row
+// of y. Any alignment, any stride.
+template <int kGroups, int kValues>
+INGOT_D void store_direct(const float (&values)[kValues], int first, const ThreadTile& tile,
                           const ProductArgs& args) {
 #pragma unroll
-  for (int j = 0; j < kValues / 4; ++j) {
+  for (int j = first; j < first + kGroups; ++j) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const i32 m = tile.m0 + 8 * j + e;
@@ -23,13 +24,20 @@ INGOT_D void store_direct(const float (&values)[kValues], const ThreadTile& tile
   }
 }
 
-// Applies the epilogue to products and stores what it says.
+// Applies the epilogue to products and stores what it says. One that reads elements does so in
+// pieces: all elements of a tile at once are more than there are registers, and a load does not
+// move up past the stores of the piece before it.
 template <class Epilogue, int kValues>
 INGOT_D void finish_direct(float (&values)[kValues], const ThreadTile& tile,
                            const ProductArgs& args, TileEpilogue<Epilogue, kValues>& epilogue,
                            i32 sample_tile) {
-  epilogue.template apply<kValues / 4>(values, 0);
-  if constexpr (Epilogue::kStore) store_direct(values, tile, args);
+  constexpr int kAll = kValues / 4, kPiece = kAll % 4 == 0 ? 4 : kAll % 2 == 0 ? 2 : 1;
+  constexpr int kGroups = Epilogue::kStore && Epilogue::kReadsElements ? kPiece : kAll;
+#pragma unroll
+  for (int first = 0; first < kAll; first += kGroups) {
+    epilogue.template apply<kGroups>(values, first);
+    if constexpr (Epilogue::kStore) store_direct<kGroups>(values, first, tile, args);
+  }
   epilogue.write_statistics(sample_tile);
 }
 
