@@ -45,6 +45,7 @@ from ingot.live.tracing import (
 from ingot.log import logger
 from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError, IngotWarning
 
+_DEVICES = ("cpu", "cuda")
 _MAX_REFUSALS = 16
 # Of a graph, and of its inputs, up to which other places of the batch are tried.
 _MOST_NODES, _MOST_PLACES = 64, 6
@@ -162,7 +163,8 @@ def _compile_piece(
             session.warn(graph.problem)
         return gm.forward
     for item in graph.compiled.captured.unsupported:
-        session.warn(f"PyTorch runs {item.what} ({item.where}): {item.why}")
+        where = item.where and f" ({item.where})"
+        session.warn(f"PyTorch runs {item.what}{where}: {item.why}")
     made, masks = session.made(graph), graph.compiled.causal_inputs
     return while_causal(made, gm.forward, masks) if masks else made
 
@@ -239,6 +241,8 @@ def _fed(
 
 def _feed(gm: torch.fx.GraphModule, *arguments: Any) -> Feed:
     feed = feed_of(gm, *arguments)
+    if feed.device_type not in _DEVICES:
+        raise CaptureError(f"its tensors are on {feed.device_type!r}, where Ingot has no kernels")
     inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
     known = {
         node: value
