@@ -167,3 +167,24 @@ def test_a_forward_that_is_replaced_afterwards_is_called():
     with regions_run() as ran:
         torch.testing.assert_close(optimised(fed), twin(fed) * 2)
     assert ran
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_inputs_made_in_inference_mode_are_what_they_are_to_pytorch(frozen, caplog):
+    """They can be saved for no backward pass; where nothing needs them there, nothing is wrong."""
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    module[0].requires_grad_(not frozen)
+    optimised, results = ingot.optimize(copy.deepcopy(module)), []
+    with torch.inference_mode():
+        fed = x()
+    for each in (module, optimised):
+        with torch.enable_grad():
+            if frozen:
+                each(fed).sum().backward()
+                results.append(each[2].weight.grad)
+            else:
+                with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
+                    each(fed)
+    assert not caplog.records
+    if frozen:
+        torch.testing.assert_close(*results)

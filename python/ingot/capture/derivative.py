@@ -439,5 +439,9 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor, dynamic: tuple[int, ...]) 
         for d in range(tensor.dim())
     ]
     context = StatelessSymbolicContext(dynamic_sizes=sizes)
-    made = mode.from_tensor(tensor.detach(), symbolic_context=context)
-    return made
+    like = tensor.detach()
+    if tensor.is_inference():  # one that is can be saved for no backward pass, not even recorded
+        like = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+        )
+    return mode.from_tensor(like, symbolic_context=context)
