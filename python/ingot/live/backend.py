@@ -21,6 +21,7 @@ import ingot.capture.custom_ops  # noqa: F401  (the operator that batch norms be
 from ingot.capture import CaptureError
 from ingot.capture.captured import NothingToGainError, Unsupported
 from ingot.capture.causal import AskedInVainError, take_causal_inputs, was_asked, while_causal
+from ingot.capture.derivative import unwatched
 from ingot.capture.feed import Feed
 from ingot.capture.folding import fold_constants
 from ingot.capture.host_time import is_of_the_host
@@ -114,7 +115,8 @@ def ingot_backend(
     options = dict(options or {})
     precision = options.pop("precision", None)
     policy.check_precision(precision)
-    return compile_graph(Session(precision=precision, options=options), gm, example_inputs)
+    with unwatched():
+        return compile_graph(Session(precision=precision, options=options), gm, example_inputs)
 
 
 def switched_off() -> bool:
