@@ -201,6 +201,27 @@ def test_results_that_no_loss_depends_on_give_no_gradients():
     compare(Model, script, gradients=(True,))
 
 
+@pytest.mark.parametrize("needed", [(0,), (1,), (0, 1), (0, 1, 2), (3,)])
+def test_results_that_no_loss_depends_on_make_no_gradient_nan(needed):
+    """The derivative of a deviation is infinite where it is zero."""
+
+    class Model(Two):
+        def forward(self, x):
+            h = self.a(x)
+            left, right = torch.tanh(h).chunk(2, dim=-1)
+            return left * 2, right * 2, (h * 0).square().mean(-1).sqrt(), h.argmax(-1), h * 3
+
+    def script(m):
+        for batch in (4, 4, 2):
+            given = torch.randn(batch, 8, requires_grad=True)
+            results = m(given)
+            sum(results[at if at < 3 else 4].square().sum() for at in needed).backward()
+            yield given.grad, [p.grad for p in m.a.parameters()]
+            yield [p.grad is None for p in m.b.parameters()]
+
+    compare(Model, script, gradients=(True,))
+
+
 def test_results_that_share_memory_where_leading_axes_are_merged():
     class Model(Two):
         def forward(self, x):

@@ -107,9 +107,14 @@ def gradients(module, *inputs):
     return [t.grad for t in [*inputs, *module.parameters()]]
 
 
+@pytest.mark.parametrize("own_compile", [True, False])
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing(reentrant):
+def test_checkpointing(reentrant, own_compile):
+    """At its first call, which is captured while the checkpoint counts what is saved."""
     optimised, twin = pair()
+    if own_compile:
+        torch._dynamo.reset()
+        optimised = torch.compile(copy.deepcopy(twin), backend="ingot")
     found = []
     for module in (optimised, twin):
         torch.manual_seed(1)

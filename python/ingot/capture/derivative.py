@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import (
 
 from ingot.capture.backward_operators import BY_RESULT, BatchNormByStatistics
 from ingot.capture.captured import Region
+from ingot.capture.feed import MEASURING
 from ingot.capture.nodes import mutates
 from ingot.capture.reference import Reference
 from ingot.capture.sharing import share
@@ -95,7 +96,6 @@ def derivative_of(
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     _simplify(graph.graph)
     _measure_gradients(graph.graph, placeholders[len(placeholders) - sum(traced.differentiable) :])
-    graph.recompile()
     bound = batch is None or bool(shapes.replacements) or bool(shapes.guards)
     stored = (*traced.places, *traced.statistics, *traced.kept)
     results = list(stored)
@@ -113,6 +113,49 @@ def derivative_of(
         _size_of_batch(region, leaves) if bound else None,
         _symbol(region, fakes),
     )
+
+
+def of_some(derivative: Derivative, given: Sequence[bool]) -> Derivative:
+    """The same where only some of the differentiable results have a gradient, as `given` says:
+    zeros for the others would be NaN where their derivative is infinite. Those that are read all
+    the same (for their sizes, or beside the gradients that are given) are to be zeros."""
+    if any(mutates(node) for node in derivative.graph.graph.nodes):
+        return derivative
+    graph = torch.fx.Graph()
+    outputs = graph.graph_copy(derivative.graph.graph, {})
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    gradients = placeholders[len(placeholders) - len(given) :]
+    reached = {gradient for gradient, has in zip(gradients, given) if has}
+    zeros = set(gradients) - reached
+    for node in list(graph.nodes):
+        if node.target in MEASURING or isinstance(node.meta.get("val"), torch.SymInt):
+            continue
+        if reached.intersection(node.all_input_nodes):
+            term = _only_term(node, zeros)
+            if term is None:
+                reached.add(node)
+            else:
+                node.replace_all_uses_with(term)
+                outputs = [term if output is node else output for output in outputs]
+                graph.erase_node(node)
+        elif zeros.intersection(node.all_input_nodes):
+            zeros.add(node)
+    graph.output([None if output in zeros else output for output in outputs])
+    graph.eliminate_dead_code()
+    reads = tuple(bool(node.users) for node in placeholders)
+    return replace(derivative, graph=torch.fx.GraphModule(derivative.graph, graph), reads=reads)
+
+
+def _only_term(node: torch.fx.Node, zeros: set[torch.fx.Node]) -> torch.fx.Node | None:
+    """Of a sum of gradients, the one that is not zero."""
+    if node.target is not _aten.add.Tensor or len(node.all_input_nodes) != 2:
+        return None
+    terms = [term for term in node.all_input_nodes if term not in zeros]
+    if len(terms) != 1:
+        return None
+    value, made = terms[0].meta["val"], node.meta["val"]
+    same = value.dtype == made.dtype and value.dim() == made.dim()
+    return terms[0] if same and all(map(_same_size, value.shape, made.shape)) else None
 
 
 def _simplify(graph: torch.fx.Graph) -> None:
@@ -396,5 +439,9 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor, dynamic: tuple[int, ...]) 
         for d in range(tensor.dim())
     ]
     context = StatelessSymbolicContext(dynamic_sizes=sizes)
-    made = mode.from_tensor(tensor.detach(), symbolic_context=context)
-    return made
+    like = tensor.detach()
+    if tensor.is_inference():  # one that is can be saved for no backward pass, not even recorded
+        like = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+        )
+    return mode.from_tensor(like, symbolic_context=context)

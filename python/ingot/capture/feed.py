@@ -11,17 +11,15 @@ from torch import nn
 from ingot.capture.captured import Source
 
 _aten = torch.ops.aten
-# What reads of a tensor no more than how large it is, or cuts it off.
-_WITHOUT_GRADIENT = {
-    _aten.detach.default,
-    *(
-        getattr(_aten, name).default
-        for name in (
-            "empty_like full_like ones_like zeros_like rand_like randn_like "
-            "new_empty new_full new_ones new_zeros"
-        ).split()
-    ),
+# What reads of a tensor no more than how large it is.
+MEASURING = {
+    getattr(_aten, name).default
+    for name in (
+        "empty_like full_like ones_like zeros_like rand_like randn_like "
+        "new_empty new_full new_ones new_zeros"
+    ).split()
 }
+_WITHOUT_GRADIENT = {_aten.detach.default, *MEASURING}
 
 
 @dataclass

@@ -21,6 +21,7 @@ import ingot.capture.custom_ops  # noqa: F401  (the operator that batch norms be
 from ingot.capture import CaptureError
 from ingot.capture.captured import NothingToGainError, Unsupported
 from ingot.capture.causal import AskedInVainError, take_causal_inputs, was_asked, while_causal
+from ingot.capture.derivative import unwatched
 from ingot.capture.feed import Feed
 from ingot.capture.folding import fold_constants
 from ingot.capture.host_time import is_of_the_host
@@ -45,6 +46,7 @@ from ingot.log import logger
 from ingot.runtime.ahead import compile_ahead
 from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError, IngotWarning
 
+_DEVICES = ("cpu", "cuda")
 _MAX_REFUSALS = 16
 # Of a graph, and of its inputs, up to which other places of the batch are tried.
 _MOST_NODES, _MOST_PLACES = 64, 6
@@ -113,7 +115,8 @@ def ingot_backend(
     options = dict(options or {})
     precision = options.pop("precision", None)
     policy.check_precision(precision)
-    return compile_graph(Session(precision=precision, options=options), gm, example_inputs)
+    with unwatched():
+        return compile_graph(Session(precision=precision, options=options), gm, example_inputs)
 
 
 def switched_off() -> bool:
@@ -162,7 +165,8 @@ def _compile_piece(
             session.warn(graph.problem)
         return gm.forward
     for item in graph.compiled.captured.unsupported:
-        session.warn(f"PyTorch runs {item.what} ({item.where}): {item.why}")
+        where = item.where and f" ({item.where})"
+        session.warn(f"PyTorch runs {item.what}{where}: {item.why}")
     made, masks = session.made(graph), graph.compiled.causal_inputs
     return while_causal(made, gm.forward, masks) if masks else made
 
@@ -239,6 +243,8 @@ def _fed(
 
 def _feed(gm: torch.fx.GraphModule, *arguments: Any) -> Feed:
     feed = feed_of(gm, *arguments)
+    if feed.device_type not in _DEVICES:
+        raise CaptureError(f"its tensors are on {feed.device_type!r}, where Ingot has no kernels")
     inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
     known = {
         node: value

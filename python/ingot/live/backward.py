@@ -12,7 +12,7 @@ import torch
 
 from ingot.capture.backward_operators import BACKWARD_OPERATORS
 from ingot.capture.captured import Captured, CaptureError, Region, Source, TorchStep
-from ingot.capture.derivative import Derivative, derivative_of
+from ingot.capture.derivative import Derivative, derivative_of, of_some
 from ingot.capture.feed import Feed, Placeholder
 from ingot.capture.importer import import_graph
 from ingot.capture.layout import hand_on_channels_last
@@ -54,11 +54,14 @@ class Backward:
         precision: str,
         compile: Callable[[Captured], Any],
     ):
+        self._how = (region, leaves[0].device.type, precision, compile)
+        self.for_some: dict[tuple[bool, ...], tuple[Callable, tuple[bool, ...]]] = {}
         call = (region, leaves, needed, batch)
-        made = _by_regions(*call, precision, compile)
-        self.derivative, compiled = made or _by_operators(*call, precision, compile)
+        made = _by_regions(lambda: derivative_of(*call, BACKWARD_OPERATORS), *self._how)
+        self.derivative, compiled = made or _by_operators(derivative_of(*call), *self._how)
         self.programs: list[Program] = compiled.programs
-        self.products = _compilations(self.derivative.graph.graph, leaves[0].device.type)
+        graph, device_type = self.derivative.graph.graph, leaves[0].device.type
+        self.products = _compilations(graph, precision, device_type)
         self.run: Callable = compiled.run
         reads = self.derivative.reads
         self.all_differentiable = all(self.derivative.differentiable)
@@ -67,6 +70,18 @@ class Backward:
         self.again = _differentiable_part(region.reference.module, self.derivative.differentiable)
         used = [bool(n.users) for n in self.again.graph.nodes if n.op == "placeholder"]
         self.read_again = tuple(at for at, has in enumerate(used) if has and not reads[at])
+
+    def of_some(self, given: tuple[bool, ...]) -> tuple[Callable, tuple[bool, ...]]:
+        """What runs where only some of the differentiable results have a gradient, and which of
+        these gradients it reads: the others are to be zeros there. Kept in `for_some`; to be called
+        by one thread at a time."""
+        found = self.for_some.get(given)
+        if found is None:
+            derivative = of_some(self.derivative, given)
+            made = _by_regions(lambda: derivative, *self._how)
+            _, compiled = made or _by_operators(derivative, *self._how)
+            found = self.for_some[given] = compiled.run, derivative.reads[self.inputs :]
+        return found
 
 
 def _differentiable_part(
@@ -80,17 +95,17 @@ def _differentiable_part(
     return torch.fx.GraphModule(module, graph)
 
 
-def _by_regions(region, leaves, needed, batch, precision, compile) -> tuple | None:
+def _by_regions(derivative_of, region, device_type, precision, compile) -> tuple | None:
     """None where the importer does not take all that is worth taking."""
     try:
-        derivative = derivative_of(region, leaves, needed, batch, BACKWARD_OPERATORS)
-        graph = derivative.graph.graph
-        if any(mutates(node) for node in graph.nodes):
+        derivative = derivative_of()
+        module = _copy(derivative)
+        if any(mutates(node) for node in module.graph.nodes):
             raise CaptureError("it writes into tensors")
-        _with_own_products(graph, precision, (transposed_product,))
+        _with_own_products(module.graph, precision, (transposed_product,))
         if not region.reference.products and any(map(_has_channels_last, region.leaf_layouts)):
-            hand_on_channels_last(graph)
-        captured = import_graph(_feed_of(derivative, region, leaves, staged=True))
+            hand_on_channels_last(module.graph)
+        captured = import_graph(_feed_of(module, derivative, region, device_type, staged=True))
         _check_gain(captured)
         return derivative, compile(with_own_products(apart(captured), precision))
     except (CaptureError, IngotError) as error:
@@ -100,21 +115,27 @@ def _by_regions(region, leaves, needed, batch, precision, compile) -> tuple | No
     return None
 
 
+def _copy(derivative: Derivative) -> torch.fx.GraphModule:
+    """Of its graph, for what rewrites one."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(derivative.graph.graph, {}))
+    return torch.fx.GraphModule(derivative.graph, graph)
+
+
 def _has_channels_last(layout: LeafLayout) -> bool:
     """Of a leaf [N, C, space]."""
     batch, space, _, channels = layout.axes
     return batch is not None and space is not None and channels == 1
 
 
-def _by_operators(region, leaves, needed, batch, precision, compile) -> tuple:
-    derivative = derivative_of(region, leaves, needed, batch)
-    graph = derivative.graph.graph
-    _with_own_products(graph, precision, (transposed_product, product))
-    if any(mutates(node) for node in graph.nodes):
-        return derivative, _InOrder(derivative.graph)
-    all_of_them = {node.name: "" for node in graph.nodes}
-    captured = import_graph(_feed_of(derivative, region, leaves), refused=all_of_them)
-    return derivative, compile(captured)
+def _by_operators(derivative, region, device_type, precision, compile) -> tuple:
+    module = _copy(derivative)
+    _with_own_products(module.graph, precision, (transposed_product, product))
+    if any(mutates(node) for node in module.graph.nodes):
+        return derivative, _InOrder(module)
+    all_of_them = {node.name: "" for node in module.graph.nodes}
+    feed = _feed_of(module, derivative, region, device_type)
+    return derivative, compile(import_graph(feed, refused=all_of_them))
 
 
 def _with_own_products(graph: torch.fx.Graph, precision: str, allowed: Sequence) -> None:
@@ -122,24 +143,29 @@ def _with_own_products(graph: torch.fx.Graph, precision: str, allowed: Sequence)
         if node.op != "call_function" or node.target not in (_aten.mm.default, _aten.bmm.default):
             continue
         a, b = node.args
-        if a.target is _aten.t.default and transposed_product in allowed:
+        if _is_over_rows(node) and transposed_product in allowed:
             node.target, node.args = transposed_product, (precision, a.args[0], b)
         elif product in allowed:
             node.target, node.args = product, (precision, a, b)
     graph.eliminate_dead_code()
 
 
-def _compilations(graph: torch.fx.Graph, device_type: str) -> list[Callable[[], None]]:
+def _is_over_rows(node: torch.fx.Node) -> bool:
+    """Whether it is aᵀ·b."""
+    return node.target is _aten.mm.default and node.args[0].target is _aten.t.default
+
+
+def _compilations(
+    graph: torch.fx.Graph, precision: str, device_type: str
+) -> list[Callable[[], None]]:
     """Of the products over the batch, those of equal shapes once."""
     found = {}
-    for node in graph.nodes:
-        if node.target is not transposed_product or device_type != "cuda":
+    for node in graph.nodes if device_type == "cuda" else ():
+        if not _is_over_rows(node):
             continue
-        precision, *operands = node.args
-        like = [_like(operand) for operand in operands]
-        if None not in like:
-            a, b = like
-            key = precision, *((t.shape, t.stride(), t.dtype) for t in like)
+        a, b = _like(node.args[0].args[0]), _like(node.args[1])
+        if a is not None and b is not None:
+            key = tuple((t.shape, t.stride(), t.dtype) for t in (a, b))
             found[key] = partial(compile_product, precision, a.t(), b, device_type)
     return list(found.values())
 
@@ -183,7 +209,11 @@ def _is_free(step: TorchStep) -> bool:
 
 
 def _feed_of(
-    derivative: Derivative, region: Region, leaves: Sequence[torch.Tensor], staged: bool = False
+    module: torch.fx.GraphModule,
+    derivative: Derivative,
+    region: Region,
+    device_type: str,
+    staged: bool = False,
 ) -> Feed:
     roles = [
         (value["op"], value["name"])
@@ -191,15 +221,15 @@ def _feed_of(
         if value["op"] in ("input", "parameter", "buffer")
     ]
     placeholders = {}
-    nodes = (n for n in derivative.graph.graph.nodes if n.op == "placeholder")
+    nodes = (n for n in module.graph.nodes if n.op == "placeholder")
     for index, (node, batched) in enumerate(zip(nodes, derivative.batched)):
         role = roles[index] if index < len(roles) else ("input", node.name)
         placeholders[node] = Placeholder(Source("input", role[1], index), role, batched)
     return Feed(
-        derivative.graph.graph,
-        derivative.graph,
+        module.graph,
+        module,
         placeholders,
-        leaves[0].device.type,
+        device_type,
         derivative.symbol,
         derivative.batch if derivative.symbol is None else None,
         staged=staged,

@@ -36,6 +36,8 @@ _WHILE_COMPILING = {
     "optimize_ddp": False,
     # Otherwise nothing of a forward with an LSTM or a GRU is captured, not even what is beside it.
     "allow_rnn": True,
+    # What is known of a parameter from its capture would forbid torch.utils.swap_tensors.
+    "invalidate_compile_context_weakrefs": True,
     # Two calls, for profilers, at each call: a tenth of its host time.
     "record_runtime_overhead": False,
     "recompile_limit": 64,
@@ -176,8 +178,10 @@ class _Careful:
         values = list(frame.f_locals.values())
         self._seen(values[0] if values else None)
         tensors = [t for t in pytree.tree_leaves(values) if type(t) is torch.Tensor]
-        for tensor, batched in zip(tensors, batched_inputs(tensors)[0]):
-            if batched:
+        batch = batched_inputs(tensors)[1]
+        for tensor in tensors:
+            # Labels too: one size for theirs would be one for the whole batch.
+            if batch > 1 and tensor.dim() and tensor.size(0) == batch:
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
         try:
             found = self._captured(frame, *args, **kwargs)
@@ -242,7 +246,8 @@ class _Careful:
         if code is self._code:
             self._warn(
                 f"TorchDynamo captures nothing of {_place(code)}: PyTorch runs it from now on, and "
-                "Ingot only what it calls. TORCH_LOGS=graph_breaks tells the lines to change"
+                "Ingot only what it calls of classes that are not PyTorch's own, or that was "
+                "optimised by itself. TORCH_LOGS=graph_breaks tells the lines to change"
             )
         return found
 

@@ -99,6 +99,15 @@ class RegionCall:
         self._last = (binding, needed, autocast, found)
         return found
 
+    def of_some(self, way: Backward, given: tuple[bool, ...]) -> tuple:
+        if all(given):  # what has no gradient has no derivative either
+            return way.run, given
+        found = way.for_some.get(given)
+        if found is None:
+            with _compile_lock:
+                found = way.of_some(given)
+        return found
+
     def _made(self, leaves, needed, batch: int | None, size: int) -> Backward:
         """batch: the size that its graph may take for a symbol; size: of the call."""
         # Graphs are recorded in one thread at a time: this one, or one in which Dynamo compiles.
@@ -158,17 +167,16 @@ class _RegionFunction(torch.autograd.Function):
         if _with_gradients():
             found = _recorded(ctx, inputs, gradients)
         else:
+            run = way.run
             if any(gradient is None for gradient in gradients):
                 unreached = _unreached(ctx, gradients)
-                gradients = _with_zeros(ctx, gradients)
-            if not way.all_differentiable:
-                gradients = [g for g, has in zip(gradients, way.derivative.differentiable) if has]
+                run, gradients = _of_some(ctx, gradients)
             # What is read last is freed then: nothing here holds it.
             ctx.maybe_clear_saved_tensors()
             inputs += gradients
             del gradients
             tensor = None
-            found = way.run(inputs)
+            found = run(inputs)
         result: list[Any] = [None] * len(ctx.needs_input_grad)
         for at, gradient in zip(way.derivative.wanted, found):
             if at not in unreached:
@@ -183,12 +191,14 @@ def _unreached(ctx, gradients: Sequence) -> set[int]:
     return set(range(len(ctx.call.region.leaves))) - reached
 
 
-def _with_zeros(ctx, gradients: Sequence) -> list[torch.Tensor]:
-    """For a backward pass of all results, those of results that have none are zeros."""
-    binding = ctx.binding
-    return [
-        torch.zeros(shape, dtype=dtype, device=binding.device) if g is None else g
-        for g, (shape, _, dtype) in zip(gradients, binding.outputs)
+def _of_some(ctx, gradients: Sequence) -> tuple[Callable, list[torch.Tensor | None]]:
+    """What runs the backward pass where some results have no gradient, and the gradients for it."""
+    binding, differentiable = ctx.binding, ctx.way.derivative.differentiable
+    both = [both for *both, has in zip(gradients, binding.outputs, differentiable) if has]
+    run, reads = ctx.call.of_some(ctx.way, tuple(g is not None for g, _ in both))
+    return run, [
+        torch.zeros(shape, dtype=dtype, device=binding.device) if g is None and read else g
+        for (g, (shape, _, dtype)), read in zip(both, reads)
     ]
 
 

@@ -9,7 +9,8 @@ hands the original's to TorchDynamo, whose backend Ingot is.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+import types
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +42,16 @@ def _original_class(cls: type) -> type:
     return cls
 
 
+def _presented_as(original: Callable) -> Callable:
+    """OptimizedModule's forward with the parameters of the original: trainers choose what to pass a
+    model by them, and exporters name inputs after them."""
+    forward = OptimizedModule.forward
+    made = types.FunctionType(forward.__code__, forward.__globals__, forward.__name__)
+    made.__doc__, made.__wrapped__ = original.__doc__, original
+    made.__annotations__ = getattr(original, "__annotations__", {})
+    return made
+
+
 class OptimizedModule(nn.Module):
     """Put before a model's class, it makes its calls run through Ingot:
     `class ModelNew(ingot.OptimizedModule, Model)`. `ingot.optimize` does so for an instance.
@@ -69,6 +80,7 @@ class OptimizedModule(nn.Module):
         super().__init_subclass__(**keywords)
         if "forward" not in cls.__dict__:
             cls._ingot_original = _original_forward(cls)
+            cls.forward = _presented_as(cls._ingot_original)
 
     def _replicate_for_data_parallel(self) -> nn.Module:
         """DataParallel makes its replicas anew at every call: they share what was compiled."""
@@ -208,9 +220,24 @@ def optimize(
     object.__setattr__(optimized, "__dict__", module.__dict__)
     _share_fsdp_state(module, optimized)
     state = _make_state(optimized, precision=precision, options=options)
+    _tell_what_runs_instead(module, state)
     if example_inputs is not None:
         _capture_now(optimized, state, example_inputs, device)
     return optimized
+
+
+def _tell_what_runs_instead(module: nn.Module, state: State) -> None:
+    """Of what a library has put on the instance, which goes before the class's forward."""
+    if "forward" in vars(module):
+        state.warn(
+            "its forward was replaced (`model.forward = ...`): a call runs what replaced it, which "
+            "is PyTorch's. Optimise the model first, and let its forward be replaced then"
+        )
+    elif vars(module).get("_compiled_call_impl") is not None:
+        state.warn(
+            "its compile() was called: a call runs what that compiled. Optimise a model without "
+            "it, or call compile(backend='ingot')"
+        )
 
 
 def _share_fsdp_state(module: nn.Module, optimized: nn.Module) -> None:

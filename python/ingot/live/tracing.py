@@ -243,15 +243,17 @@ def _with_batch(values: list, found: Sequence[Placeholder]) -> Iterator[tuple[li
     imported better, and Dynamo's guards hold it to this one. First of all inputs of the first one's
     size, then of that alone: an operand of the same size need not have the batch in front.
     """
-    batch = _symbolic_batch(values, found)
+    batch, batches = _symbolic_batch(values, found), set()
     for value in values:
         for axis, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
             if isinstance(size, torch.SymInt):
                 other = batch is None or size.node.expr.free_symbols - {batch.node.expr}
                 joined = other and axis == 0 and _are_joined(size, batch)
-                if other and not joined and not size.node.expr.is_number:
+                if joined:
+                    batches.add(size.node.expr)
+                elif other and not size.node.expr.is_number:
                     int(size)
-    settled = [_settled(value) for value in values]
+    settled = [_settled(value, batch, batches) for value in values]
     if batch is not None:
         yield settled, batch
     if any(isinstance(v, torch.SymInt) and not v.node.expr.is_number for v in values):
@@ -299,13 +301,19 @@ def _are_joined(size: torch.SymInt, batch: torch.SymInt | None) -> bool:
     return bool(size == batch)
 
 
-def _settled(value: Any) -> Any:
-    """With integers for the sizes that were bound."""
+def _settled(value: Any, batch: torch.SymInt | None, batches: set) -> Any:
+    """With integers for the sizes that were bound, and the batch for symbols that are known to be
+    it, but are still written otherwise: where it follows from sums."""
+
+    def settled(size: Any) -> Any:
+        return batch if isinstance(size, torch.SymInt) and size.node.expr in batches else size
+
     if not isinstance(value, torch.Tensor):
+        return settled(value)
+    sizes = [settled(_number(size)) for size in value.shape]
+    if all(size is given for size, given in zip(sizes, value.shape)):
         return value
-    if not any(isinstance(s, torch.SymInt) and s.node.expr.is_number for s in value.shape):
-        return value
-    return _like(value, [_number(s) for s in value.shape], [_number(s) for s in value.stride()])
+    return _like(value, sizes, [_number(s) for s in value.stride()])
 
 
 def _with_numbers(value: Any) -> Any:

@@ -1,0 +1,190 @@
+"""What the libraries around PyTorch ask of a model, and do to it: trainers, exporters, wrappers."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import typing
+import warnings
+
+import ingot
+import pytest
+import torch
+from ingot.live.backend import IngotWarning
+from live import compare, no_gradients, regions_run, x  # noqa: F401
+from torch import nn
+from torch.nn import functional as F
+
+
+class Scored(nn.Module):
+    """A loss inside, as trainers want it."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None, scale: float = 1.0):
+        """Scores, or their loss."""
+        y = self.b(torch.relu(self.a(x))) * scale
+        return y if labels is None else F.cross_entropy(y, labels)
+
+
+class OfItsOwn(ingot.OptimizedModule, Scored):
+    pass
+
+
+@pytest.mark.parametrize("optimised", [lambda: ingot.optimize(Scored()), OfItsOwn])
+def test_a_forward_tells_the_parameters_of_the_original(optimised):
+    """A trainer passes a model those columns of a data set that its forward has parameters for."""
+    forward = optimised().forward
+    assert inspect.signature(forward) == inspect.signature(Scored().forward)
+    assert typing.get_type_hints(forward) == typing.get_type_hints(Scored.forward)
+    assert forward.__doc__ == "Scores, or their loss."
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_an_export_names_inputs_by_position_and_by_name(strict):
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    optimised = ingot.optimize(module)
+    shapes = ({0: torch.export.Dim("batch")},)
+    for given in (shapes, {"input": shapes[0]}):
+        exported = torch.export.export(optimised, (x(),), dynamic_shapes=given, strict=strict)
+        fed = x(7)
+        torch.testing.assert_close(exported.module()(fed), module(fed))
+
+
+def test_a_symbolic_trace_sees_the_original():
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    fed = x()
+    traced = torch.fx.symbolic_trace(ingot.optimize(module))
+    torch.testing.assert_close(traced(fed), module(fed))
+    assert any(node.op == "call_module" for node in traced.graph.nodes)
+
+
+def test_labels_bind_no_batch_size():
+    optimised, batches = ingot.optimize(Scored()), (8, 5, 16, 2)
+    with torch.enable_grad(), regions_run() as ran, warnings.catch_warnings():
+        warnings.simplefilter("ignore", IngotWarning)
+        for batch in batches:
+            optimised(x(batch), torch.randint(0, 8, (batch,))).backward()
+    assert len(optimised._ingot.graphs) == 1
+    assert len(ran) >= len(batches)
+
+
+class Contrastive(nn.Module):
+    """Two views of a batch, each compared with all others: sizes that follow from a sum."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+
+    def forward(self, first, second):
+        z = F.normalize(torch.cat([self.encoder(first), self.encoder(second)]), dim=1)
+        count = len(first)
+        itself = torch.eye(2 * count, dtype=torch.bool)
+        positives = torch.cat([torch.arange(count, 2 * count), torch.arange(count)])
+        return F.cross_entropy((z @ z.T / 0.5).masked_fill(itself, -torch.inf), positives)
+
+
+@pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
+def test_both_views_of_a_contrastive_loss_are_taken():
+    compare(Contrastive, lambda m: (m(x(n), x(n)) for n in (6, 5, 2)), graphs=1)
+    optimised = ingot.optimize(Contrastive())
+    optimised(x(6), x(6))
+    assert "linear" not in {item["what"] for item in optimised.ingot_report()["unsupported"]}
+
+
+def test_tensors_without_data_are_pytorchs_without_an_error(caplog):
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    optimised = ingot.optimize(module)
+    with pytest.warns(IngotWarning, match="its tensors are on 'meta'"):
+        assert optimised(torch.empty(3, 8, device="meta")).shape == (3, 8)
+    assert not caplog.records
+    optimised.to_empty(device="cpu")
+    nn.init.ones_(optimised[0].weight), nn.init.zeros_(optimised[0].bias)
+    fed = x()
+    with regions_run() as ran:
+        torch.testing.assert_close(
+            optimised(fed), torch.relu(fed.sum(1, keepdim=True).expand(4, 8))
+        )
+    assert ran
+
+
+def test_parameters_can_be_swapped_after_a_call():
+    """As PyTorch does where a module's conversion makes tensors of another class."""
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    optimised, other, fed = ingot.optimize(module), nn.Parameter(torch.randn(8, 8)), x()
+    optimised(fed)
+    gc.collect()
+    expected = torch.relu(F.linear(fed, other, module[0].bias))
+    torch.utils.swap_tensors(module[0].weight, other)
+    with regions_run() as ran:
+        torch.testing.assert_close(optimised(fed), expected)
+    assert ran
+
+
+def test_what_is_called_of_a_forward_that_is_not_captured_may_be_optimised_by_itself():
+    class Model(nn.Module):
+        def __init__(self, part):
+            super().__init__()
+            self.part = part
+
+        def forward(self, x):
+            for _ in range(2):
+                if x.sum() > 0:
+                    x = self.part(x)
+            return x
+
+    part = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    nn.init.zeros_(part[0].weight), nn.init.constant_(part[0].bias, -1)
+    for each, taken in ((part, False), (ingot.optimize(part), True)):
+        optimised = ingot.optimize(Model(each))
+        with regions_run() as ran, pytest.warns(IngotWarning, match="what it calls of classes"):
+            for _ in range(6):
+                optimised(torch.ones(4, 8))
+        assert bool(ran) == taken
+
+
+def test_a_forward_that_was_replaced_before_is_told():
+    module = Scored()
+    forward = module.forward
+    module.forward = lambda *args: forward(*args) * 2
+    with pytest.warns(IngotWarning, match="its forward was replaced"):
+        ingot.optimize(module)
+    module = Scored()
+    module.compile(backend="eager")
+    with pytest.warns(IngotWarning, match="compile"):
+        ingot.optimize(module)
+
+
+def test_a_forward_that_is_replaced_afterwards_is_called():
+    module = Scored()
+    twin, optimised = copy.deepcopy(module), ingot.optimize(module)
+    forward, fed = optimised.forward, x()
+    optimised.forward = lambda *args: forward(*args) * 2
+    with regions_run() as ran:
+        torch.testing.assert_close(optimised(fed), twin(fed) * 2)
+    assert ran
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_inputs_made_in_inference_mode_are_what_they_are_to_pytorch(frozen, caplog):
+    """They can be saved for no backward pass; where nothing needs them there, nothing is wrong."""
+    module = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    module[0].requires_grad_(not frozen)
+    optimised, results = ingot.optimize(copy.deepcopy(module)), []
+    with torch.inference_mode():
+        fed = x()
+    for each in (module, optimised):
+        with torch.enable_grad():
+            if frozen:
+                each(fed).sum().backward()
+                results.append(each[2].weight.grad)
+            else:
+                with pytest.raises(RuntimeError, match="Inference tensors cannot be saved"):
+                    each(fed)
+    assert not caplog.records
+    if frozen:
+        torch.testing.assert_close(*results)
