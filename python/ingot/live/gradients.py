@@ -14,6 +14,7 @@ from ingot.capture.forms import form_of
 from ingot.capture.reference import gradients_reach
 from ingot.live.ahead import compile_ahead
 from ingot.live.backward import Backward
+from ingot.live.releases import unseen
 from ingot.runtime.program import Binding, Program
 
 _with_gradients = torch.is_grad_enabled
@@ -148,6 +149,7 @@ class _RegionFunction(torch.autograd.Function):
         return tuple(given)
 
     @staticmethod
+    @unseen
     def backward(ctx, *gradients):
         way, unreached = ctx.way, frozenset()
         inputs: list[Any] = [None] * way.inputs
