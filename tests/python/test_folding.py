@@ -3,6 +3,7 @@
 import ingot
 import pytest
 import torch
+from ingot.capture import folding
 from ingot.capture.captured import TorchStep
 from ingot.capture.nodes import schema_name
 from live import compare, no_gradients  # noqa: F401
@@ -131,3 +132,24 @@ def test_nothing_is_computed_while_a_cuda_graph_is_captured(monkeypatch):
     monkeypatch.setattr(backend, "fold_constants", as_on_a_gpu)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert len(operators_of(windows)) > 5
+
+
+def test_a_node_that_many_read_is_computed_once(monkeypatch):
+    """A mask written region by region is read twice by each write: ways back double with each."""
+    graph = torch.fx.Graph()
+    node = graph.call_function(torch.ops.aten.ones.default, ([2],))
+    for _ in range(40):
+        more = graph.call_function(torch.ops.aten.mul.Tensor, (node, 1))
+        node = graph.call_function(torch.ops.aten.add.Tensor, (node, more))
+    graph.output(node)
+    for each in graph.nodes:
+        each.meta["val"] = torch.empty(2)
+    looked, real = [], torch.fx.Node.all_input_nodes
+
+    def counting(self):
+        looked.append(self)
+        assert len(looked) < 1000
+        return real.fget(self)
+
+    monkeypatch.setattr(torch.fx.Node, "all_input_nodes", property(counting))
+    assert folding.evaluated(node, {}).tolist() == [2.0**40] * 2

@@ -194,3 +194,36 @@ def test_a_whole_forward_has_a_shortcut_and_one_in_pieces_has_none():
         for _ in range(2):
             made(torch.randn(4, features))
         assert len(made._ingot._shortcuts) == known
+
+
+class Slope(nn.Module):
+    """As networks of physics: derivatives by the input are part of what the forward gives."""
+
+    def __init__(self):
+        super().__init__()
+        self.field = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh())
+        self.last = nn.Linear(16, 1)
+
+    def forward(self, x):
+        x = x.requires_grad_()
+        u = torch.tanh(self.last(self.field(x)) * 2)
+        (first,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+        return u, second
+
+
+def test_gradients_that_a_forward_asks_for_are_no_frames_of_dynamos():
+    twin = Slope()
+    made = ingot.optimize(copy.deepcopy(twin))
+    for batch in (6, 6, 3):
+        fed = torch.randn(batch, 2)
+        for module in (made, twin):
+            module.zero_grad()
+            sum(y.square().sum() for y in module(fed.clone())).backward()
+        for (name, found), expected in zip(made.named_parameters(), twin.parameters()):
+            torch.testing.assert_close(found.grad, expected.grad, rtol=1e-4, atol=1e-5, msg=name)
+    assert any(graph.compiled for graph in made._ingot.graphs)
+    whys = [item["why"] for item in made.ingot_report()["unsupported"]]
+    assert any("autograd.grad" in why for why in whys)
+    assert not any("is_inference" in why for why in whys), whys
+    assert len(made._ingot.graphs) <= 4

@@ -276,3 +276,44 @@ def test_a_pooling_to_one_number_is_the_mean_that_it_is():
     for batch in (4, 6):
         agree(optimised, model, torch.randn(batch, 3, 9, 9))
     assert [what for what in steps_of(optimised) if what] == ["conv2d"]
+
+
+AS_ANOTHER = {
+    "type_as": lambda y, q: y.type_as(q),
+    "view_as": lambda y, q: y.flatten(1).softmax(-1).view_as(q),
+    "reshape_as": lambda y, q: y.flatten(1).softmax(-1).reshape_as(q),
+    "expand_as": lambda y, q: y.sum(-1, keepdim=True).expand_as(q),
+    "to_other": lambda y, q: y.to(q),
+    "to_device": lambda y, q: y.to(q.device),
+    "to_device_and_dtype": lambda y, q: y.to(device=q.device, dtype=torch.float64),
+}
+
+
+class AsAnother(nn.Module):
+    """What has the shape, dtype or device of what another region computed."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.linear, self.function = nn.Linear(8, 8), function
+
+    def forward(self, x):
+        q = self.linear(x).transpose(1, 2) * 0.5
+        return torch.tanh(self.function(torch.softmax((q @ x.mT) * 0.1, -1), q))
+
+
+@pytest.mark.parametrize("name", sorted(AS_ANOTHER))
+@pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
+def test_what_is_made_like_a_tensor_of_another_region(name):
+    modules = []
+
+    def make():
+        modules.append(AsAnother(AS_ANOTHER[name]))
+        return modules[-1]
+
+    compare(make, lambda module: (module(torch.randn(b, 8, 8)) for b in (3, 5, 1)))
+    for module in modules:
+        optimised = ingot.optimize(module)
+        with torch.no_grad():
+            optimised(torch.randn(3, 8, 8))
+        assert len(optimised._ingot.graphs[0].compiled.programs) == 2
+        assert "to" not in [item["what"] for item in optimised.ingot_report()["unsupported"]]

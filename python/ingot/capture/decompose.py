@@ -168,6 +168,32 @@ def _expand_as(writer: Writer, x, other) -> torch.fx.Node | None:
     return writer.call(_aten.expand.default, sizes, x, dims)
 
 
+def _shaped_as(target: Any) -> Callable:
+    def rule(writer: Writer, x, other) -> torch.fx.Node | None:
+        """To sizes, as above."""
+        sizes = example(writer.node).shape
+        wanted = [size if isinstance(size, int) else -1 for size in sizes]
+        return writer.call(target, sizes, x, wanted) if wanted.count(-1) < 2 else None
+
+    return rule
+
+
+def _type_as(writer: Writer, x, other) -> torch.fx.Node | None:
+    own, like = example(x), example(other)
+    if own.device != like.device:
+        return None
+    return writer.call(_aten.to.dtype, own.shape, x, like.dtype)
+
+
+def _to(writer: Writer, x, *_: Any) -> torch.fx.Node | None:
+    """To the device where it is, as forwards say that run on any."""
+    own, like = example(x), example(writer.node)
+    how = named_arguments(writer.node)
+    if own.device != like.device or how["copy"] or how["memory_format"] is not None:
+        return None
+    return writer.call(_aten.to.dtype, own.shape, x, like.dtype)
+
+
 def _differ(size: Any, other: Any) -> bool:
     """Of sizes that broadcast, without asking what a symbol is."""
     return isinstance(size, int) != isinstance(other, int) or (
@@ -192,6 +218,12 @@ _RULES: dict[Any, Callable] = {
     _aten.slice.Tensor: _slice,
     _aten.copy.default: _copy,
     _aten.expand_as.default: _expand_as,
+    _aten.view_as.default: _shaped_as(_aten.view.default),
+    _aten.reshape_as.default: _shaped_as(_aten.reshape.default),
+    _aten.type_as.default: _type_as,
+    _aten.to.device: _to,
+    _aten.to.dtype_layout: _to,
+    _aten.to.other: _to,
     _aten.adaptive_avg_pool2d.default: _adaptive_avg_pool,
     _aten.adaptive_avg_pool3d.default: _adaptive_avg_pool,
     _aten.adaptive_max_pool1d.default: _adaptive_max_pool1d,

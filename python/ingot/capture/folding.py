@@ -100,16 +100,18 @@ def evaluated(
 ) -> torch.Tensor:
     """The value of one of constant_nodes(). known: values found so far, added to; device: in the
     place of those that the graph names."""
-    order, ahead = [], [node]
-    while ahead:
-        each = ahead.pop()
-        if each not in known:
-            order.append(each)
-            ahead += [] if each.target in _MADE_LIKE else each.all_input_nodes
+    ahead = [node]
     with unset_fake_temporarily(), torch.no_grad():
-        for each in reversed(order):
+        while ahead:
+            each = ahead[-1]
+            reads = [] if each.target in _MADE_LIKE else each.all_input_nodes
+            missing = [read for read in reads if read not in known]
+            if missing:
+                ahead += missing
+                continue
             if each not in known:
                 known[each] = _computed(each, known, device)
+            ahead.pop()
     return known[node]
 
 

@@ -49,7 +49,7 @@ def _identity(call: Call) -> Operand | int | float:
 def _to(call: Call) -> Operand:
     value = call.tensor("self")
     if call.get("device") is not None:
-        raise UnfitError("a move to another device")
+        raise UnfitError("a copy, or a move to another device")
     if call.dtype == value.dtype:
         return value
     if call.dtype not in FLOATING or value.dtype not in (*FLOATING, torch.bool):

@@ -13,6 +13,7 @@ from ingot.capture.captured import Region
 from ingot.capture.forms import form_of
 from ingot.capture.reference import gradients_reach
 from ingot.live.backward import Backward
+from ingot.live.releases import unseen
 from ingot.runtime.ahead import compile_ahead
 from ingot.runtime.program import Binding, Program
 
@@ -159,6 +160,7 @@ class _RegionFunction(torch.autograd.Function):
         return tuple(given)
 
     @staticmethod
+    @unseen
     def backward(ctx, *gradients):
         way, unreached = ctx.way, frozenset()
         inputs: list[Any] = [None] * way.inputs

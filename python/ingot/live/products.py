@@ -15,6 +15,7 @@ import torch
 
 from ingot.capture.captured import Captured, Slot, TorchStep
 from ingot.live import policy
+from ingot.live.releases import unseen
 from ingot.runtime.layouts import LeafLayout, ResultLayout
 from ingot.runtime.library import IngotError
 from ingot.runtime.program import Program
@@ -72,6 +73,7 @@ class _Product(torch.autograd.Function):
         return _multiplied(precision, a, b)
 
     @staticmethod
+    @unseen
     def backward(ctx, gradient):
         (a, b), (_, for_a, for_b) = ctx.saved_tensors, ctx.needs_input_grad
         return (

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 
 import torch
+import torch._dynamo
 from torch import nn
 from torch.fx import _symbolic_trace
 
@@ -20,6 +22,18 @@ fx_is_tracing = getattr(_symbolic_trace, "is_fx_symbolic_tracing", _is_tracing)
 # between are not tried.
 _GUARDS_SUFFICE = tuple(int(n) for n in torch.__version__.split(".")[:2]) >= (2, 11)
 _DEVICES = ("cpu", "cuda")
+_eval_frame = torch._C._dynamo.eval_frame
+
+
+def unseen(function: Callable) -> Callable:
+    """`function`, with frames that TorchDynamo lets pass, and all beneath: a program that asks for
+    gradients between two of its graphs has autograd call it where Dynamo looks at every frame.
+    Costs a call nothing, where torch.compiler.disable takes 0.8 µs (before 2.7 it is that)."""
+    types, mark = torch._dynamo.types, getattr(_eval_frame, "set_code_exec_strategy", None)
+    if mark is None:
+        return torch.compiler.disable(function)
+    mark(function.__code__, types.FrameExecStrategy(*[types.FrameAction.SKIP] * 2))
+    return function
 
 
 class Overlooked:
