@@ -227,3 +227,40 @@ def test_gradients_that_a_forward_asks_for_are_no_frames_of_dynamos():
     assert any("autograd.grad" in why for why in whys)
     assert not any("is_inference" in why for why in whys), whys
     assert len(made._ingot.graphs) <= 4
+
+
+class Shows(nn.Module):
+    """Dynamo prints no shape that holds the batch, and makes a graph of the size alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x):
+        print("before the layer:", x.shape)
+        return torch.relu(self.linear(x)) * 2
+
+
+class Shown(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.head = nn.Linear(16, 16), Shows()
+
+    def forward(self, x):
+        return self.head(torch.relu(self.linear(x)) * 2)
+
+
+def test_a_shape_that_is_printed_is_told_once_and_both_sides_are_taken(capsys):
+    twin = Shown()
+    made = ingot.optimize(copy.deepcopy(twin))
+    with warnings.catch_warnings(record=True) as said, torch.no_grad():
+        warnings.simplefilter("always")
+        for batch in (4, 5):
+            fed = torch.randn(batch, 16)
+            with regions_run() as ran:
+                torch.testing.assert_close(made(fed), twin(fed))
+            assert len(ran) == 2
+    assert capsys.readouterr().out.count("torch.Size([5, 16])") == 2
+    told = [str(w.message) for w in said if issubclass(w.category, IngotWarning)]
+    assert len(told) == 1 and "cannot capture (test_graph_breaks.py" in told[0], told
+    assert len(made.ingot_report()["unsupported"]) == 1

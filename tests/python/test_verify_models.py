@@ -326,3 +326,51 @@ def wait_for(condition) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+RESULT = """
+    from dataclasses import dataclass
+    from typing import NamedTuple
+
+    class Pair(NamedTuple):
+        y: torch.Tensor
+        z: torch.Tensor
+
+    @dataclass
+    class Out:
+        logits: torch.Tensor
+        more: object = None
+
+    class Opaque:
+        def __init__(self, y):
+            self.y = y
+"""
+
+
+@pytest.mark.parametrize("wrong", [None, ("y: torch", "w: torch"), ("* 2)", "* 2.001)")])
+def test_a_named_tuple_of_the_files_own(tmp_path, wrong):
+    original = model("y = self.gemm(x)\nreturn Pair(y, y * 2)", extra=RESULT)
+    result = verify(tmp_path, original, wrong and original.replace(*wrong))
+    assert result.verified == (wrong is None), why(result)
+
+
+@pytest.mark.parametrize("wrong", [None, ("logits:", "scores:"), ("y * 1", "y * 1.001")])
+def test_a_data_class_is_looked_into(tmp_path, wrong):
+    body = "y = self.gemm(x)\nreturn [Out(y * 1, {'a': Out(y.tanh())})]"
+    original = model(body, extra=RESULT)
+    result = verify(tmp_path, original, wrong and original.replace(*wrong))
+    assert result.verified == (wrong is None), why(result)
+    assert wrong or {row.tensor for row in result.accuracy} >= {"output 0", "output 1"}
+
+
+def test_what_nobody_looks_into_is_not_verified(tmp_path):
+    result = verify(tmp_path, model("return Opaque(self.gemm(x))", extra=RESULT))
+    assert not result.verified
+    assert "an output is a Opaque, which nobody looks into" in why(result)
+
+
+@pytest.mark.parametrize("body", ["return self.gemm(x), x", "return self.gemm(x), more[0][0]"])
+def test_an_input_given_back_changes_as_inputs_do(tmp_path, body):
+    inputs = "[torch.rand(16, 12), [torch.rand(4)]]"
+    result = verify(tmp_path, model(body, inputs))
+    assert result.verified, why(result)

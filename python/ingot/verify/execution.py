@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import random
+import re
 from typing import Any
 
 import torch
@@ -192,7 +194,7 @@ def synchronize(device: torch.device) -> None:
 def outputs_of(result: Any) -> tuple:
     """(tensor leaves, description of the structure and of leaves that are no tensors, complaints
     about the leaves' types)."""
-    leaves, spec = pytree.tree_flatten(result)
+    leaves, spec = pytree.tree_flatten(opened(result))
     tensors, others, complaints = [], [], []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
@@ -201,8 +203,39 @@ def outputs_of(result: Any) -> tuple:
             tensors.append(leaf)
             others.append("tensor")
         else:
+            if _hides_tensors(leaf):
+                complaints.append(f"an output is a {type(leaf).__name__}, which nobody looks into")
             others.append(repr(leaf)[:200])
-    return tensors, f"{spec} {others}", complaints
+    return tensors, f"{_described(spec)} {others}", complaints
+
+
+def opened(result: Any) -> Any:
+    """With the fields of data classes, which a tree of values has as leaves."""
+
+    def fields(leaf: Any) -> Any:
+        if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
+            return leaf
+        values = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+        return {type(leaf).__name__: opened(values)}
+
+    return pytree.tree_map(fields, result)
+
+
+def _hides_tensors(leaf: Any) -> bool:
+    held = pytree.tree_leaves(getattr(leaf, "__dict__", None))
+    return any(isinstance(value, torch.Tensor) for value in held)
+
+
+def _described(spec: pytree.TreeSpec) -> str:
+    """Classes go by their names: those of the file itself have another module in each file."""
+    names = re.sub(r"<class '(?:[^']*\.)?(\w+)'>", r"\1", str(spec))
+    return names + "".join(f" {kind.__name__}{kind._fields}" for kind in _named_tuples(spec))
+
+
+def _named_tuples(spec: pytree.TreeSpec) -> list[type]:
+    parts = spec.children() if hasattr(spec, "children") else spec.children_specs
+    own = [spec.context] if hasattr(spec.context, "_fields") else []
+    return own + [kind for part in parts for kind in _named_tuples(part)]
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor | None) -> bool:
@@ -236,9 +269,8 @@ def aliases_of(tensors: list, inputs: list, module: torch.nn.Module) -> list:
     owners = {}
     for key, value in named_state(module).items():
         owners[storage_of(value)] = key[2:]
-    for i, value in enumerate(inputs):
-        if isinstance(value, torch.Tensor):
-            owners[storage_of(value)] = f"input {i}"
+    for i, value in enumerate(passing.tensors_of(inputs)):
+        owners[storage_of(value)] = f"input {i}"
     owners.pop(None, None)
     found = []
     for i, tensor in enumerate(tensors):

@@ -4,11 +4,13 @@ of each tensor, so that what was not computed does not pass for a result."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from .execution import opened
 from .tricks import ALIASED, LAZY, REUSED, WRONG_WHEN_TIMED
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -70,7 +72,10 @@ def form_of(structure: str, outputs: list, aliases: bool) -> dict:
 
 
 def _tensors(result: Any) -> list:
-    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    leaves = pytree.tree_leaves(result)
+    if any(is_dataclass(leaf) for leaf in leaves):
+        leaves = pytree.tree_leaves(opened(result))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
 
 def _pointer(tensor: torch.Tensor) -> int:
