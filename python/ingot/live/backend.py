@@ -133,7 +133,8 @@ def compile_graph(
 def _compile_piece(
     session: Session, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
 ) -> Callable:
-    if not any(isinstance(n.meta.get("example_value"), torch.Tensor) for n in gm.graph.nodes):
+    values = (node.meta.get("example_value") for node in gm.graph.nodes)
+    if not any(isinstance(value, torch.Tensor) for value in (*example_inputs, *values)):
         return gm.forward  # sizes alone, as for a shape that is printed: nothing to tell
     start = time.perf_counter()
     graph, tell = DynamoGraph(session.mode()), True
