@@ -150,6 +150,48 @@ def test_gradients(name, mode, written, tmp_path):
         close(filled(a, like), filled(b, like), 1e-7)
 
 
+DEVIATION = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(128, 64)
+        nn.init.zeros_(self.fc.weight)
+
+    def forward(self, x):
+        y = self.fc(x)
+        return y, y.var(dim=1, correction=0).sqrt()
+
+
+def get_inputs():
+    return [torch.randn(32, 128)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_a_result_without_a_gradient_makes_no_gradient_nan(tmp_path):
+    """The deviation's derivative is infinite where it is zero, as the biases' are equal."""
+    path = tmp_path / "deviation.py"
+    path.write_text(DEVIATION)
+    standalone = Standalone(load_model_file(path))
+    file, _, calls = on_the_host(tmp_path, standalone)
+    reference, ours, (x,) = pair(standalone, file, double=False)
+    found = []
+    for module in (reference, ours):
+        with torch.no_grad():
+            module.fc.bias.fill_(0.5)
+        module(x)[0].sum().backward()
+        found.append([p.grad for p in module.parameters()])
+    assert calls and all(g.isfinite().all() for g in found[0])
+    close(found[1], found[0], 1e-6)
+
+
 class _Products(TorchDispatchMode):
     """Counts matrix products."""
 
