@@ -326,4 +326,40 @@ BUGS = [
         "        if True:\n",
         "python tests/python/test_cli_recorded.py tests/python/test_cli.py",
     ),
+    # What is compiled when
+    Bug(
+        "a call's kernels are those of dense tensors",
+        "python/ingot/runtime/program.py",
+        "ingot_program_compile(self._handle, batch, array, len(array))",
+        "ingot_program_compile(self._handle, batch, None, 0)",
+        "python tests/python/test_cuda_calls.py",
+    ),
+    Bug(
+        "a launch compiles its kernels one by one",
+        "src/cuda/launcher.cpp",
+        "modules.load(context, units_of(program));",
+        "modules.load(context, {step.unit});",
+        "python tests/python/test_cuda_calls.py",
+    ),
+    Bug(
+        "other batch sizes are compiled while times are taken",
+        "python/ingot/runtime/ahead.py",
+        "_others_are_off.set()",
+        "pass",
+        "python tests/python/test_ahead.py",
+    ),
+    Bug(
+        "an epilogue's arithmetic costs nothing",
+        "src/cuda/product_tuning.cpp",
+        "is_near ? epilogue_us(shape, epilogue.flops, target_) : 0;",
+        "is_near ? epilogue_us(shape, 0, target_) : 0;",
+        "python tests/python/test_tuning.py",
+    ),
+    Bug(
+        "a result without a gradient has one of zeros",
+        "python/ingot/live/gradients.py",
+        "if all(given):  #",
+        "if any(given):  #",
+        "python tests/python/test_front_programs.py -k nan",
+    ),
 ]
