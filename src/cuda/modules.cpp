@@ -120,6 +120,9 @@ void Modules::load(Context& context, const std::vector<int>& wanted) {
   }
   if (missing.empty()) return;
   const std::vector<std::string> code = take_code(context.sm(), missing);
+  // Whatever was loaded is published, also where the next one does not fit.
+  const std::unique_ptr<Modules, void (*)(Modules*)> at_end(
+      this, [](Modules* modules) { modules->publish(); });
 
   const Driver& d = driver();
   for (size_t i = 0; i < missing.size(); ++i) {
@@ -140,7 +143,6 @@ void Modules::load(Context& context, const std::vector<int>& wanted) {
     own.handle = context.handle();
     own.loaded[missing[i]] = std::move(loaded);
   }
-  publish();
 }
 
 void Modules::publish() {

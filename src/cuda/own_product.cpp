@@ -255,7 +255,7 @@ std::set<int64_t> OwnProduct::batch_sizes(int64_t batch, bool frozen) const {
   return batches;
 }
 
-// So that a change of batch never waits for a compiler.
+// Of all batch sizes.
 void OwnProduct::add_units(std::set<int>& units, int64_t batch, bool frozen) {
   for (const int64_t size : batch_sizes(batch, frozen)) {
     ProductShape shape = usual_shape(size);

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 from ingot.runtime import ahead
@@ -75,6 +76,23 @@ def test_times_are_taken_with_nothing_beside_them():
     ahead.compile_ahead([program], 1)
     finished()
     assert len(program.said) == count + 1  # what a call needs, still
+
+
+def test_nothing_is_compiled_for_models_that_are_gone(monkeypatch):
+    monkeypatch.setattr(ahead, "_PAUSE_S", 0.3)
+    program = Stand()
+    said, gone = program.said, weakref.ref(program)
+    ahead.compile_ahead([program], 1)
+    del program
+    finished()
+    assert gone() is None and said == [("needed", 1)]
+
+
+def test_what_fails_stops_nothing_else():
+    program, asked = Stand(), []
+    ahead.compile_ahead([program], 1, [lambda: 1 / 0, lambda: asked.append("product")])
+    finished()
+    assert asked == ["product"] and program.said[0] == ("needed", 1)
 
 
 def test_nothing_is_compiled_for_the_host_or_an_unknown_batch():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import selection
@@ -190,6 +191,33 @@ def test_a_result_without_a_gradient_makes_no_gradient_nan(tmp_path):
         found.append([p.grad for p in module.parameters()])
     assert calls and all(g.isfinite().all() for g in found[0])
     close(found[1], found[0], 1e-6)
+
+
+def test_parts_that_no_gradient_reaches(tmp_path):
+    """A region is asked for gradients where all of its results have none: a later one gave none."""
+    path = tmp_path / "deviation.py"
+    path.write_text(DEVIATION)
+    _, namespace, _ = on_the_host(tmp_path, Standalone(load_model_file(path)))
+
+    class Both(namespace._IngotRegion):
+        name, count, storing = "both", 2, "kernels"
+
+        @staticmethod
+        def reference(u, v):
+            return u.sin(), v.cos()
+
+    both = SimpleNamespace(both=lambda leaves, storing: list(Both.reference(*leaves)))
+    namespace._ingot_extension = lambda kernels: both
+    x, y, z = (torch.randn(3, requires_grad=True) for _ in range(3))
+    first, second = Both.apply(*Both.apply(x, y)), Both.apply(z, z)
+    (first[0].sum() + second[1].sum()).backward()
+    torch.testing.assert_close(x.grad, x.sin().cos() * x.cos())
+    torch.testing.assert_close(z.grad, -z.sin())
+    assert y.grad is None or not y.grad.any()
+
+    u, v, w = (torch.randn(3, requires_grad=needed) for needed in (False, True, True))
+    (Both.apply(u, v)[0].sum() + w.sum()).backward()
+    assert v.grad is None or not v.grad.any()
 
 
 class _Products(TorchDispatchMode):

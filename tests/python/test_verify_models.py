@@ -3,6 +3,7 @@ original's fault is not called the candidate's."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import torch
 from ingot.report.accuracy import telling_rows
 from ingot.verify import PairError, VerifyOptions, verify_pair
+from ingot.verify.execution import outputs_of
 from ingot.verify.reference import rows_of
 
 HEAD = "import sys, torch\nfrom torch import nn\n"
@@ -374,3 +376,28 @@ def test_an_input_given_back_changes_as_inputs_do(tmp_path, body):
     inputs = "[torch.rand(16, 12), [torch.rand(4)]]"
     result = verify(tmp_path, model(body, inputs))
     assert result.verified, why(result)
+
+
+@dataclasses.dataclass
+class Held:
+    a: torch.Tensor
+    later: torch.Tensor = dataclasses.field(init=False)
+    itself: object = None
+
+
+def test_data_classes_are_looked_into_as_they_are():
+    """Unset fields, attributes that are none, and one that holds itself."""
+    first, second = (Held(torch.ones(2)) for _ in range(2))
+    assert described(first) == described(second)
+    first.itself, second.itself = first, second
+    assert described(first) == described(second)
+    second.hidden = torch.zeros(3)
+    assert described(first) != described(second)
+    assert described(Held(torch.ones(2))) != described(
+        {"Held": {"a": torch.ones(2), "itself": None}}
+    )
+
+
+def described(result: object) -> tuple:
+    tensors, said, complaints = outputs_of(result)
+    return [t.shape for t in tensors], said, complaints

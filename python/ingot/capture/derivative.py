@@ -148,7 +148,7 @@ def of_some(derivative: Derivative, given: Sequence[bool]) -> Derivative:
 
 def _only_term(node: torch.fx.Node, zeros: set[torch.fx.Node]) -> torch.fx.Node | None:
     """Of a sum of gradients, the one that is not zero."""
-    if node.target is not _aten.add.Tensor or len(node.all_input_nodes) != 2:
+    if node.target is not _aten.add.Tensor or node.kwargs or len(node.all_input_nodes) != 2:
         return None
     terms = [term for term in node.all_input_nodes if term not in zeros]
     if len(terms) != 1:
@@ -264,8 +264,10 @@ def unwatched() -> Iterator[None]:
         hooks = torch.autograd.graph.saved_tensors_hooks(_itself, _itself)
     before = _autograd._saved_tensors_hooks_get_disabled_error_message()
     try:
-        with torch.autograd.set_detect_anomaly(False), hooks:
-            yield
+        # In this thread: one of the engine's may be waiting for what this one holds.
+        with torch.autograd.set_multithreading_enabled(False):
+            with torch.autograd.set_detect_anomaly(False), hooks:
+                yield
     finally:
         # torch.func's transforms forbid hooks while they run, and may fail before they allow them.
         if before is None and _autograd._saved_tensors_hooks_get_disabled_error_message():

@@ -310,8 +310,9 @@ def _settled(value: Any, batch: torch.SymInt | None, batches: set) -> Any:
 
     if not isinstance(value, torch.Tensor):
         return settled(value)
-    sizes = [settled(_number(size)) for size in value.shape]
-    if all(size is given for size, given in zip(sizes, value.shape)):
+    given = tuple(value.shape)
+    sizes = [settled(_number(size)) for size in given]
+    if all(size is before for size, before in zip(sizes, given)):
         return value
     return _like(value, sizes, [_number(s) for s in value.stride()])
 

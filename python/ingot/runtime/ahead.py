@@ -7,12 +7,12 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from ingot.log import logger
-from ingot.runtime.library import IngotError
 from ingot.runtime.program import Program
 
 _MOST_THREADS = 8
@@ -33,34 +33,34 @@ def compile_ahead(
     programs = [p for p in programs if p.on_cuda and batch is not None]
     todo = deque([*(partial(p.compile, batch) for p in programs), *besides])
     if todo:
-        thread = threading.Thread(target=_run, args=(todo, programs, batch), name="ingot-ahead")
-        _under_way.add(thread)
+        others = [weakref.ref(program) for program in programs]
+        thread = threading.Thread(target=_run, args=(todo, others, batch), name="ingot-ahead")
         thread.start()
+        _under_way.difference_update([t for t in _under_way if not t.is_alive()])
+        _under_way.add(thread)
 
 
 def settle() -> None:
     """Before times are taken: waits for what calls need; for other batch sizes nothing is compiled
     any more."""
     _others_are_off.set()
-    for thread in list(_under_way):
+    while _under_way:
+        _under_way.pop().join()
+
+
+def _run(todo: deque[Callable], programs: Sequence[Callable], batch: int | None) -> None:
+    """programs: weak references, since other batch sizes are of no use to a model that is gone."""
+    helpers = min(len(todo), _MOST_THREADS, os.cpu_count() or 1) - 1
+    threads = [threading.Thread(target=_work, args=(todo,)) for _ in range(helpers)]
+    for thread in threads:
+        thread.start()
+    _work(todo)
+    for thread in threads:
         thread.join()
-
-
-def _run(todo: deque[Callable], programs: Sequence[Program], batch: int | None) -> None:
-    try:
-        helpers = min(len(todo), _MOST_THREADS, os.cpu_count() or 1) - 1
-        threads = [threading.Thread(target=_work, args=(todo,)) for _ in range(helpers)]
-        for thread in threads:
-            thread.start()
-        _work(todo)
-        for thread in threads:
-            thread.join()
-        _pause()
-        with _in_turn:
-            _step_back()
-            _work(deque(partial(_compile_others, p, batch) for p in programs))
-    finally:
-        _under_way.discard(threading.current_thread())
+    _pause()
+    with _in_turn:
+        _step_back()
+        _work(deque(partial(_compile_others, program, batch) for program in programs))
 
 
 def _work(todo: deque[Callable]) -> None:
@@ -71,7 +71,7 @@ def _work(todo: deque[Callable]) -> None:
             return
         try:
             job()
-        except IngotError as error:  # the call that needs it says so
+        except Exception as error:  # the call that needs it says so
             logger.debug("compiling ahead failed: %s", error)
 
 
@@ -86,8 +86,12 @@ def _pause() -> None:
         time.sleep(_LOOK_S)
 
 
-def _compile_others(program: Program, batch: int) -> None:
-    while _is_running() and not _others_are_off.is_set() and program.compile_another(batch):
+def _compile_others(reference: Callable[[], Program | None], batch: int) -> None:
+    def compiled() -> bool:
+        program = reference()
+        return program is not None and program.compile_another(batch)
+
+    while _is_running() and not _others_are_off.is_set() and compiled():
         pass
 
 

@@ -209,14 +209,21 @@ def outputs_of(result: Any) -> tuple:
     return tensors, f"{_described(spec)} {others}", complaints
 
 
-def opened(result: Any) -> Any:
-    """With the fields of data classes, which a tree of values has as leaves."""
+def opened(result: Any, inside: tuple = ()) -> Any:
+    """With the fields of data classes, and what else they hold, which a tree of values has as
+    leaves. inside: those that are open."""
 
     def fields(leaf: Any) -> Any:
         if not dataclasses.is_dataclass(leaf) or isinstance(leaf, type):
             return leaf
-        values = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
-        return {type(leaf).__name__: opened(values)}
+        again = [at for at, outer in enumerate(inside) if outer is leaf]
+        if again:
+            return f"what stands {len(inside) - again[0]} further out"
+        names = [field.name for field in dataclasses.fields(leaf) if hasattr(leaf, field.name)]
+        values = {name: getattr(leaf, name) for name in names}
+        others = {n: v for n, v in getattr(leaf, "__dict__", {}).items() if n not in values}
+        # No dictionary of a model's has such a key.
+        return {("data class", type(leaf).__name__): opened({**values, **others}, (*inside, leaf))}
 
     return pytree.tree_map(fields, result)
 
