@@ -360,6 +360,6 @@ BUGS = [
         "python/ingot/live/gradients.py",
         "if all(given):  #",
         "if any(given):  #",
-        "python tests/python/test_front_programs.py -k nan",
+        "python tests/python/test_front_programs.py",
     ),
 ]

@@ -90,9 +90,10 @@ class OptimizedModule(nn.Module):
 
     def ingot_prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compiles and loads all that a call with tensors like these, dense ones, needs, so that it
-        can be captured in a CUDA graph. Runs nothing: buffers stay as they are. Whether gradients are on
-        and which training flags are set counts as it would at the call. Where Python code that
-        TorchDynamo cannot capture breaks the forward in two, what comes before it is prepared."""
+        can be captured in a CUDA graph. Runs nothing: buffers stay as they are. Whether gradients
+        are on and which training flags are set counts as it would at the call. Where Python code
+        that TorchDynamo cannot capture breaks the forward in two, what comes before it is
+        prepared."""
         _state_of(self).prepare(self, args, kwargs, with_kernels=True)
 
     def ingot_freeze(self) -> None:
