@@ -1,11 +1,12 @@
 """Writes the tables of results in docs/results.md and README.md from bench/results/*.json.
 
-    tools/results_table.py            rewrites the parts between the two markers, and the picture
+    tools/results_table.py            rewrites the parts between the two markers, and the pictures
     tools/results_table.py --check    fails if those parts are not what the records give
 
 bench/results/<machine>.json holds a list of records of whole models; times are milliseconds, errors
 are relative Frobenius errors against fp64. bench/results/products/<machine>.json, where it exists,
 holds those of the matrix product alone by other libraries' emulations of fp32,
+bench/results/ladder/<machine>.json those of a model under every policy,
 bench/results/chains/<machine>.json those of other models.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "pictures" / "seed-models.svg"
+LADDER = PICTURE.with_name("ladder.svg")
 BEGIN = "<!-- results: written by tools/results_table.py from bench/results -->"
 END = "<!-- end of results -->"
 KEY_COLUMNS = 4
@@ -154,6 +156,33 @@ def chain_table(chains: list) -> list:
     return [*begin, line(headings), rule, *rows, "", "</details>"]
 
 
+def ladder_table(ladders: list) -> list:
+    """Models under every policy: lines."""
+    headings = ["model, training mode", "by", "policy", "ms", "limit", "× eager fp32", "error"]
+    headings += ["worst row"]
+    rows = [
+        line(
+            [
+                f"`{ladder['model']}` {ladder['shape']}",
+                rung["by"],
+                rung["policy"],
+                f"{rung['ms']:.3f}",
+                number(rung["limit_ms"], ".3f"),
+                f"{1 / rung['ratio']:.2f}",
+                f"{rung['error']:.1e}",
+                f"{rung['worst_row_error']:.1e}",
+            ]
+        )
+        for ladder in ladders
+        for rung in ladder["rungs"]
+    ]
+    title = f"The ladder: {len(ladders)} models under every policy for their products"
+    summary = f"{title} (<code>ingot bench --precision all</code>)"
+    rule = "| --- | --- | --- |" + " ---: |" * (len(headings) - 3)
+    begin = ["", f"<details><summary>{summary}</summary>", ""]
+    return [*begin, line(headings), rule, *rows, "", "</details>"]
+
+
 def records_beside(folder: Path, kind: str, file: Path) -> list:
     beside = folder / kind / file.name
     return json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else []
@@ -166,6 +195,7 @@ def tables(folder: Path) -> str:
         products = records_beside(folder, "products", file)
         products = {(r["shape"], r["method"]): r for r in products}
         chains = records_beside(folder, "chains", file)
+        ladders = records_beside(folder, "ladder", file)
         alone = [record for record in records if record["model"] == PRODUCT]
         records = [record for record in records if record["model"] != PRODUCT]
         dates = sorted({str(record["date"])[:10] for record in [*records, *alone]})
@@ -174,6 +204,8 @@ def tables(folder: Path) -> str:
         lines = [heading]
         if records:
             lines += ["", *table(records, products), *footnote(products)]
+        if ladders:
+            lines += ladder_table(ladders)
         if alone:
             lines += product_table(alone)
         if chains:
@@ -251,6 +283,25 @@ def draw(folder: Path) -> None:
     figure.savefig(PICTURE, metadata={"Date": None})
 
 
+def draw_ladder_of(folder: Path) -> None:
+    """The first of SHOWN under every policy, beside XLA's products."""
+    sys.path.insert(0, str(ROOT / "python"))
+    from ingot.report.ladder import draw_ladder
+
+    file = folder / "nvidia-h200.json"
+    model, shape, _ = SHOWN[0]
+    ladders = records_beside(folder, "ladder", file)
+    wanted = (model, shape, "training")
+    found = [r for r in ladders if (r["model"], r["shape"], r["mode"]) == wanted]
+    peers = [
+        {"name": XLA[r["method"]].removesuffix(" †"), "ms": r["ms"], "error": r["error"]}
+        for r in records_beside(folder, "products", file)
+        if r["shape"] == shape
+    ]
+    for record in found:
+        draw_ladder(record, "NVIDIA H200", LADDER, peers)
+
+
 def expected(document: Path, part: str) -> str:
     """A document's text with the part between the markers made anew."""
     text = document.read_text(encoding="utf-8")
@@ -285,6 +336,7 @@ def main() -> int:
         os.replace(temporary, document)
     if not arguments.check:
         draw(folder)
+        draw_ladder_of(folder)
     return status
 
 

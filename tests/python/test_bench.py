@@ -20,7 +20,9 @@ from ingot.bench import (
     summarize,
 )
 from ingot.bench.cases import bundled_cases, examples_folder, product_cases, products_folder
-from ingot.bench.suite import check_case, measure_case
+from ingot.bench.ladder import measure_ladder, merge, rungs_of
+from ingot.bench.suite import INGOT, check_case, ingot_optimize, measure_case
+from ingot.report.ladder import draw_ladder
 
 CPU = torch.device("cpu")
 
@@ -205,6 +207,36 @@ def test_case_is_measured_whole(small_case):
     assert result.record["compile_ms"] is None
     assert result.record["eager_tf32_ms"] is None
     assert result.record["limit_ms"] > 0
+
+
+def test_a_ladder_has_every_policy_with_its_own_error(small_case, tmp_path):
+    case, folder = small_case
+    options = RoundOptions(rounds=7, budget_s=1)
+    found = measure_ladder(case, folder, CPU, ingot_optimize(CPU), options, compiled=False)
+    rungs = {(r["by"], r["policy"]): r for r in found.record["rungs"]}
+    assert set(rungs) == {("eager", "fp32"), ("eager", "bf16")} | {
+        (INGOT, policy) for policy in ("ieee", "fp32", "bf16")
+    }
+    # Running statistics of one rung must not be the next one's: all fp32 rungs are right.
+    assert all(r["error"] < 1e-5 for (_, policy), r in rungs.items() if policy != "bf16")
+    assert all(1e-4 < r["error"] < 1e-1 for (_, policy), r in rungs.items() if policy == "bf16")
+    assert rungs[INGOT, "fp32"]["limit_ms"] > 0 and rungs["eager", "fp32"]["ratio"] == 1.0
+
+    file, picture = tmp_path / "ladder" / "machine.json", tmp_path / "ladder.svg"
+    for record in (found.record, {**found.record, "mode": "eval"}, found.record):
+        merge(file, record)
+    assert len(json.loads(file.read_text())) == 2
+    draw_ladder(found.record, "machine", picture, [{"name": "Peer", "ms": 1.0, "error": 1e-5}])
+    text = picture.read_text()
+    assert all(name in text for name in ("Ingot bf16", "eager fp32", "Peer"))
+
+
+def test_a_gpu_has_more_rungs():
+    rungs = rungs_of(torch.device("cuda"), compiled=True)
+    assert [r.policy for r in rungs if r.by == INGOT] == [
+        *("ieee", "fp32", "high", "tf32", "bf16", "fp16")
+    ]
+    assert len({r.name for r in rungs}) == len(rungs) == 11
 
 
 def test_errors_of_a_wrong_module_are_seen(small_case):

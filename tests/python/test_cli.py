@@ -145,6 +145,11 @@ def test_verify_prints_accuracy_and_verdict(pair):
         (["bench", "--model", "unheard_of"], "no bundled case"),
         (["bench", "--shape", "12x"], "not of the form"),
         (["bench", "--products", "--rows", "999"], "no product has so many rows"),
+        (["bench", "--picture", "a.svg"], "give both"),
+        (["bench", "--precision", "all", "--picture", "a.svg"], "one case, not 6"),
+        (["bench", "--precision", "all", "--picture", "no/a.svg"], "no is no folder"),
+        (["bench", "--precision", "all", "--report", "a.html"], "--picture or --json"),
+        (["bench", "--precision", "tf32", "--half"], "exclude each other"),
     ],
 )
 def test_bad_input_is_one_message_and_status_2(pair, monkeypatch, arguments, message):

@@ -103,6 +103,8 @@ def test_bench():
     ]
     found, status = run("bench", *options, "--model", "gemm_bn_scale_softmax", *SMALL)
     assert status == 0 and len(found["cases"]) == 1
+    found, status = run("bench", *options, "--shape", "5x9x3", "--precision", "all")
+    assert status == 0 and [ladder["shape"] for ladder in found["ladders"]] == ["5×9→3"]
 
 
 def test_doctor():

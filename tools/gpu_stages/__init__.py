@@ -95,6 +95,12 @@ STAGES = {
         seconds=70.0,
         own_process=False,
     ),
+    "ladder": Stage(
+        examples.ladder_steps,
+        examples.ladder,
+        "the bundled models under every policy, and PyTorch's: error and time in the same rounds",
+        seconds=120.0,
+    ),
     "chains": Stage(
         lambda settings: [Step("models of tests/models", alone=True)],
         scripts.chains,

@@ -206,3 +206,22 @@ def bench(case: Any, settings: Settings) -> Outcome:
     if settings.device == "cuda":
         torch.cuda.empty_cache()
     return True, detail
+
+
+# ladder ------------------------------------------------------------------------------------------
+
+
+def ladder_steps(settings: Settings) -> list[Step]:
+    from ingot.bench.cases import bundled_cases
+
+    cases = [c for c in bundled_cases() if c.mode == "training"]
+    return [Step(f"{c.model} {c.shape}", c, alone=True) for c in cases]
+
+
+def ladder(case: Any, settings: Settings) -> Outcome:
+    command = [sys.executable, "-m", "ingot", "bench", "--precision", "all", "--no-compile"]
+    command += ["--model", case.model, "--rows", case.rows, "--mode", case.mode]
+    command += ["--device", settings.device, "--rounds", settings.rounds]
+    status, lines = run_script([*command, "--results", settings.results], settings)
+    # Of a terminal's table the lines with figures.
+    return outcome(status, [line for line in lines if "│" in line] if not status else lines, 12)

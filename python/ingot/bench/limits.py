@@ -92,3 +92,12 @@ def product_flops(module: torch.nn.Module, inputs: list) -> int:
 def limit_seconds(flops: float, moved: float, rates: Rates, precision: str) -> float:
     compute = SPLIT_PRODUCTS[precision] * flops / rates.product if flops else 0.0
     return max(compute, moved / rates.copy)
+
+
+def model_limit(module: torch.nn.Module, inputs: list, rates: Rates, precision: str) -> float:
+    """Seconds of one call of a module that returns one tensor or several."""
+    with torch.no_grad():
+        result = module(*inputs)
+    outputs = [result] if isinstance(result, torch.Tensor) else list(result)
+    moved = fewest_bytes(inputs, module, outputs)
+    return limit_seconds(product_flops(module, inputs), moved, rates, precision)

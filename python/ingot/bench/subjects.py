@@ -48,10 +48,13 @@ def baselines(
     if tf32 and device.type == "cuda":
         subjects[EAGER_TF32] = with_tf32(calls(module, input_sets))
     if compiled:
-        torch._dynamo.reset()
-        optimized = torch.compile(module, mode=compile_mode(device), dynamic=False)
-        subjects[COMPILE] = calls(optimized, input_sets)
+        subjects[COMPILE] = compiled_by_torch(module, input_sets, device)
     return subjects
+
+
+def compiled_by_torch(module: torch.nn.Module, input_sets: list, device: torch.device) -> Subject:
+    torch._dynamo.reset()
+    return calls(torch.compile(module, mode=compile_mode(device), dynamic=False), input_sets)
 
 
 class WeightChanger:

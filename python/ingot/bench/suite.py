@@ -38,7 +38,7 @@ class CaseResult:
 
 
 @dataclass
-class _Loaded:
+class Loaded:
     """A case's model, built; as little as possible is held twice, for the models are large."""
 
     module: torch.nn.Module
@@ -56,7 +56,7 @@ def measure_case(
 ) -> CaseResult:
     """optimize(module, inputs, precision) gives the candidate, which shares the module's
     parameters. The errors are measured on the module whose times are taken."""
-    loaded = _load(case, examples, device)
+    loaded = load_case(case, examples, device)
     inputs = loaded.input_sets[0]
     options.progress(f"optimising {case.model}")
     candidate = optimize(loaded.module, inputs, case.precision)
@@ -64,19 +64,7 @@ def measure_case(
     found, eager = _errors(loaded, candidate, case)
     loaded.reference.release()
     options.progress("measuring the rates of products and copies")
-    rates = limits.Rates(
-        limits.measure_product_rate(case.rows, case.inner, case.columns, device),
-        limits.measure_copy_rate(device),
-    )
-    with torch.no_grad():
-        outputs = [candidate(*inputs)]
-    limit = limits.limit_seconds(
-        limits.product_flops(loaded.module, inputs),
-        limits.fewest_bytes(inputs, loaded.module, outputs),
-        rates,
-        case.precision,
-    )
-    del outputs
+    limit = limits.model_limit(loaded.module, inputs, measure_rates(case, device), case.precision)
     named = subjects.baselines(loaded.module, loaded.input_sets, device, compiled, True)
     named[INGOT] = subjects.calls(candidate, loaded.input_sets)
     options.prepare = subjects.WeightChanger(loaded.module)
@@ -90,12 +78,19 @@ def measure_case(
 
 def check_case(case: Case, examples: Path, device: torch.device, optimize: Callable) -> tuple:
     """(errors of the candidate, of eager) in the case's mode, with no timing."""
-    loaded = _load(case, examples, device)
+    loaded = load_case(case, examples, device)
     candidate = optimize(loaded.module, loaded.input_sets[0], case.precision)
     return _errors(loaded, candidate, case)
 
 
-def _load(case: Case, examples: Path, device: torch.device) -> _Loaded:
+def measure_rates(case: Case, device: torch.device) -> limits.Rates:
+    return limits.Rates(
+        limits.measure_product_rate(case.rows, case.inner, case.columns, device),
+        limits.measure_copy_rate(device),
+    )
+
+
+def load_case(case: Case, examples: Path, device: torch.device) -> Loaded:
     loaded = load_model_file(examples / f"{case.model}.py", case.settings)
     dtype = getattr(torch, DTYPES[case.dtype])
     reference = Reference(loaded.Model, loaded.get_init_inputs(), _SEED, device, dtype)
@@ -110,23 +105,33 @@ def _load(case: Case, examples: Path, device: torch.device) -> _Loaded:
         ]
         for _ in range(_INPUT_SETS if device.type == "cuda" else 2)
     ]
-    return _Loaded(module, input_sets, reference)
+    return Loaded(module, input_sets, reference)
 
 
-def _errors(loaded: _Loaded, candidate: Callable, case: Case) -> tuple[Measures, Measures]:
+def _errors(loaded: Loaded, candidate: Callable, case: Case) -> tuple[Measures, Measures]:
     """Of the first output, from the state after construction."""
     training = case.mode == "training"
     inputs = loaded.input_sets[0]
     state = loaded.reference.initial_state
     eager = loaded.reference.eager(state, inputs, training, "contiguous", _SEED)
-    truth = loaded.reference.truth(state, inputs, training, _SEED)
+    exact = exact_output(loaded, case)
     with torch.no_grad():
         result = candidate(*inputs)
-    output = result if isinstance(result, torch.Tensor) else result[0]
-    exact = truth.outputs[0]
-    found = measure(exact, output, rows_of(exact)), measure(exact, eager.outputs[0], rows_of(exact))
+    found = error_of(result, exact), error_of(eager.outputs[0], exact)
     set_state(loaded.module, state, through_data=False)
     return found
+
+
+def exact_output(loaded: Loaded, case: Case) -> torch.Tensor:
+    """The first output in fp64, from the state after construction."""
+    state, inputs = loaded.reference.initial_state, loaded.input_sets[0]
+    return loaded.reference.truth(state, inputs, case.mode == "training", _SEED).outputs[0]
+
+
+def error_of(result: object, exact: torch.Tensor) -> Measures:
+    """Of the first of a call's results."""
+    output = result if isinstance(result, torch.Tensor) else result[0]
+    return measure(exact, output, rows_of(exact))
 
 
 def _record(
@@ -191,4 +196,14 @@ def machine_name(device: torch.device) -> str:
     return "-".join(w for w in words if w not in ("r", "tm", "processor", "core"))
 
 
-__all__ = ["CaseResult", "check_case", "ingot_optimize", "machine_name", "measure_case"]
+__all__ = [
+    "CaseResult",
+    "check_case",
+    "error_of",
+    "exact_output",
+    "ingot_optimize",
+    "load_case",
+    "machine_name",
+    "measure_case",
+    "measure_rates",
+]

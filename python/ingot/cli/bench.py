@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from . import options as shared
 from . import reports
 from .console import output, print_json, progress
 from .errors import BadInputError, bad_input_from
-from .render import show_records
+from .render import show_ladder, show_records
 
+_EVERY = "all"
 _SIZES = {"batch_size": "rows", "in_features": "inner", "out_features": "columns"}
 
 
@@ -48,6 +50,18 @@ class Shape(click.ParamType):
     type=Shape(),
     help="Only products of this size, e.g. 128x4096x4096 (rows, inner, columns). May be repeated.",
 )
+@click.option(
+    "--precision",
+    type=click.Choice([*shared.PRECISIONS, _EVERY]),
+    help="Ingot's policy for the products; all: each policy, and PyTorch's own, in the same "
+    "rounds, with the errors of each.  [default: fp32]",
+)
+@click.option(
+    "--picture",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="With --precision all, of one case (--model, --rows, --mode): draw error against time "
+    "into this SVG file.",
+)
 @click.option("--half", is_flag=True, help="bf16 and fp16 models as well.")
 @click.option("--no-compile", is_flag=True, help="Without torch.compile as a baseline.")
 @click.option("--rounds", type=int, default=20, show_default=True, help="Rounds wanted.")
@@ -73,6 +87,8 @@ def command(
     mode: str | None,
     products: bool,
     shapes: tuple,
+    precision: str | None,
+    picture: Path | None,
     half: bool,
     no_compile: bool,
     rounds: int,
@@ -91,37 +107,29 @@ def command(
     """
     import torch
 
-    from ingot import IngotError
-    from ingot.bench import RoundOptions, records, suite
-    from ingot.bench.cases import examples_folder, products_folder
-    from ingot.model_file import ModelFileError
+    from ingot.bench import records
 
     chosen = torch.device(shared.chosen_device(device))
     shared.check_writable(report_file)
+    shared.check_writable(picture)
     products = products or bool(shapes)
     cases = (
         _products(shapes, rows, half) if products else _cases(models, rows, mode, half, settings)
     )
+    _check_together(cases, precision, picture, products, half, report_file)
+    run = _Run(chosen, products, examples, rounds, budget, compiled=not (no_compile or products))
+    if precision == _EVERY:
+        _bench_ladders(run, cases, results, picture, as_json)
+        return
+    if precision is not None:
+        cases = [_under(precision, case) for case in cases]
     made = []
-    with progress() as say, bad_input_from(FileNotFoundError, IngotError, ModelFileError):
-        folder = products_folder() if products else examples_folder(examples)
-        for number, case in enumerate(cases, 1):
-            prefix = f"{case.model} {case.shape} {case.mode} ({number} of {len(cases)}): "
-            options = RoundOptions(
-                rounds=rounds,
-                budget_s=budget,
-                progress=lambda message, prefix=prefix: say(prefix + message),
-            )
-            optimize = suite.ingot_optimize(chosen)
-            result = suite.measure_case(
-                case, folder, chosen, optimize, options, compiled=not (no_compile or products)
-            )
-            made.append(result)
-            if results is not None:
-                path = results / f"{suite.machine_name(chosen)}.json"
-                records.merge(path, [result.record])
-        if report_file is not None:
-            reports.of_bench(report_file, made, chosen)
+    for result in run.measure(cases):
+        made.append(result)
+        if results is not None:
+            records.merge(results / f"{run.machine}.json", [result.record])
+    if report_file is not None:
+        reports.of_bench(report_file, made, chosen)
     if as_json:
         cases = [{**r.record, "samples": r.comparison.to_dict(), "clocks": r.clocks} for r in made]
         print_json("bench", {"cases": cases})
@@ -131,6 +139,97 @@ def command(
         console.print(_verdict_line(result))
     if report_file is not None:
         console.print(f"Report: {report_file}")
+
+
+@dataclasses.dataclass
+class _Run:
+    """How the cases are measured."""
+
+    device: Any
+    products: bool
+    examples: str | None
+    rounds: int
+    budget: float
+    compiled: bool
+
+    @property
+    def machine(self) -> str:
+        from ingot.bench import suite
+
+        return suite.machine_name(self.device)
+
+    def measure(self, cases: list, ladders: bool = False) -> Iterator[Any]:
+        from ingot import IngotError
+        from ingot.bench import RoundOptions, suite
+        from ingot.bench.cases import examples_folder, products_folder
+        from ingot.bench.ladder import measure_ladder
+        from ingot.model_file import ModelFileError
+
+        measure = measure_ladder if ladders else suite.measure_case
+        with progress() as say, bad_input_from(FileNotFoundError, IngotError, ModelFileError):
+            folder = products_folder() if self.products else examples_folder(self.examples)
+            for number, case in enumerate(cases, 1):
+                prefix = f"{case.model} {case.shape} {case.mode} ({number} of {len(cases)}): "
+                options = RoundOptions(
+                    rounds=self.rounds,
+                    budget_s=self.budget,
+                    progress=lambda message, prefix=prefix: say(prefix + message),
+                )
+                optimize = suite.ingot_optimize(self.device)
+                yield measure(case, folder, self.device, optimize, options, self.compiled)
+
+
+def _bench_ladders(
+    run: _Run, cases: list, results: Path | None, picture: Path | None, as_json: bool
+) -> None:
+    from ingot.bench import ladder
+
+    made = []
+    for result in run.measure(cases, ladders=True):
+        made.append(result)
+        if results is not None:
+            ladder.merge(results / "ladder" / f"{run.machine}.json", result.record)
+    if as_json:
+        cases = [{**r.record, "samples": r.comparison.to_dict(), "clocks": r.clocks} for r in made]
+        print_json("bench", {"ladders": cases})
+    console = output(as_json)
+    for result in made:
+        show_ladder(console, result.record)
+        clocks = f"; {result.clocks}" if result.clocks else ""
+        console.print(f"{result.comparison.note}{clocks}")
+    if picture is not None:
+        from ingot.report.ladder import draw_ladder
+
+        draw_ladder(made[0].record, run.machine, picture)
+        console.print(f"Picture: {picture}")
+
+
+def _check_together(
+    cases: list,
+    precision: str | None,
+    picture: Path | None,
+    products: bool,
+    half: bool,
+    report_file: Path | None,
+) -> None:
+    if half and precision is not None:
+        raise BadInputError("--half and --precision exclude each other: each names the types")
+    if precision == _EVERY and report_file is not None:
+        raise BadInputError("--report has no page for --precision all: give --picture or --json")
+    if picture is None:
+        return
+    if precision != _EVERY:
+        raise BadInputError("--picture draws what --precision all measures: give both")
+    if len(cases) > 1:
+        one = "--shape" if products else "--model, --rows and --mode"
+        raise BadInputError(f"--picture draws one case, not {len(cases)}: choose by {one}")
+
+
+def _under(precision: str, case: Any) -> Any:
+    from ingot.bench.cases import DTYPES
+
+    dtype = precision if precision in DTYPES else "fp32"
+    return dataclasses.replace(case, dtype=dtype, precision=precision)
 
 
 def _products(shapes: tuple, rows: int | None, half: bool) -> list:

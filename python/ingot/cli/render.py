@@ -177,6 +177,23 @@ def show_records(console: Console, records: list) -> None:
     console.print(made)
 
 
+def show_ladder(console: Console, record: dict) -> None:
+    """Every policy of one case: what it takes, and what it is off."""
+    numbers = ("median ms", "sustained ms", "limit ms", "× eager fp32", "error", "worst row")
+    title = f"{record['model']} {record['shape']}, {record['mode']} mode"
+    made = table(title, "by", "policy", *numbers, right=numbers)
+    for rung in record["rungs"]:
+        made.add_row(
+            rung["by"],
+            rung["policy"],
+            *(_number(rung[key], ".4f") for key in ("ms", "sustained_ms", "limit_ms")),
+            f"{1 / rung['ratio']:.2f}",
+            _error(rung["error"]),
+            _error(rung["worst_row_error"]),
+        )
+    console.print(made)
+
+
 def _cells(item: dict, *keys: str) -> list:
     return [escape(str(item.get(key, ""))) for key in keys]
 
