@@ -202,8 +202,13 @@ struct LaneMerge<Moments<C>, Lanes> {
     const C count = sum(state.count);
     const C pivot = __shfl_sync(0xffffffffu, state.mean, 0, Lanes);
     C mean = pivot + sum(state.count * (state.mean - pivot)) / count;
-    // Inf among the values, or an overflow on the way: the mean is Σx/n. (All lanes agree.)
-    if (!(mean - mean == C(0))) mean = sum(state.mean * (state.count / count));
+    // Inf among the values, or an overflow on the way: the mean is Σx/n. A whole warp takes the
+    // branch, since shuffles need all of its lanes; those that merge with each other agree.
+    const bool finite = mean - mean == C(0);
+    if (Lanes == 32 ? !finite : __any_sync(0xffffffffu, !finite)) {
+      const C again = sum(state.mean * (state.count / count));
+      if (!finite) mean = again;
+    }
     const C delta = state.count == C(0) ? C(0) : state.mean - mean;
     const C m2 = sum(state.m2 + state.count * delta * delta);
     return count == C(0) ? Moments<C>::identity() : State{count, mean, m2};

@@ -44,9 +44,10 @@ struct RegisterRow {
   INGOT_D static i64 offset(int k, int rank) { return (static_cast<i64>(k) * Team + rank) * V; }
   INGOT_D static bool inside(int k, int rank) { return kFull || offset(k, rank) < Body::kRow; }
 
-  template <int P>
+  // e: where the row begins, as the body counts elements.
+  template <int P, class At>
   INGOT_D typename PhaseMonoid<Body, P>::State lift(const typename Body::Operands& operands,
-                                                    const typename Body::Row& row, i64 b, i64 e,
+                                                    const typename Body::Row& row, i64 b, At e,
                                                     int rank) {
     using Monoid = PhaseMonoid<Body, P>;
     using Value = typename Body::Value;

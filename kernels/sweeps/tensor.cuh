@@ -35,6 +35,21 @@ INGOT_D void load(const T* address, C (&values)[V]) {
   for (int i = 0; i < V; ++i) values[i] = widen(pack.lanes[i]);
 }
 
+// Elements `stride` apart: all of them before the first is converted.
+template <class T, int V, class C>
+INGOT_D void load_apart(const T* address, i64 stride, C (&values)[V]) {
+  T lanes[V];
+  INGOT_UNROLL
+  for (int i = 0; i < V; ++i) lanes[i] = address[i * stride];
+  INGOT_UNROLL
+  for (int i = 0; i < V; ++i) values[i] = widen(lanes[i]);
+}
+template <class T, int V, class C>
+INGOT_D void store_apart(T* address, i64 stride, const C (&values)[V]) {
+  INGOT_UNROLL
+  for (int i = 0; i < V; ++i) address[i * stride] = narrow<T>(values[i]);
+}
+
 template <class T>
 inline constexpr bool kIsHalf = false;
 template <>

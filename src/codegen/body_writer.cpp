@@ -168,6 +168,13 @@ std::string cast_expression(const Reference& from, DType to) {
   return fmt::format("static_cast<{}>({})", compute_type(to), from.text);
 }
 
+// The coordinate along an axis of `extent`, of a flat index over axes within and around it.
+std::string position(std::string index, int64_t inner, int64_t extent, int64_t outer) {
+  if (inner > 1) index += fmt::format(" / {}", inner);
+  if (outer > 1) index += fmt::format(" % {}", extent);
+  return index;
+}
+
 }  // namespace
 
 SweepContext::SweepContext(const Plan& plan, int sweep)
@@ -250,7 +257,7 @@ std::string SweepContext::operand(ValueId value, bool written, bool vector) {
     operands_.push_back(
         {value, written, false, static_cast<int>(size_of(dtype_in_memory(value))), seen(value)});
   KernelOperand& operand = operands_[found->second];
-  operand.vector = operand.vector || vector;
+  operand.vector = operand.vector || (vector && !is_apart(value, written));
   return name_of(value) + (written ? "_out" : "");
 }
 
@@ -264,6 +271,23 @@ std::string SweepContext::operands_struct() const {
   // An empty struct would be a kernel parameter of no size.
   if (operands_.empty()) text += "    Tensor none;\n";
   return text + "  };\n";
+}
+
+void SweepContext::turn(Apart apart, AxisMask row) {
+  apart_ = std::move(apart);
+  index_type_ = "InRow";
+  for (const Axis axis : {kRows, kGroups, kFeatures}) {
+    // Along the axes of its own part: those of a row, or the others.
+    const bool inside = (row & axis_bit(axis)) != 0;
+    int64_t inner = 1, outer = 1;
+    for (const Axis other : {kRows, kGroups, kFeatures}) {
+      if (((row & axis_bit(other)) != 0) != inside) continue;
+      if (other > axis) inner *= space().extent(other, 1);
+      if (other < axis) outer *= space().extent(other, 1);
+    }
+    coordinates_[axis] =
+        position(inside ? "e.column" : "e.row", inner, space().extent(axis, 1), outer);
+  }
 }
 
 int SweepContext::width() const {
@@ -280,7 +304,11 @@ int SweepContext::width() const {
 }
 
 FunctionWriter::FunctionWriter(SweepContext& context, Delegate delegate, Lanes lanes, AxisMask mask)
-    : context_(context), delegate_(std::move(delegate)), lanes_kind_(lanes), mask_(mask) {}
+    : context_(context),
+      delegate_(std::move(delegate)),
+      lanes_kind_(lanes),
+      mask_(mask),
+      coordinates_(context.coordinates()) {}
 
 bool FunctionWriter::has_lanes(ValueId value) const {
   return lanes_kind_ == Lanes::vector && context_.seen(value).features > 1;
@@ -297,10 +325,7 @@ std::string FunctionWriter::coordinate(Axis axis) {
     if (other > axis) inner *= space.extent(other, 1);
     if (other < axis) outer *= space.extent(other, 1);
   }
-  std::string text = "e";
-  if (inner > 1) text += fmt::format(" / {}", inner);
-  if (outer > 1) text += fmt::format(" % {}", space.extent(axis, 1));
-  return text;
+  return position("e", inner, space.extent(axis, 1), outer);
 }
 
 std::string FunctionWriter::index_arguments(const Shape& seen) {
@@ -333,17 +358,22 @@ std::string FunctionWriter::address(ValueId value, bool written) {
                      index_arguments(context_.seen(value)));
 }
 
+std::string FunctionWriter::access(const char* function, ValueId value, bool written) {
+  const std::string address = this->address(value, written);
+  if (!context_.is_apart(value, written)) return fmt::format("ingot::{}({}, ", function, address);
+  return fmt::format("ingot::{}_apart({}, operands.{}.strides[{}], ", function, address,
+                     context_.operand(value, written, true), static_cast<int>(kFeatures));
+}
+
 Reference FunctionWriter::load(ValueId value) {
   const std::string name = context_.name_of(value);
   const std::string type = context_.type_of(value);
-  const bool lanes = has_lanes(value);
-  const std::string address = this->address(value);
-  if (lanes) {
+  if (has_lanes(value)) {
     head_.push_back(fmt::format("{} {}[V];", type, name));
-    head_.push_back(fmt::format("ingot::load({}, {});", address, name));
+    head_.push_back(access("load", value, false) + name + ");");
     return {name + "[i]", type};
   }
-  head_.push_back(fmt::format("const {} {} = widen(*{});", type, name, address));
+  head_.push_back(fmt::format("const {} {} = widen(*{});", type, name, address(value)));
   return {name, type};
 }
 
@@ -426,10 +456,6 @@ void FunctionWriter::store(ValueId id) {
   const Shape& seen = context_.seen(id);
   const Reference reference = value(before_rounding(id));
   const bool lanes = has_lanes(id);
-  const std::string field = context_.operand(id, true, lanes);
-  const std::string type = storage_type(context_.dtype_in_memory(id));
-  const std::string address =
-      fmt::format("operands.{}.at<{}>({})", field, type, index_arguments(seen));
   // Where the value does not vary along an axis, its first element writes.
   std::vector<std::string> conditions;
   if (!seen.batched && context_.space().batched && (mask_ & axis_bit(kBatch))) {
@@ -447,9 +473,10 @@ void FunctionWriter::store(ValueId id) {
     const std::string out = context_.name_of(id) + "_stored";
     head_.push_back(fmt::format("{} {}[V];", reference.type, out));
     lanes_.push_back(fmt::format("{}[i] = {};", out, reference.text));
-    end_.push_back(fmt::format("{}ingot::store({}, {});", when, address, out));
+    end_.push_back(fmt::format("{}{}{});", when, access("store", id, true), out));
   } else {
-    end_.push_back(fmt::format("{}*{} = narrow<{}>({});", when, address, type, reference.text));
+    end_.push_back(fmt::format("{}*{} = narrow<{}>({});", when, address(id, true),
+                               storage_type(context_.dtype_in_memory(id)), reference.text));
   }
 }
 

@@ -61,6 +61,14 @@ class SweepContext {
   std::string operand(ValueId value, bool written, bool vector);
   const std::vector<KernelOperand>& operands() const { return operands_; }
   std::string operands_struct() const;
+  // For rows_turned.cuh. Operands, by value and whether they are written, whose features lie apart:
+  // a kernel of vectors moves them element by element. row: the axes of what it takes for a row.
+  using Apart = std::set<std::pair<ValueId, bool>>;
+  void turn(Apart apart, AxisMask row);
+  bool is_apart(ValueId value, bool written) const { return apart_.contains({value, written}); }
+  // The type of an element's index in the functor, and its coordinates where that is no number.
+  const std::string& index_type() const { return index_type_; }
+  const std::map<Axis, std::string>& coordinates() const { return coordinates_; }
 
   // Largest vector width that the sweep's feature extent and dtypes suit (1, 2, 4 or 8).
   int width() const;
@@ -72,6 +80,9 @@ class SweepContext {
   std::set<ValueId> computed_;
   std::vector<KernelOperand> operands_;
   std::map<std::pair<ValueId, bool>, size_t> index_;
+  Apart apart_;
+  std::string index_type_ = "i64";
+  std::map<Axis, std::string> coordinates_;
 };
 
 // An expression of a value at the current element.
@@ -107,6 +118,8 @@ class FunctionWriter {
   bool has_lanes(ValueId value) const;
   // Where the current element of an operand is, or is written.
   std::string address(ValueId value, bool written = false);
+  // "ingot::load(address, ", or load_apart() with the stride of the operand's features.
+  std::string access(const char* function, ValueId value, bool written);
   // The current element's position in a dense array of these static extents.
   std::string flat_index(const Shape& extents);
 

@@ -55,6 +55,7 @@ struct KernelSource {
 
   bool batched = true;          // whether the sweep's space has the batch
   int64_t rows_per_sample = 1;  // rows
+  AxisMask row_axes = 0;        // rows, map: what generate_turned() takes for a row; 0: it does not
   int64_t leading = 1;          // columns: reduced extent besides the batch, in leading axes
   int64_t columns = 0;          // columns: kept elements
   int64_t state_bytes = 0;      // columns: upper bound of one partial state

@@ -11,11 +11,38 @@ constexpr int kMapThreads = 256;
 // Samples that a thread loads at once: more where an element is 2 bytes, since what depends on the
 // feature alone (fp32 statistics, folded scales) then outweighs it.
 constexpr int kUnroll = 4, kUnrollOfHalf = 8;
+// Values that a thread loads at once where operands lie turned, and shared ones with them.
+constexpr int64_t kTurnedValues = 16, kMostTurnedValues = 96;
 
 int64_t power_of_two_at_least(int64_t value) {
   int64_t power = 1;
   while (power < value) power *= 2;
   return power;
+}
+
+// The functor, behind `constants`; values: how many of an element a thread loads.
+UnitParts map_parts(SweepContext& context, const std::string& name, const std::string& constants,
+                    int64_t* values = nullptr) {
+  SampleBody body(context);
+  FunctionWriter finish = body.writer();
+  for (const ValueId value : context.sweep().stores) {
+    // Behind a library product the product itself is there already.
+    if (value != context.sweep().matmul) finish.store(value);
+  }
+  const std::string finish_text = finish.text(4);
+  const std::string declarations = body.declarations();
+  if (values != nullptr) *values = static_cast<int64_t>(body.loads() + body.shares());
+
+  UnitParts parts;
+  parts.comment = sweep_comment(context, name);
+  parts.includes = {"common/pointwise.cuh", "sweeps/map.cuh"};
+  parts.functor = functor_name(name);
+  parts.members = constants + context.operands_struct() + declarations +
+                  "  template <int V>\n"
+                  "  INGOT_D static void finish(const Operands& operands, const Feature<V>& shared,"
+                  " Element<V>& held,\n                             i64 b, " +
+                  context.index_type() + " e) {\n" + finish_text + "  }\n";
+  return parts;
 }
 
 }  // namespace
@@ -26,28 +53,11 @@ KernelSource write_map(const Plan& plan, int sweep) {
   source.name = kernel_name(plan, sweep);
   source.sweep = sweep;
   source.batched = context.space().batched;
-  const std::string functor = functor_name(source.name);
+  if (context.space().features > 1) source.row_axes = axis_bit(kFeatures);
   const int64_t elements = context.space().static_elements();
-
-  SampleBody body(context);
-  FunctionWriter finish = body.writer();
-  for (const ValueId value : context.sweep().stores) {
-    // Behind a library product the product itself is there already.
-    if (value != context.sweep().matmul) finish.store(value);
-  }
-  const std::string finish_text = finish.text(4);
-  const std::string declarations = body.declarations();
-
-  UnitParts parts;
-  parts.comment = sweep_comment(context, source.name);
-  parts.includes = {"common/pointwise.cuh", "sweeps/map.cuh"};
-  parts.functor = functor;
-  parts.members = fmt::format("  static constexpr i64 kElements = {};\n", elements) +
-                  context.operands_struct() + declarations +
-                  "  template <int V>\n"
-                  "  INGOT_D static void finish(const Operands& operands, const Feature<V>& shared,"
-                  " Element<V>& held,\n                             i64 b, i64 e) {\n" +
-                  finish_text + "  }\n";
+  UnitParts parts = map_parts(context, source.name,
+                              fmt::format("  static constexpr i64 kElements = {};\n", elements));
+  const std::string& functor = parts.functor;
 
   std::vector<int> widths = {context.width()};
   if (widths[0] > 1) widths.push_back(1);
@@ -69,6 +79,49 @@ KernelSource write_map(const Plan& plan, int sweep) {
                                 width, lanes, rows, unroll)));
     source.entries.push_back(entry);
   }
+  source.operands = context.operands();
+  source.text = translation_unit(parts);
+  return source;
+}
+
+KernelSource write_map_turned(const Plan& plan, int sweep, const TurnedOperands& operands) {
+  SweepContext context(plan, sweep);
+  context.turn(operands.apart, axis_bit(kFeatures));
+  const Shape& space = context.space();
+  KernelSource source;
+  source.name = kernel_name(plan, sweep) + "_turned";
+  source.sweep = sweep;
+  source.batched = space.batched;
+  source.rows_per_sample = space.rows * space.groups;
+  int64_t values = 0;
+  UnitParts parts =
+      map_parts(context, source.name,
+                fmt::format("  static constexpr i64 kRow = {}, kRowsPerSample = {};\n",
+                            space.features, source.rows_per_sample),
+                &values);
+  parts.includes.back() = "sweeps/rows_turned.cuh";
+
+  const int width = context.width();
+  const int64_t vectors = space.features / width;
+  int64_t unroll = kTurnedValues / width;
+  while (unroll > 1 && unroll * width * values > kMostTurnedValues) unroll /= 2;
+  TurnedBlock block{TurnedBlock::rows_of(operands.least_bytes)};
+  while (block.warps < TurnedBlock::kFewestWarps && block.team() * unroll < vectors) {
+    block.warps *= 2;
+  }
+  block.fill();
+  KernelEntry entry;
+  entry.name = source.name;
+  entry.role = KernelRole::rows;
+  entry.width = width;
+  entry.threads = block.threads();
+  entry.tiles = (vectors + block.team() * unroll - 1) / (block.team() * unroll);
+  entry.per_block = block.rows * block.groups;
+  parts.kernels.push_back(kernel_text(
+      entry.name, parts.functor, entry.threads, "ingot::i64 rows",
+      fmt::format("map_turned<ingot::{}, {}, {}, {}, {}, {}>(operands, rows)", parts.functor, width,
+                  block.rows, block.warps, block.groups, unroll)));
+  source.entries.push_back(entry);
   source.operands = context.operands();
   source.text = translation_unit(parts);
   return source;

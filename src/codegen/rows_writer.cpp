@@ -15,13 +15,11 @@ constexpr int64_t kBlockThreads = 256;  // of a block of several teams
 constexpr int64_t kHeldTarget = 16;     // values held by a thread, as teams grow up to 512 threads
 constexpr int64_t kHeldLimit = 32;      // with 1024 threads, of 64 registers each
 constexpr int64_t kAcrossTeam = 16;     // at most, in blocks of 512 threads
-constexpr int64_t kLeastInner = 8;      // rows side by side that fill a sector of memory
 // Of a row that loops, of one of the blocks that share it, which are eight at most.
 constexpr int64_t kBlockElements = int64_t{5} << 12;
 // Of a multiprocessor's shared memory, what the blocks of looping rows that are there at once do
 // not keep values in: the system's, and their states.
 constexpr int64_t kMultiprocessorBytes = int64_t{228} << 10, kNotKeptBytes = 1024 + 2048;
-constexpr int64_t kIndices = int64_t{1} << 31;
 
 // The fewest lanes whose vectors, side by side, fill whole lines of memory: a warp that reads
 // pieces of many lines takes as many turns. Not where a row would leave over a quarter of them
@@ -34,36 +32,6 @@ int64_t lanes_of_lines(int64_t vectors, int64_t vector_bytes) {
     lanes = next;
   }
   return lanes;
-}
-
-std::vector<ValueId> reductions_of(const Graph& graph, const Sweep& sweep) {
-  std::vector<ValueId> result;
-  for (const ValueId value : sweep.body) {
-    if (graph[value].kind == NodeKind::reduce) result.push_back(value);
-  }
-  return result;
-}
-
-// The axes that all reductions of the sweep run over, if these are the same.
-std::optional<AxisMask> common_axes(const Plan& plan, const Sweep& s) {
-  std::optional<AxisMask> common;
-  for (const ValueId reduction : reductions_of(plan.graph, s)) {
-    const auto inside =
-        static_cast<AxisMask>(s.space.static_axes() & reduced_axes(plan.graph, s, reduction));
-    if (common && *common != inside) return std::nullopt;
-    common = inside;
-  }
-  return common == AxisMask{0} ? std::nullopt : common;
-}
-
-// Elements of a sample behind one another along the axes that lie within those of a row.
-int64_t inner_extent(const Shape& space, AxisMask row) {
-  int64_t inner = 1;
-  for (const Axis axis : {kFeatures, kGroups, kRows}) {
-    if (row & axis_bit(axis)) break;
-    inner *= space.extent(axis, 1);
-  }
-  return inner;
 }
 
 // Members of the functor: {0} is the type of an element's index.
@@ -118,6 +86,7 @@ class RowsWriter {
     source_.sweep = sweep;
     source_.batched = s.space.batched;
     source_.rows_per_sample = rows_per_sample_;
+    if (!across() && (inside_ & axis_bit(kFeatures))) source_.row_axes = inside_;
     functor_ = functor_name(source_.name);
   }
 
@@ -164,6 +133,40 @@ class RowsWriter {
                     "ingot::i64 rows, void* packed,\n    ingot::i32* exponent",
                     fmt::format("rows_packed<ingot::{}, {}, {}>(operands, rows, packed, exponent)",
                                 functor_, team, entry.per_block)));
+    source_.entries.push_back(entry);
+    source_.operands = context_.operands();
+    source_.text = translation_unit(parts);
+    return std::move(source_);
+  }
+
+  // Nothing where rows are too long to be held.
+  std::optional<KernelSource> write_turned(const TurnedOperands& operands) {
+    context_.turn(operands.apart, inside_);
+    source_.name += "_turned";
+    functor_ = functor_name(source_.name);
+    const std::string functions = all_functions();
+    const int width = context_.width();
+    int64_t states = 0;
+    for (const SharedState& state : states_) states += state_bytes(state.monoid, value_type_);
+    const std::optional<TurnedBlock> block = turned_block(
+        row_elements_ / width, width * different_per_element(), states, operands.least_bytes);
+    if (!block) return {};
+    UnitParts parts;
+    parts.comment = sweep_comment(context_, source_.name);
+    parts.includes = {"common/pointwise.cuh", "sweeps/rows_turned.cuh"};
+    parts.functor = functor_;
+    parts.members = constants() + context_.operands_struct() + structs() + functions;
+    KernelEntry entry;
+    entry.name = source_.name;
+    entry.role = KernelRole::rows;
+    entry.width = width;
+    entry.threads = block->threads();
+    entry.per_block = block->rows * block->groups;
+    parts.kernels.push_back(
+        kernel_text(entry.name, functor_, entry.threads, "ingot::i64 rows",
+                    fmt::format("rows_turned<ingot::{}, {}, {}, {}, {}>(operands, rows)", functor_,
+                                width, block->rows, block->warps, block->groups),
+                    1, block->at_once));
     source_.entries.push_back(entry);
     source_.operands = context_.operands();
     source_.text = translation_unit(parts);
@@ -272,7 +275,7 @@ class RowsWriter {
       (is_one_a_row(value) ? finish_row : finish).store(value);
     }
     if (packed_ != kNoValue) finish.assign("packed", packed_);
-    const char* index = across() ? "u32" : "i64";
+    const std::string index = across() ? "u32" : context_.index_type();
     const bool packs = packed_ != kNoValue;
     return fmt::format(kFunctions, index, resolve_text(-1), phase_branches, resolve_branches,
                        finish.text(4), packs ? ", float (&packed)[V]" : "", finish_row.text(4)) +
@@ -351,13 +354,26 @@ class RowsWriter {
     return text + "  };\n\n";
   }
 
+  int64_t words(ValueId value) const {
+    return (context_.seen(value).features > 1 ? 1 : 0) *
+           (context_.type_of(value) == "float" ? 1 : 2);
+  }
   int64_t held_per_element() const {
-    int64_t words = 0;
+    int64_t sum = 0;
+    for (const ValueId value : held_) sum += words(value);
+    return std::max<int64_t>(sum, 1);
+  }
+  // The same without those that are others of them, widened: one register for both.
+  int64_t different_per_element() const {
+    int64_t sum = 0;
     for (const ValueId value : held_) {
-      words += (context_.seen(value).features > 1 ? 1 : 0) *
-               (context_.type_of(value) == "float" ? 1 : 2);
+      const Node& node = context_.node(value);
+      const bool widens = node.kind == NodeKind::pointwise && node.op == PointwiseOp::cast_ &&
+                          node.dtype == DType::f32 && held_.contains(node.args[0]) &&
+                          context_.type_of(node.args[0]) == "float";
+      if (!widens) sum += words(value);
     }
-    return std::max<int64_t>(words, 1);
+    return std::max<int64_t>(sum, 1);
   }
 
   // Blocks of a looping row that a multiprocessor is to have, so that some write results while
@@ -462,27 +478,13 @@ class RowsWriter {
 
 }  // namespace
 
-bool reduces_rows(const Plan& plan, int sweep) {
-  const Sweep& s = plan.sweeps[static_cast<size_t>(sweep)];
-  const std::optional<AxisMask> common = common_axes(plan, s);
-  if (!common) return false;
-  // No axis outside the row lies between two of it.
-  const AxisMask outside = static_cast<AxisMask>(s.space.static_axes() & ~*common);
-  bool begun = false, ended = false;
-  for (const Axis axis : {kRows, kGroups, kFeatures}) {
-    if (*common & axis_bit(axis)) {
-      if (ended) return false;
-      begun = true;
-    } else if (outside & axis_bit(axis)) {
-      ended = begun;
-    }
-  }
-  const int64_t inner = inner_extent(s.space, *common);
-  return inner == 1 || (inner >= kLeastInner && s.space.static_elements() < kIndices);
-}
-
 KernelSource write_rows(const Plan& plan, int sweep) {
   return RowsWriter(plan, sweep).write();
+}
+
+std::optional<KernelSource> write_rows_turned(const Plan& plan, int sweep,
+                                              const TurnedOperands& operands) {
+  return RowsWriter(plan, sweep).write_turned(operands);
 }
 
 std::optional<KernelSource> write_packing(const Plan& plan, int sweep, ValueId value) {

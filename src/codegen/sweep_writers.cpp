@@ -100,13 +100,15 @@ std::string SampleBody::declarations() {
     load.assign("held." + context_.name_of(value), value);
   }
   text += "  };\n\n";
-  text +=
+  text += fmt::format(
       "  template <int V>\n"
-      "  INGOT_D static void feature(const Operands& operands, i64 e, Feature<V>& shared) {\n";
+      "  INGOT_D static void feature(const Operands& operands, {} e, Feature<V>& shared) {{\n",
+      context_.index_type());
   text += feature.text(4) + "  }\n";
-  text +=
+  text += fmt::format(
       "  template <int V>\n"
-      "  INGOT_D static void load(const Operands& operands, i64 b, i64 e, Element<V>& held) {\n";
+      "  INGOT_D static void load(const Operands& operands, i64 b, {} e, Element<V>& held) {{\n",
+      context_.index_type());
   return text + load.text(4) + "  }\n";
 }
 

@@ -1,12 +1,14 @@
 // One writer for each template of kernels/sweeps/: each fills a KernelSource from a sweep.
 #pragma once
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "codegen/body_writer.h"
 #include "codegen/kernel_source.h"
+#include "codegen/turned.h"
 
 namespace ingot {
 
@@ -18,7 +20,15 @@ KernelSource write_rows(const Plan& plan, int sweep);
 // See generate_packing().
 std::optional<KernelSource> write_packing(const Plan& plan, int sweep, ValueId value);
 KernelSource write_groups(const Plan& plan, int sweep);
+// See generate_turned().
+std::optional<KernelSource> write_rows_turned(const Plan& plan, int sweep,
+                                              const TurnedOperands& operands);
+KernelSource write_map_turned(const Plan& plan, int sweep, const TurnedOperands& operands);
 
+// Reductions of the sweep's body.
+std::vector<ValueId> reductions_of(const Graph& graph, const Sweep& sweep);
+// Elements of a sample behind one another along the axes that lie within those of a row.
+int64_t inner_extent(const Shape& space, AxisMask row);
 // Whether all reductions of a rows sweep run over the same axes, neighbours of each other: rows of
 // one piece, or enough of them side by side.
 bool reduces_rows(const Plan& plan, int sweep);
@@ -45,6 +55,8 @@ class SampleBody {
   std::string declarations();
   // How many values a sample's element loads.
   size_t loads() const { return held_.size(); }
+  // How many it has of the element alone.
+  size_t shares() const { return shared_.size(); }
 
  private:
   Reference shared(ValueId value);
@@ -53,6 +65,28 @@ class SampleBody {
   SweepContext& context_;
   std::vector<ValueId> shared_, held_;
 };
+
+// How kernels/sweeps/rows_turned.cuh deals rows and their vectors to a block.
+struct TurnedBlock {
+  int64_t rows = 0;  // of a warp
+  int64_t warps = 1, groups = 1;
+  int at_once = 0;  // see kernel_text()
+
+  int64_t team() const { return kWarpLanes / rows * warps; }
+  int threads() const { return static_cast<int>(kWarpLanes * warps * groups); }
+  // Small teams share a block.
+  void fill() { groups = std::max<int64_t>(1, kFewestWarps / warps); }
+  // Rows that fill a sector of memory with elements of so many bytes. No more than 16: of what
+  // lies row by row two lanes move a sector.
+  static int64_t rows_of(int64_t bytes) { return bytes < 4 ? 16 : 8; }
+
+  static constexpr int64_t kWarpLanes = 32, kFewestWarps = 8;
+};
+// For rows of so many vectors, of which a thread holds so many values each, whose reductions have
+// so many bytes of states; least_bytes: of an element of what lies turned. Nothing where rows are
+// too long to be held.
+std::optional<TurnedBlock> turned_block(int64_t vectors, int64_t held_of_vector,
+                                        int64_t state_bytes, int64_t least_bytes);
 
 // Assembles a translation unit.
 struct UnitParts {

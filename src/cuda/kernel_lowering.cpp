@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <map>
+#include <mutex>
 
 #include "cuda/sweep_lowering.h"
 #include "support/align.h"
@@ -27,7 +29,7 @@ bool is_columns(const KernelEntry& entry) {
 
 class KernelsLowering : public SweepLowering {
  public:
-  KernelsLowering(const Plan& plan, int sweep, Modules& modules) {
+  KernelsLowering(const Plan& plan, int sweep, Modules& modules) : plan_(plan), modules_(modules) {
     for (KernelSource& source : generate_sweep(plan, sweep)) {
       kernels_.emplace_back(std::move(source), modules);
     }
@@ -45,6 +47,7 @@ class KernelsLowering : public SweepLowering {
   }
   void prepare(Context&, int64_t) override {}
   void lower(const Lowering& to) override {
+    if (const KernelLowering* turned = turned_for(to)) return turned->lower(to);
     for (const KernelLowering& kernel : kernels_) kernel.lower(to);
   }
   nlohmann::json describe(int64_t) override {
@@ -54,7 +57,27 @@ class KernelsLowering : public SweepLowering {
   }
 
  private:
+  // The kernel for operands that lie turned, where these do; written when the first such call
+  // comes.
+  const KernelLowering* turned_for(const Lowering& to) {
+    const KernelSource& source = kernels_.front().source();
+    const auto turned = turned_operands(plan_, source, kernels_.front().layouts(to), to.batch);
+    if (!turned) return nullptr;
+    const std::lock_guard lock(mutex_);
+    const auto [found, inserted] = turned_.try_emplace(*turned);
+    if (inserted) {
+      if (auto written = generate_turned(plan_, source, *turned)) {
+        found->second = std::make_unique<KernelLowering>(*std::move(written), modules_);
+      }
+    }
+    return found->second.get();
+  }
+
+  const Plan& plan_;
+  Modules& modules_;
   std::vector<KernelLowering> kernels_;
+  std::mutex mutex_;
+  std::map<TurnedOperands, std::unique_ptr<KernelLowering>> turned_;
 };
 
 }  // namespace
@@ -86,19 +109,19 @@ bool KernelLowering::admits(const KernelEntry& entry, const Lowering& to,
   if (entry.width == 1) return true;
   for (size_t i = 0; i < source_.operands.size(); ++i) {
     const KernelOperand& operand = source_.operands[i];
-    if (!operand.vector) continue;
-    const BoundTensor& tensor = tensors[i];
-    const int64_t element = operand.bytes;
-    const int64_t unit = std::min<int64_t>(16, entry.width * element);
-    if (tensor.strides[kFeatures] != 1) return false;
-    uintptr_t bits = to.low_bits(tensor.address);
-    for (const Axis axis : {kBatch, kRows, kGroups}) {
-      if (axis == kBatch && to.batch == 1) continue;
-      bits |= static_cast<uintptr_t>(tensor.strides[axis] * element);
-    }
-    if (bits % static_cast<uintptr_t>(unit) != 0) return false;
+    const OperandLayout layout = {tensors[i].strides, to.low_bits(tensors[i].address)};
+    if (operand.vector && !moves_vectors(operand, entry.width, layout, to.batch)) return false;
   }
   return true;
+}
+
+std::vector<OperandLayout> KernelLowering::layouts(const Lowering& to) const {
+  std::vector<OperandLayout> result;
+  for (const KernelOperand& operand : source_.operands) {
+    const BoundTensor tensor = to.bind(operand.value, operand.seen);
+    result.push_back({tensor.strides, to.low_bits(tensor.address)});
+  }
+  return result;
 }
 
 bool KernelLowering::lower_packing(const Lowering& to, const PackRequest& request) const {

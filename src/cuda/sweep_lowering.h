@@ -6,6 +6,7 @@
 
 #include "backend/executable.h"
 #include "codegen/kernel_source.h"
+#include "codegen/turned.h"
 #include "cuda/lowering.h"
 
 namespace ingot::cuda {
@@ -60,6 +61,8 @@ class KernelLowering {
   const KernelSource& source() const { return source_; }
   // splits: of partial states that are in the scratch memory already.
   void lower(const Lowering& to, const Override& instead = {}, int64_t splits = 0) const;
+  // Of the operands, in order.
+  std::vector<OperandLayout> layouts(const Lowering& to) const;
   // For a source of generate_packing(): false, with nothing added, where it does not fit.
   bool lower_packing(const Lowering& to, const PackRequest& request) const;
   nlohmann::json describe() const;

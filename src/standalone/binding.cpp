@@ -89,17 +89,22 @@ MatrixStrides Binding::matrix(const Sweep& sweep, int operand) const {
 
 bool Binding::admits(const KernelSource& source, const KernelEntry& entry, bool single) const {
   if (entry.width == 1) return true;
-  for (const KernelOperand& operand : source.operands) {
-    if (!operand.vector) continue;
-    const std::array<int64_t, kAxes> own = strides(operand.value, operand.seen);
-    if (own[kFeatures] != 1) return false;
-    const int64_t unit = std::min<int64_t>(16, entry.width * operand.bytes);
-    for (const Axis axis : {kBatch, kRows, kGroups}) {
-      if (axis == kBatch && single) continue;
-      if (own[axis] * operand.bytes % unit != 0) return false;
+  const std::vector<OperandLayout> all = layouts(source);
+  for (size_t i = 0; i < all.size(); ++i) {
+    const KernelOperand& operand = source.operands[i];
+    if (operand.vector && !moves_vectors(operand, entry.width, all[i], single ? 1 : kMany)) {
+      return false;
     }
   }
   return true;
+}
+
+std::vector<OperandLayout> Binding::layouts(const KernelSource& source) const {
+  std::vector<OperandLayout> result;
+  for (const KernelOperand& operand : source.operands) {
+    result.push_back({strides(operand.value, operand.seen), 0});
+  }
+  return result;
 }
 
 }  // namespace ingot::standalone

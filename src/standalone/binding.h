@@ -4,7 +4,7 @@
 
 #include <optional>
 
-#include "codegen/kernel_source.h"
+#include "codegen/turned.h"
 #include "standalone/standalone.h"
 
 namespace ingot::standalone {
@@ -28,6 +28,10 @@ class Binding {
   ValueId matrix_value(const Sweep& sweep, int operand) const;
   // Whether a kernel of vectors may run: its operands are aligned. `single`: for a batch of one.
   bool admits(const KernelSource& source, const KernelEntry& entry, bool single) const;
+  // A batch size that stands for all but one.
+  static constexpr int64_t kMany = int64_t{1} << 20;
+  // Of a kernel's operands, in order.
+  std::vector<OperandLayout> layouts(const KernelSource& source) const;
 
  private:
   // The leaf whose tensor holds a value; nullopt where that is a result or a buffer.

@@ -28,9 +28,12 @@ class ProgramWriter {
         add_product(static_cast<int>(i));
         continue;
       }
-      for (const KernelSource& source : generate_sweep(plan_, static_cast<int>(i))) {
-        add_kernels(source);
+      const std::vector<KernelSource> sources = generate_sweep(plan_, static_cast<int>(i));
+      if (const std::optional<KernelSource> turned = turned_source(sources.front())) {
+        add_kernels(*turned);
+        continue;
       }
+      for (const KernelSource& source : sources) add_kernels(source);
     }
     text_.host = constants_ + function();
     return std::move(text_);
@@ -76,6 +79,13 @@ class ProgramWriter {
       line += item.size() + 1;
     }
     return text + "};\n";
+  }
+
+  // The sweep's kernel for operands that lie turned, where these do.
+  std::optional<KernelSource> turned_source(const KernelSource& source) const {
+    const auto turned = turned_operands(plan_, source, binding_.layouts(source), Binding::kMany);
+    if (!turned) return {};
+    return generate_turned(plan_, source, *turned);
   }
 
   // The first of each role that the operands' alignment admits.

@@ -347,3 +347,55 @@ def test_the_launch_program_is_the_same_with_a_gpu_and_without(fake, tmp_path):
     none = run(["-c", HASH], fake, INGOT_LIBCUDA=str(tmp_path / "none.so"))
     assert here.returncode == none.returncode == 0, here.stderr + none.stderr
     assert here.stdout == none.stdout
+
+
+TURNED = """
+import ctypes, json, os
+import torch
+from ingot.runtime.library import Call, Tensor, library
+from ingot.runtime.program import Program
+
+fake = ctypes.CDLL(os.environ["INGOT_LIBCUDA"])
+fake.fake_log_end.restype = ctypes.c_char_p
+rows = ["B", 196, 1, 768]
+graph = {
+    "ingot_graph": 1,
+    "values": [
+        {"op": "input", "name": "x", "dtype": "f32", "shape": rows},
+        {"op": "input", "name": "t", "dtype": "f32", "shape": rows},
+        {"op": "add", "args": [0, 1], "origin": "add"},
+        {"op": "layer_norm", "args": [2], "origin": "norm", "attributes": {"axes": ["features"]}},
+    ],
+    "results": [{"value": 3, "name": "y"}],
+}
+program = Program(graph, device="cuda")
+program.prepare(64, 0)
+dense, turned = (196 * 768, 768, 768, 1), (196 * 768, 1, 1, 196)
+launched = []
+for strides, shift in ((dense, 0), (turned, 0), (turned, 0), (dense, 0), (dense, 4)):
+    tensors = (Tensor * 3)()
+    for number, entry in enumerate(tensors):
+        entry.sizes[:] = 64, 196, 1, 768
+        entry.strides[:] = strides if number == 1 else dense
+        entry.data = 0x100000000 * (number + 1) + (shift if number == 1 else 0)
+    fake.fake_log_start()
+    call = Call(
+        program=program._handle, batch=64, tensors=ctypes.addressof(tensors), count=3,
+        workspace=0x900000000, workspace_bytes=program.workspace_size(64), stream=0x5000,
+    )
+    library().check(library().ingot_program_call(ctypes.addressof(call)))
+    (line,) = fake.fake_log_end().decode().splitlines()
+    name, _, _, blocks, _, threads, *_ = line.split()
+    launched.append((name, int(blocks), int(threads)))
+print(json.dumps(launched))
+"""
+
+
+def test_operands_that_lie_turned_have_a_kernel_of_their_own(fake):
+    """8 rows a block of 512 threads, whose text is written when such a call comes."""
+    answer = run(["-c", TURNED], fake)
+    assert answer.returncode == 0, answer.stderr
+    plain, turned, again, back, unaligned = json.loads(answer.stdout)
+    assert turned == again == ["fused_add_norm_turned", 64 * 196 // 8, 512]
+    assert plain == back and plain[0] == "fused_add_norm"
+    assert unaligned[0] == "fused_add_norm_unaligned"

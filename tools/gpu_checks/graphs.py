@@ -117,6 +117,29 @@ def residual_layer_norm(n: int, rows: int) -> dict:
     return g.json()
 
 
+def residual(n: int, rows: int, groups: int = 1, behind: str = "", dtype: str = "f32") -> dict:
+    """x + t; or a layer norm of it, or a softmax, with the sum stored too."""
+    g = Graph(f"residual_{behind or 'map'}")
+    shape = [BATCH, rows, groups, n]
+    y = g.op("add", g.leaf("input", "x", shape, dtype), g.leaf("input", "t", shape, dtype))
+    g.result(y, shape, "sum", dtype)
+    if behind:
+        norm = behind == "layer_norm"
+        names = ("gamma", "beta") if norm else ()
+        leaves = [g.leaf("parameter", name, [1, 1, 1, n], dtype) for name in names]
+        g.result(g.op(behind, y, *leaves, axes=["features"]), shape, "y", dtype)
+    return g.json()
+
+
+def layer_norm(n: int, rows: int, groups: int, dtype: str = "f32") -> dict:
+    g = Graph("layer_norm")
+    shape = [BATCH, rows, groups, n]
+    leaves = [g.leaf("parameter", name, [1, 1, 1, n], dtype) for name in ("gamma", "beta")]
+    x = g.leaf("input", "t", shape, dtype)
+    g.result(g.op("layer_norm", x, *leaves, axes=["features"]), shape, "y", dtype)
+    return g.json()
+
+
 def channel_norm(channels: int, length: int) -> dict:
     """BatchNorm1d over [N, C, L]: statistics over batch and length."""
     g = Graph("channel_norm")
@@ -173,6 +196,12 @@ def zoo() -> dict[str, tuple[dict, list[int]]]:
         "group_norm_softmax": (group_norm_softmax(8, 96), [1, 65]),
         "residual_layer_norm": (residual_layer_norm(96, 3), [1, 50]),
         "residual_layer_norm odd": (residual_layer_norm(61, 5), [1, 50]),
+        "tokens layer_norm": (residual(768, 49, behind="layer_norm"), [1, 3]),
+        "tokens layer_norm odd": (residual(333, 5, 7, "layer_norm"), [1, 3]),
+        "tokens layer_norm long": (residual(4096, 3, 3, "layer_norm"), [1, 2]),
+        "matrix softmax": (residual(520, 1, behind="softmax"), [7, 8, 61]),
+        "tokens residual": (residual(768, 49), [1, 3]),
+        "tokens residual odd": (residual(61, 3, 5), [1, 33]),
         "channel_norm": (channel_norm(12, 40), [2, 33]),
         "pointwise_chain": (pointwise_chain(48, 100), [1, 77]),
         "pooled": (pooled(96, 4), [1, 33]),

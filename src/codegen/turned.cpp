@@ -1,0 +1,90 @@
+#include "codegen/turned.h"
+
+#include <algorithm>
+
+#include "codegen/sweep_writers.h"
+
+namespace ingot {
+namespace {
+
+constexpr int64_t kLeastBeside = 8;  // rows side by side that fill a sector of memory
+constexpr int64_t kMostWarps = 16;   // of a row: with 1024 threads it has too few registers
+// Values held by a thread: as teams grow; of two blocks of so many warps in a multiprocessor; of
+// one.
+constexpr int64_t kHeldGrowing = 16, kHeldOfTwo = 24, kHeldOfOne = 32;
+constexpr int64_t kMostStateBytes = 32768;  // of the 48 KB of static shared memory
+constexpr int64_t kMostOfASample = int64_t{1} << 31;
+
+// Rows behind one another that lie side by side in memory.
+int64_t rows_beside(const KernelSource& source, const Shape& space, const OperandLayout& layout,
+                    int64_t batch) {
+  int64_t count = 1;
+  for (const Axis axis : {kGroups, kRows, kBatch}) {
+    const int64_t extent = space.extent(axis, batch);
+    if ((source.row_axes & axis_bit(axis)) || extent == 1) continue;
+    if (layout.strides[axis] != count) break;
+    count *= extent;
+  }
+  return count;
+}
+
+}  // namespace
+
+bool moves_vectors(const KernelOperand& operand, int width, const OperandLayout& layout,
+                   int64_t batch) {
+  if (layout.strides[kFeatures] != 1) return false;
+  const int64_t unit = std::min<int64_t>(16, width * operand.bytes);
+  uintptr_t bits = layout.low_bits;
+  for (const Axis axis : {kBatch, kRows, kGroups}) {
+    if (axis == kBatch && batch == 1) continue;
+    bits |= static_cast<uintptr_t>(layout.strides[axis] * operand.bytes);
+  }
+  return width == 1 || bits % static_cast<uintptr_t>(unit) == 0;
+}
+
+std::optional<TurnedOperands> turned_operands(const Plan& plan, const KernelSource& source,
+                                              std::span<const OperandLayout> layouts,
+                                              int64_t batch) {
+  if (source.row_axes == 0) return {};
+  const Shape& space = plan.sweeps[static_cast<size_t>(source.sweep)].space;
+  if (space.static_elements() >= kMostOfASample) return {};
+  TurnedOperands turned;
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    const KernelOperand& operand = source.operands[i];
+    const OperandLayout& layout = layouts[i];
+    const int width = source.entries.front().width;
+    if (!operand.vector || moves_vectors(operand, width, layout, batch)) continue;
+    turned.apart.insert({operand.value, operand.written});
+    if (layout.strides[kFeatures] == 1) continue;
+    if (rows_beside(source, space, layout, batch) < kLeastBeside) continue;
+    turned.least_bytes = turned.least_bytes == 0
+                             ? operand.bytes
+                             : std::min<int64_t>(turned.least_bytes, operand.bytes);
+  }
+  if (turned.least_bytes == 0) return {};
+  return turned;
+}
+
+// As many rows as fill a sector of what lies turned; fewer where they are long.
+std::optional<TurnedBlock> turned_block(int64_t vectors, int64_t held_of_vector,
+                                        int64_t state_bytes, int64_t least_bytes) {
+  for (TurnedBlock block{TurnedBlock::rows_of(least_bytes)}; block.rows >= 4; block.rows /= 2) {
+    const auto held = [&] { return (vectors + block.team() - 1) / block.team() * held_of_vector; };
+    while (block.warps < kMostWarps && held() > kHeldGrowing) block.warps *= 2;
+    if (held() > kHeldOfOne) continue;
+    if (block.warps == kMostWarps) block.at_once = held() <= kHeldOfTwo ? 2 : 1;
+    block.fill();
+    if (block.warps * block.groups * block.rows * state_bytes <= kMostStateBytes) return block;
+  }
+  return {};
+}
+
+std::optional<KernelSource> generate_turned(const Plan& plan, const KernelSource& source,
+                                            const TurnedOperands& operands) {
+  if (source.entries.front().role == KernelRole::map) {
+    return write_map_turned(plan, source.sweep, operands);
+  }
+  return write_rows_turned(plan, source.sweep, operands);
+}
+
+}  // namespace ingot
