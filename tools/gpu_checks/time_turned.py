@@ -34,7 +34,7 @@ def added(x, t):
     return (x + t,)
 
 
-def normed(t, gamma, beta):
+def normed(gamma, beta, t):
     return (F.layer_norm(t, t.shape[3:], gamma.flatten(), beta.flatten()),)
 
 
