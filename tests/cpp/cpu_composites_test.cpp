@@ -12,6 +12,7 @@
 
 #include "backend/executable.h"
 #include "cpu/primitives.h"
+#include "cpu_levels.h"
 #include "graph/graph.h"
 #include "graph/importer.h"
 
@@ -64,15 +65,6 @@ std::vector<Row> rows() {
       INGOT_COMPOSITES(INGOT_TEST_ROW)
 #undef INGOT_TEST_ROW
   };
-}
-
-std::vector<Level> levels() {
-  const Level widest = detect_isa(nlohmann::json::object()).level;
-  std::vector<Level> found;
-  for (const Level level : {Level::baseline, Level::avx2, Level::avx512}) {
-    if (level <= widest) found.push_back(level);
-  }
-  return found;
 }
 
 Values draw(std::mt19937* generator, int64_t n) {

@@ -8,10 +8,10 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "cpu_levels.h"
 #include "graph/graph.h"
 #include "support/element.h"
 
@@ -30,15 +30,6 @@ double ulps(double exact, float found) {
   std::frexp(exact, &exponent);
   return std::abs(static_cast<double>(found) - exact) /
          std::ldexp(1.0, std::max(exponent - 24, -149));
-}
-
-std::vector<Level> levels() {
-  const Level widest = detect_isa(nlohmann::json::object()).level;
-  std::vector<Level> found;
-  for (const Level level : {Level::baseline, Level::avx2, Level::avx512}) {
-    if (level <= widest) found.push_back(level);
-  }
-  return found;
 }
 
 struct Function {

@@ -90,7 +90,7 @@ void check(const ProductProvider& provider, const Case& size, ingot_dtype dtype)
   }
 }
 
-std::vector<Isa> levels() {
+std::vector<Isa> isas() {
   std::vector<Isa> found;
   for (const nlohmann::json& masks : {nlohmann::json::object(), nlohmann::json{{"avx512", false}},
                                       nlohmann::json{{"avx2", false}}}) {
@@ -110,7 +110,7 @@ const Case kCases[] = {
     {60, 60, 250, true}, {33, 9, 1, true}};
 
 TEST(CpuProduct, OwnMatchesDouble) {
-  for (const Isa& isa : levels()) {
+  for (const Isa& isa : isas()) {
     const auto own = own_product(isa, true);
     for (const Case& size : kCases) {
       for (const ingot_dtype dtype : {INGOT_F32, INGOT_F64, INGOT_F16, INGOT_BF16}) {
@@ -137,7 +137,7 @@ TEST(CpuProduct, OwnBitsDoNotDependOnThreads) {
 }
 
 TEST(CpuProduct, OwnBitsAreTheSamePackedBefore) {
-  for (const Isa& isa : levels()) {
+  for (const Isa& isa : isas()) {
     const auto own = own_product(isa, true);
     for (const Case& size : {Case{3, 50, 70, true}, Case{60, 130, 600, true},
                              Case{9, 67, 300, false}, Case{1100, 40, 30, true}}) {
@@ -191,7 +191,7 @@ class Recorder final : public BlockConsumer {
 };
 
 TEST(CpuProduct, AConsumerIsGivenEveryBlockOnceWithTheProductsBits) {
-  for (const Isa& isa : levels()) {
+  for (const Isa& isa : isas()) {
     const auto own = own_product(isa, true);
     for (const Case& size : {Case{600, 1024, 300, true}, Case{2100, 64, 40, true},
                              Case{360, 480, 513, false}, Case{512, 30, 9, true}}) {
@@ -232,7 +232,7 @@ TEST(CpuProduct, AConsumerThatWouldLeaveThreadsIdleIsNotServed) {
 }
 
 TEST(CpuProduct, ARowIsAddedWithTheBitsOfAdditionBehind) {
-  for (const Isa& isa : levels()) {
+  for (const Isa& isa : isas()) {
     const auto own = own_product(isa, true);
     for (const Case& size : kCases) {
       if (size.k == 0 || size.m == 0) continue;
@@ -257,7 +257,7 @@ TEST(CpuProduct, ARowIsAddedWithTheBitsOfAdditionBehind) {
 
 // Rows one behind the other are read by vectors that hold several.
 TEST(CpuProduct, OwnMatchesDoubleWithoutPadding) {
-  for (const Isa& isa : levels()) {
+  for (const Isa& isa : isas()) {
     const auto own = own_product(isa, true);
     for (int64_t k = 1; k <= 5; ++k) {
       for (const Case& size : {Case{70, 1, k, true}, Case{1, 70, k, true}, Case{5, 67, k, true}}) {

@@ -3,12 +3,12 @@
 
 #include <cmath>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <vector>
 
 #include "cpu/interpreter.h"
 #include "cpu/primitives.h"
+#include "cpu_levels.h"
 
 namespace ingot::cpu {
 namespace {
@@ -16,15 +16,6 @@ namespace {
 constexpr ReduceMonoid kMonoids[] = {ReduceMonoid::sum, ReduceMonoid::max, ReduceMonoid::min,
                                      ReduceMonoid::moments, ReduceMonoid::log_sum_exp};
 constexpr int64_t kRows = 37;
-
-std::vector<Level> levels() {
-  const Level widest = detect_isa(nlohmann::json::object()).level;
-  std::vector<Level> found;
-  for (const Level level : {Level::baseline, Level::avx2, Level::avx512}) {
-    if (level <= widest) found.push_back(level);
-  }
-  return found;
-}
 
 struct States {
   std::vector<double> first, second;

@@ -8,10 +8,10 @@
 #include <limits>
 #include <random>
 
+#include "not_finite.h"
+
 namespace ingot {
 namespace {
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
 
 uint16_t stored_bits(double value, int32_t dtype) {
   uint16_t bits = 0;

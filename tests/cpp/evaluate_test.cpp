@@ -4,9 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
 
 #include "graph_support.h"
+#include "not_finite.h"
 
 namespace ingot {
 namespace {
@@ -18,9 +18,6 @@ using testing::evaluate_on;
 using testing::graph_of;
 using ::testing::HasSubstr;
 using ::testing::NanSensitiveDoubleEq;
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
-const double kNan = std::numeric_limits<double>::quiet_NaN();
 
 std::vector<double> reduce(const std::string& finish, const std::string& axes,
                            const std::string& shape, int64_t batch, std::vector<double> x) {

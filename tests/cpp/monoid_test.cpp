@@ -3,15 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <limits>
 #include <random>
 #include <vector>
 
+#include "not_finite.h"
+
 namespace ingot {
 namespace {
-
-constexpr double kInf = std::numeric_limits<double>::infinity();
-const double kNan = std::numeric_limits<double>::quiet_NaN();
 
 // Left to right, and as a tree whose leaves are single elements.
 template <class Monoid, class T>

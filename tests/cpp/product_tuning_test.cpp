@@ -20,7 +20,7 @@ using nlohmann::json;
 using ::testing::Contains;
 using ::testing::HasSubstr;
 
-constexpr const char* kLinear = R"({
+constexpr const char* kTuned = R"({
   "ingot_graph": 1, "name": "linear", "values": [
     {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 1, 1, 4096]},
     {"op": "parameter", "name": "w", "dtype": "f32", "shape": [1, 1024, 1, 4096]},
@@ -51,7 +51,7 @@ class ProductTuningTest : public ::testing::Test {
                           {"sm", 90},
                           {"cache_dir", folder_.path()},
                           {"product_choices", choices}};
-    return abi::make_program(kLinear, options.dump())->executable->describe(batch)["sweeps"][0];
+    return abi::make_program(kTuned, options.dump())->executable->describe(batch)["sweeps"][0];
   }
   void measured(const std::string& key, const json& choice) const {
     folder_.write(

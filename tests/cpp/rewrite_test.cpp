@@ -14,15 +14,15 @@
 namespace ingot {
 namespace {
 
-constexpr Shape kFull{true, 1, 1, 6}, kVector{false, 1, 1, 6}, kRow{true, 1, 1, 1};
+constexpr Shape kFull{true, 1, 1, 6}, kPerFeature{false, 1, 1, 6}, kPerRow{true, 1, 1, 1};
 constexpr AxisMask kOverBatch = axis_bit(kBatch), kOverFeatures = axis_bit(kFeatures);
 
 class RewriteTest : public ::testing::Test {
  protected:
   GraphBuilder builder_;
   ValueId x_ = builder_.leaf(LeafRole::input, "x", DType::f32, kFull);
-  ValueId vector_ = builder_.leaf(LeafRole::parameter, "v", DType::f32, kVector);
-  ValueId row_ = builder_.leaf(LeafRole::input, "r", DType::f32, kRow);
+  ValueId vector_ = builder_.leaf(LeafRole::parameter, "v", DType::f32, kPerFeature);
+  ValueId row_ = builder_.leaf(LeafRole::input, "r", DType::f32, kPerRow);
 
   ValueId op(PointwiseOp op, std::vector<ValueId> args) {
     return builder_.pointwise(op, std::move(args));
@@ -189,7 +189,7 @@ TEST_F(RewriteTest, AFeatureShiftBeforeARowReductionStays) {
 }
 
 TEST_F(RewriteTest, AScaleFoldsIntoTheAffineForm) {
-  const ValueId second = builder_.leaf(LeafRole::parameter, "b", DType::f32, kVector);
+  const ValueId second = builder_.leaf(LeafRole::parameter, "b", DType::f32, kPerFeature);
   const ValueId scale = builder_.leaf(LeafRole::parameter, "s", DType::f32, Shape{});
   const ValueId affine = op(PointwiseOp::add_, {op(PointwiseOp::mul_, {x_, vector_}), second});
   EXPECT_THAT(rewritten(op(PointwiseOp::mul_, {scale, affine}), RewriteLevel::real),
@@ -208,7 +208,7 @@ TEST_F(RewriteTest, TheSumOfALinearIsOneDotProduct) {
   EXPECT_THAT(rewritten(sum, RewriteLevel::real), Contains("sum-of-linear"));
   for (const Node& node : after_.nodes) {
     if (node.kind == NodeKind::matmul) {
-      EXPECT_EQ(node.shape, kRow);
+      EXPECT_EQ(node.shape, kPerRow);
     }
   }
 }

@@ -14,6 +14,7 @@ import warnings
 
 import ingot
 import torch
+import torch._dynamo
 import torch.distributed as dist
 from live import regions_run
 from random_agreement import by_compile
@@ -144,4 +145,7 @@ def rank_of(rank: int, port: str, ways: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    torch.multiprocessing.spawn(rank_of, (sys.argv[1], sys.argv[2:]), nprocs=RANKS)
+    # What takes longest is imported once: nothing has run here that a fork would leave half done.
+    torch.multiprocessing.start_processes(
+        rank_of, (sys.argv[1], sys.argv[2:]), nprocs=RANKS, start_method="fork"
+    )
