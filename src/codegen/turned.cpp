@@ -11,7 +11,7 @@ constexpr int64_t kLeastBeside = 8;  // rows side by side that fill a sector of 
 constexpr int64_t kMostWarps = 16;   // of a row: with 1024 threads it has too few registers
 // Values held by a thread: as teams grow; of two blocks of so many warps in a multiprocessor; of
 // one.
-constexpr int64_t kHeldGrowing = 16, kHeldOfTwo = 24, kHeldOfOne = 32;
+constexpr int64_t kHeldGrowing = 16, kHeldOfTwo = 24, kHeldOfOne = 48;
 constexpr int64_t kMostStateBytes = 32768;  // of the 48 KB of static shared memory
 constexpr int64_t kMostOfASample = int64_t{1} << 31;
 

@@ -105,6 +105,24 @@ TEST(Standalone, TakesStridesThatAreNotDense) {
   EXPECT_EQ(strides_of_products(text).front(), "{nullptr, 512, 1}, {nullptr, 1, 384}");
 }
 
+TEST(Standalone, HoldsTheKernelForOperandsThatLieTurned) {
+  const auto program = abi::make_program(R"({
+    "ingot_graph": 1, "name": "sum", "values": [
+      {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 64, 1, 512]},
+      {"op": "input", "name": "t", "dtype": "f32", "shape": ["B", 64, 1, 512]},
+      {"op": "add", "args": [0, 1], "origin": "sum"},
+      {"op": "softmax", "args": [2], "origin": "softmax"}],
+    "results": [{"value": 3, "name": "y"}]})",
+                                         R"({"device": "cuda"})");
+  const std::array<int64_t, kAxes> dense = {32768, 512, 0, 1}, turned = {32768, 1, 0, 64};
+  EXPECT_THAT(source_of(*program), Not(HasSubstr("_turned")));
+  const std::string text = source_of(*program, {dense, turned});
+  EXPECT_THAT(text, HasSubstr("launch(fused_sum_softmax_turned, divide_up(batch * 64, 8), "));
+  EXPECT_THAT(text, HasSubstr("{tensors[1], {32768, 1, 0, 64}}"));
+  EXPECT_THAT(text, HasSubstr("rows_turned<ingot::FusedSumSoftmaxTurned, 4, 8, "));
+  EXPECT_THAT(text, Not(HasSubstr("_unaligned")));
+}
+
 // The tile that a file takes for a number of samples is the one that the library would plan for.
 TEST(Standalone, TakesTheTilesThatTheLibraryPlans) {
   const auto program = two_linears();

@@ -115,6 +115,20 @@ BUGS = [
         "if (phase(value) - 1 >= p) writer.assign(",
         "stage kernels",
     ),
+    Bug(
+        "seven rows side by side are read together",
+        "src/codegen/turned.cpp",
+        "batch) < kLeastBeside) continue;",
+        "batch) < kLeastBeside - 1) continue;",
+        "unit CodegenTurned.A*:CodegenTurned.R*",
+    ),
+    Bug(
+        "what lies turned is read in vectors",
+        "src/codegen/body_writer.cpp",
+        "if (!context_.is_apart(value, written)) return",
+        "if (!written || !context_.is_apart(value, written)) return",
+        "unit CodegenTurned.R*",
+    ),
     # src/cuda and src/program
     Bug(
         "a packed operand outlives what is written over it",
