@@ -3,9 +3,10 @@
 // channels of [N, C, space] seen as [N, space, C]; a residual that was transposed.)
 //
 // A warp takes Rows neighbouring rows and 32 / Rows vectors of each: what lies row by row it moves
-// in vectors, whole sectors of memory by the lanes of a row; of what lies turned each lane moves
-// the V elements of its vector one by one, whole sectors by the lanes of a column. Which operand is
-// which is written in the body, so that all loads of a thread are issued before the first is used.
+// in vectors, whole lines of memory by the lanes of a row; of what lies turned each lane moves the
+// V elements of its vector one by one, a sector or half of one by the lanes of a column. Which
+// operand is which is written in the body, so that all loads of a thread are issued before the
+// first is used.
 //
 //   rows_turned   the body is that of rows.cuh; a row is held in registers by Warps warps
 //   map_turned    the body is that of map.cuh with kRow (features), kRowsPerSample

@@ -76,17 +76,16 @@ struct TurnedBlock {
   int threads() const { return static_cast<int>(kWarpLanes * warps * groups); }
   // Small teams share a block.
   void fill() { groups = std::max<int64_t>(1, kFewestWarps / warps); }
-  // Rows that fill a sector of memory with elements of so many bytes. No more than 16: of what
-  // lies row by row two lanes move a sector.
+  // Of a map: rows that fill a sector of memory with elements of so many bytes. No more than 16: of
+  // what lies row by row two lanes move a sector.
   static int64_t rows_of(int64_t bytes) { return bytes < 4 ? 16 : 8; }
 
   static constexpr int64_t kWarpLanes = 32, kFewestWarps = 8;
 };
 // For rows of so many vectors, of which a thread holds so many values each, whose reductions have
-// so many bytes of states; least_bytes: of an element of what lies turned. Nothing where rows are
-// too long to be held.
+// so many bytes of states. Nothing where rows are too long to be held.
 std::optional<TurnedBlock> turned_block(int64_t vectors, int64_t held_of_vector,
-                                        int64_t state_bytes, int64_t least_bytes);
+                                        int64_t state_bytes);
 
 // Assembles a translation unit.
 struct UnitParts {

@@ -113,21 +113,22 @@ TEST(CodegenTurned, RowsThatLieSideBySideAreReadTogether) {
                                      "operands.v1_t.strides[3], v1_t);"));
   EXPECT_THAT(source.text, HasSubstr("ingot::load(operands.v0_x.at"));
   EXPECT_THAT(source.text, HasSubstr("ingot::store(operands.v2_add_out.at"));
-  EXPECT_THAT(source.text, HasSubstr("Turned, 4, 8, 16, 1>(operands, rows)"));
+  EXPECT_THAT(source.text, HasSubstr("Turned, 4, 4, 8, 1>(operands, rows)"));
   const KernelEntry& entry = source.entries.at(0);
   EXPECT_THAT(entry.name, ::testing::EndsWith("_turned"));
-  EXPECT_EQ(entry.threads, 512);
-  EXPECT_EQ(blocks_of(source, entry, 64), 64 * 196 / 8);
-  EXPECT_EQ(blocks_of(source, entry, 3), (3 * 196 + 7) / 8) << "rows left over";
-  // Of two bytes: 16 rows to a sector, and rows of vectors of eight.
+  EXPECT_EQ(entry.threads, 256);
+  EXPECT_EQ(blocks_of(source, entry, 64), 64 * 196 / 4);
+  const KernelSource odd = turned_source(sum_then("layer_norm", {true, 49, 1, 768})).value();
+  EXPECT_EQ(blocks_of(odd, odd.entries.at(0), 3), (3 * 49 + 3) / 4) << "rows left over";
+  // Of two bytes: rows of vectors of eight.
   const KernelSource half =
       turned_source(sum_then("layer_norm", {true, 196, 1, 768}, DType::bf16)).value();
-  EXPECT_THAT(half.text, HasSubstr("Turned, 8, 16, 16, 1>"));
+  EXPECT_THAT(half.text, HasSubstr("Turned, 8, 4, 8, 1>"));
 }
 
 TEST(CodegenTurned, SmallTeamsShareABlockAndMapsAreCutAlongRowsToo) {
   const KernelSource images = turned_source(sum_then("layer_norm", {true, 28, 28, 192})).value();
-  EXPECT_THAT(images.text, HasSubstr("Turned, 4, 8, 4, 2>"));
+  EXPECT_THAT(images.text, HasSubstr("Turned, 4, 4, 2, 4>"));
   EXPECT_EQ(blocks_of(images, images.entries.at(0), 64), 64 * 784 / 16);
   const KernelSource map = turned_source(sum_then("", {true, 196, 1, 768})).value();
   EXPECT_THAT(map.text, HasSubstr("map_turned<ingot::FusedAddTurned, 4, 8, 8, 1, 4>"));
@@ -163,7 +164,7 @@ TEST(CodegenTurned, WhatIsUnalignedBesideIsMovedElementByElement) {
   EXPECT_THAT(source.text, Not(HasSubstr("ingot::store(")));
 }
 
-void expect_compiled_without_spills(const KernelSource& source) {
+void expect_turned_without_spills(const KernelSource& source) {
   for (const int sm : {80, 90}) {
     std::vector<std::string> options = cuda::compile_options(cuda::nvrtc_architecture(sm));
     options.emplace_back("--ptxas-options=-v");
@@ -182,13 +183,13 @@ TEST(CodegenTurned, NvrtcCompilesWithoutSpills) {
       for (const char* behind : {"layer_norm", "softmax", ""}) {
         const auto source = turned_source(sum_then(behind, {true, 28, 7, features}, dtype));
         ASSERT_TRUE(source) << behind << features;
-        expect_compiled_without_spills(*source);
+        expect_turned_without_spills(*source);
       }
       for (const bool again : {false, true}) {
         const int64_t most = std::min<int64_t>(features, 1024);  // three values are held of each
         const auto source = turned_source(norm_gradient(most, dtype, again));
         ASSERT_TRUE(source) << "gradient " << features;
-        expect_compiled_without_spills(*source);
+        expect_turned_without_spills(*source);
       }
     }
   }

@@ -119,7 +119,7 @@ TEST(Standalone, HoldsTheKernelForOperandsThatLieTurned) {
   const std::string text = source_of(*program, {dense, turned});
   EXPECT_THAT(text, HasSubstr("launch(fused_sum_softmax_turned, divide_up(batch * 64, 8), "));
   EXPECT_THAT(text, HasSubstr("{tensors[1], {32768, 1, 0, 64}}"));
-  EXPECT_THAT(text, HasSubstr("rows_turned<ingot::FusedSumSoftmaxTurned, 4, 8, "));
+  EXPECT_THAT(text, HasSubstr("rows_turned<ingot::FusedSumSoftmaxTurned, 4, 4, "));
   EXPECT_THAT(text, Not(HasSubstr("_unaligned")));
 }
 
