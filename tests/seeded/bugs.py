@@ -283,6 +283,20 @@ BUGS = [
         "python tests/python/test_frozen.py",
     ),
     Bug(
+        "a write into a parameter with gradients switched off is seen",
+        "python/ingot/live/unseen_writes.py",
+        "if not torch.is_grad_enabled() and tensor.requires_grad:",
+        "if torch.is_grad_enabled() and tensor.requires_grad:",
+        "python tests/python/test_unseen_writes.py",
+    ),
+    Bug(
+        "a write through what was detached is seen",
+        "python/ingot/live/unseen_writes.py",
+        "other.requires_grad == tensor.requires_grad",
+        "other.requires_grad <= other.requires_grad",
+        "python tests/python/test_unseen_writes.py",
+    ),
+    Bug(
         "a result without a gradient counts as reached",
         "python/ingot/live/gradients.py",
         "            if at not in unreached:\n",
