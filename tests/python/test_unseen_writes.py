@@ -1,5 +1,6 @@
-"""Forwards that write: into buffers with gradients switched off (power iterations, codebooks, moving
-averages), which become part of a graph, and where autograd does not see it, which PyTorch runs."""
+"""Forwards that write: into buffers with gradients switched off (power iterations, codebooks,
+moving averages), which become part of a graph, and where autograd does not see it, which PyTorch
+runs."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ from ingot.capture.folding import fold_constants
 from ingot.capture.host_time import is_of_the_host
 from ingot.capture.importer import import_graph
 from ingot.capture.nodes import computes, schema_name, where
+from ingot.capture.numbers import numbers_as_tensors
 from ingot.capture.products import PRODUCTS
 from ingot.capture.table import SHAPE_OPERATORS
 from ingot.live import policy
@@ -292,6 +293,8 @@ def _with_refused(feed: Feed, gradients: bool) -> tuple[Feed, dict[str, str]]:
     feed.trains_chains = True
     fold_constants(feed)
     refused = views_among_results(feed.graph) + (copies_of_written(feed) if gradients else [])
+    if policy.ambient(feed.device_type)[0] is None:  # autocast may make few bits of a tensor
+        refused += numbers_as_tensors(feed.graph)
     return feed, dict.fromkeys(refused, "")
 
 
