@@ -80,6 +80,13 @@ BUGS = [
     ),
     # src/plan
     Bug(
+        "an epilogue keeps the first of two results that do not follow from one another",
+        "src/plan/schedule.cpp",
+        "if (first == kNoValue || common == first) return;",
+        "if (first == kNoValue || common <= first) return;",
+        "unit Plan.*",
+    ),
+    Bug(
         "buffers that meet in one sweep may overlap",
         "src/plan/plan.cpp",
         "if (buffers[other].last_sweep < buffers[i].first_sweep ||",
