@@ -105,6 +105,59 @@ class Scheduler {
         kept_[static_cast<size_t>(operand_source(graph_, arg))] = true;
       }
     }
+    if (target_.device != Target::Device::cuda) return;
+    for (size_t i = 0; i < graph_.nodes.size(); ++i) {
+      if (graph_.nodes[i].kind == NodeKind::matmul) keep_common(static_cast<ValueId>(i));
+    }
+  }
+
+  // Where what would be kept of a product is not what all else follows from that a later sweep
+  // wants, keeps the last value that is: y for tanh(y) and Σ y², of which neither follows from the
+  // other.
+  void keep_common(ValueId matmul) {
+    if (kept_[static_cast<size_t>(matmul)]) return;
+    // Whether a value follows from the product's elements, at once or beside what is reduced of
+    // them or multiplied on, or from the latter alone.
+    enum class Way { none, aside, late, direct };
+    const size_t count = graph_.nodes.size();
+    std::vector<Way> ways(count, Way::none);
+    std::vector<ValueId> before(count, kNoValue);  // the last value on all ways from the product
+    ways[static_cast<size_t>(matmul)] = Way::direct;
+    ValueId common = kNoValue, first = kNoValue;
+    const auto join = [&](ValueId a, ValueId b) {
+      while (a != b && a != kNoValue) {
+        ValueId& later = a > b ? a : b;
+        later = before[static_cast<size_t>(later)];
+      }
+      return a == kNoValue ? b : a;
+    };
+    for (size_t i = static_cast<size_t>(matmul) + 1; i < count; ++i) {
+      const Node& node = graph_.nodes[i];
+      const bool element = node.kind == NodeKind::pointwise || node.kind == NodeKind::view;
+      bool reached = false, waits = false;
+      for (const ValueId arg : node.args) {
+        const Way way = ways[static_cast<size_t>(arg)];
+        waits = waits || way == Way::aside || way == Way::late;
+        if (way < Way::late) continue;
+        reached = true;
+        if (element) before[i] = join(before[i], arg);
+      }
+      if (reached || waits) ways[i] = Way::aside;
+      if (reached && element) ways[i] = waits ? Way::late : Way::direct;
+      if (ways[i] >= Way::late && kept_[i]) {
+        common = join(common, static_cast<ValueId>(i));
+        if (first == kNoValue && ways[i] == Way::direct) first = static_cast<ValueId>(i);
+      }
+      if (node.kind == NodeKind::reduce && reached &&
+          !(changed_axes(graph_[node.args[0]].shape, node.shape) & axis_bit(kBatch))) {
+        common = join(common, node.args[0]);
+      }
+    }
+    if (first == kNoValue || common == first) return;
+    while (graph_[common].dtype != graph_[matmul].dtype) {
+      common = before[static_cast<size_t>(common)];
+    }
+    kept_[static_cast<size_t>(common)] = true;
   }
 
   // An epilogue on a GPU stores one value of every element: a second one is left to a later sweep,

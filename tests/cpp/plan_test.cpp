@@ -222,6 +222,33 @@ TEST(Plan, StoresOneValueOfEveryElementInAnEpilogueOnAGpu) {
   expect_meaning(graph, plan);
 }
 
+TEST(Plan, StoresWhatBothFollowFromInAnEpilogueOnAGpu) {
+  // Of y = x·Wᵀ + b: tanh(y) and what is reduced of y², or exp(y), or tanh(y) + y.
+  enum class Other { length, exp, sum };
+  for (const Other other : {Other::length, Other::exp, Other::sum}) {
+    GraphBuilder builder;
+    const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, kInner});
+    const ValueId w =
+        builder.leaf(LeafRole::parameter, "weight", DType::f32, {false, kOuter, 1, kInner});
+    const ValueId bias = builder.leaf(LeafRole::parameter, "bias", DType::f32, kVector);
+    const ValueId y = builder.pointwise(PointwiseOp::add_, {builder.matmul(x, w, true), bias});
+    const ValueId tanh = builder.pointwise(PointwiseOp::tanh_, {y});
+    builder.result(tanh, "tanh");
+    const ValueId square = builder.pointwise(PointwiseOp::mul_, {y, y});
+    builder.result(other == Other::length ? builder.reduce(Finish::sum, square, axis_bit(kFeatures))
+                   : other == Other::exp  ? builder.pointwise(PointwiseOp::exp_, {y})
+                                          : builder.pointwise(PointwiseOp::add_, {tanh, y}),
+                   "other");
+    const Graph graph = builder.take();
+    Target target = target_with(true);
+    target.device = Target::Device::cuda;
+    const Plan plan = make_plan(graph, target, Precision::fp32);
+    EXPECT_EQ(plan.sweeps[0].kind, SweepKind::product);
+    EXPECT_EQ(stored_by_product(plan), 1u) << static_cast<int>(other);
+    expect_meaning(graph, plan);
+  }
+}
+
 enum class Stored { nothing, products, products_and_sums };
 
 // x = x + tanh(layer_norm(x)·Wᵀ), again and again. stored: what are results too, as backward wants

@@ -152,6 +152,34 @@ def test_what_no_result_with_a_gradient_reaches_has_none():
         assert m.bn.weight.grad is None and m.bn.bias.grad is None
 
 
+class Decided(Model):
+    """Results without a derivative beside one that has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Linear(16, 24)
+
+    def forward(self, x):
+        y = torch.tanh(self.gemm(x) * self.scale)
+        return y, y.argmax(1), y > 0.5, self.other(x).argmax(1)
+
+
+def test_results_without_a_derivative_take_no_longer_way(monkeypatch):
+    torch.manual_seed(0)
+    module, twin, exact = three_of(Decided())
+    longer = []
+    some = RegionCall.of_some
+    monkeypatch.setattr(RegionCall, "of_some", lambda *given: longer.append(given) or some(*given))
+    check_against_fp64(module, twin, exact, [torch.randn(11, 16)])
+    ways = backwards_of(module)
+    assert not longer and not all(way.all_differentiable for way in ways)
+    for m in (module, twin):
+        results = m(torch.randn(11, 16))
+        assert [r.requires_grad for r in results] == [True, False, False, False]
+        results[0].sum().backward()
+        assert m.gemm.weight.grad is not None and m.other.weight.grad is None
+
+
 def test_unused_parameters_have_none(three):
     module = three[0]
     loss = module(torch.randn(5, 16)).sum()

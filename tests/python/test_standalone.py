@@ -290,6 +290,14 @@ def test_writes_every_forward(tmp_path, case, training):
     torch.testing.assert_close(found.state_dict(), expected.state_dict())
 
 
+def test_holds_a_product_of_whose_result_two_things_are_wanted(tmp_path):
+    forward = "y = self.linear(x)\n        return torch.tanh(y) * 2, torch.sqrt((y * y).sum(1))"
+    standalone = Standalone(model(tmp_path, forward))
+    assert not standalone.report["unsupported"]
+    (region,) = standalone.regions.values()
+    assert "matmul" in [value["op"] for value in region.region.graph["values"]]
+
+
 def test_refuses_constants_too_large_to_write_down(tmp_path):
     forward = "return self.linear(x).relu() + torch.arange(70000).view(-1, 7)[:1, :1]"
     with pytest.raises(StandaloneError, match="constant tensor of 70000 numbers"):

@@ -64,7 +64,7 @@ def test_a_part_without_gradients_or_autocast_is_eagers(make, autocast):
     with warnings.catch_warnings(), regions_run() as ran:
         warnings.simplefilter("ignore")
         found = step(optimised, x, autocast)
-    assert bool(ran) == (make is not Written)
+    assert ran
     tolerance = 2e-2 if autocast else 1e-5
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     assert (found[1]["rates"] is None) == (expected[1]["rates"] is None)

@@ -80,6 +80,13 @@ BUGS = [
     ),
     # src/plan
     Bug(
+        "an epilogue keeps the first of two results that do not follow from one another",
+        "src/plan/schedule.cpp",
+        "if (first == kNoValue || common == first) return;",
+        "if (first == kNoValue || common <= first) return;",
+        "unit Plan.*",
+    ),
+    Bug(
         "buffers that meet in one sweep may overlap",
         "src/plan/plan.cpp",
         "if (buffers[other].last_sweep < buffers[i].first_sweep ||",
@@ -295,6 +302,34 @@ BUGS = [
         "if now is not tensor or now._version != version or",
         "if now is not tensor or",
         "python tests/python/test_frozen.py",
+    ),
+    Bug(
+        "a cast to the module's own type rounds the truth",
+        "python/ingot/verify/doubled.py",
+        "if func in _CASTS and _CASTS[func] in self._own:",
+        "if func in _CASTS and _CASTS[func] not in self._own:",
+        "python tests/python/test_verify_doubled.py",
+    ),
+    Bug(
+        "a number beside 16 bits is rounded to them",
+        "python/ingot/capture/numbers.py",
+        "like.dtype == torch.float32",
+        "like.is_floating_point()",
+        "python tests/python/test_numbers.py",
+    ),
+    Bug(
+        "a write into a parameter with gradients switched off is seen",
+        "python/ingot/live/unseen_writes.py",
+        "if not torch.is_grad_enabled() and tensor.requires_grad:",
+        "if torch.is_grad_enabled() and tensor.requires_grad:",
+        "python tests/python/test_unseen_writes.py",
+    ),
+    Bug(
+        "a write through what was detached is seen",
+        "python/ingot/live/unseen_writes.py",
+        "other.requires_grad == tensor.requires_grad",
+        "other.requires_grad <= other.requires_grad",
+        "python tests/python/test_unseen_writes.py",
     ),
     Bug(
         "a result without a gradient counts as reached",

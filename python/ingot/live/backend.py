@@ -26,7 +26,8 @@ from ingot.capture.feed import Feed
 from ingot.capture.folding import fold_constants
 from ingot.capture.host_time import is_of_the_host
 from ingot.capture.importer import import_graph
-from ingot.capture.nodes import computes, schema_name
+from ingot.capture.nodes import computes, schema_name, where
+from ingot.capture.numbers import numbers_as_tensors
 from ingot.capture.products import PRODUCTS
 from ingot.capture.table import SHAPE_OPERATORS
 from ingot.live import policy
@@ -42,6 +43,7 @@ from ingot.live.tracing import (
     value_at_capture,
     views_among_results,
 )
+from ingot.live.unseen_writes import UnseenWritesError, parts_to_run_apart
 from ingot.log import logger
 from ingot.runtime.ahead import compile_ahead
 from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError, IngotWarning
@@ -78,6 +80,16 @@ class Session:
             self.warned.add(reason)
             warnings.warn(f"ingot: {self.name}: {reason}", IngotWarning, stacklevel=2)
 
+    def tell(self, item: Unsupported) -> None:
+        place = item.where and f" ({item.where})"
+        self.warn(f"PyTorch runs {item.what}{place}: {item.why}")
+
+    def leaves(self, item: Unsupported) -> None:
+        """What no graph of Ingot's holds."""
+        if item not in self.breaks:
+            self.breaks.append(item)
+            self.tell(item)
+
     def broke(self, reason: str, where: str) -> None:
         """What is called where TorchDynamo breaks a graph is PyTorch's, with all beneath it."""
         why = next(iter(reason.splitlines()), "").strip().rstrip(".:")
@@ -87,6 +99,9 @@ class Session:
                 f"PyTorch runs what TorchDynamo cannot capture{where and f' ({where})'}: {why}. "
                 "TORCH_LOGS=graph_breaks tells the lines"
             )
+
+    def run_by_pytorch(self, gm: torch.fx.GraphModule) -> Callable:
+        return gm.forward
 
     def made(self, graph: DynamoGraph) -> Callable:
         """The callable that Dynamo gets for a graph that was compiled."""
@@ -148,6 +163,11 @@ def _compile_piece(
             graph.problem = "PyTorch runs it: it holds nothing that Ingot takes over"
     except AskedInVainError:
         raise
+    except UnseenWritesError as error:
+        apart = parts_to_run_apart(list(gm.graph.nodes), error.nodes)
+        if apart:
+            return _compile_around(session, gm, example_inputs, error, apart)
+        graph.problem = f"PyTorch runs it: {error}"
     except CaptureError as error:
         graph.problem = f"PyTorch runs it: {error}"
         graph.holds_nothing = isinstance(error, NothingToGainError)
@@ -168,10 +188,20 @@ def _compile_piece(
             session.warn(graph.problem)
         return gm.forward
     for item in graph.compiled.captured.unsupported:
-        where = item.where and f" ({item.where})"
-        session.warn(f"PyTorch runs {item.what}{where}: {item.why}")
+        session.tell(item)
     made, masks = session.made(graph), graph.compiled.causal_inputs
     return while_causal(made, gm.forward, masks) if masks else made
+
+
+def _compile_around(
+    session: Session, gm, example_inputs, error: UnseenWritesError, apart: set[torch.fx.Node]
+) -> Callable:
+    """The same in pieces, between which PyTorch runs what is apart."""
+    for node in gm.graph.nodes:
+        if node.name in error.nodes:
+            session.leaves(Unsupported("a write", where(node), str(error)))
+    around, between = partial(_compile_piece, session), lambda gm, _: session.run_by_pytorch(gm)
+    return compile_pieces(gm, example_inputs, around, apart, between)
 
 
 def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
@@ -263,6 +293,8 @@ def _with_refused(feed: Feed, gradients: bool) -> tuple[Feed, dict[str, str]]:
     feed.trains_chains = True
     fold_constants(feed)
     refused = views_among_results(feed.graph) + (copies_of_written(feed) if gradients else [])
+    if policy.ambient(feed.device_type)[0] is None:  # autocast may make few bits of a tensor
+        refused += numbers_as_tensors(feed.graph)
     return feed, dict.fromkeys(refused, "")
 
 

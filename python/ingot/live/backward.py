@@ -42,7 +42,8 @@ class Backward:
     programs: those of its regions; none where PyTorch's operators run. products: compile those that
     contract the batch, of the size that it was made for. inputs: how many there are
     before the gradients; kept: which of them it reads; again: the region's results by PyTorch's
-    operators, None for those that have no gradient; read_again: leaves that this reads besides.
+    operators, None for those that have no gradient; read_again: leaves that this reads besides;
+    differentiable: places of the results that have a gradient.
     """
 
     def __init__(
@@ -64,10 +65,12 @@ class Backward:
         self.products = _compilations(graph, precision, device_type)
         self.run: Callable = compiled.run
         reads = self.derivative.reads
-        self.all_differentiable = all(self.derivative.differentiable)
-        self.inputs = len(reads) - sum(self.derivative.differentiable)
+        has_gradient = self.derivative.differentiable
+        self.all_differentiable = all(has_gradient)
+        self.differentiable = [at for at, has in enumerate(has_gradient) if has]
+        self.inputs = len(reads) - len(self.differentiable)
         self.kept = tuple(at for at in range(self.inputs) if reads[at])
-        self.again = _differentiable_part(region.reference.module, self.derivative.differentiable)
+        self.again = _differentiable_part(region.reference.module, has_gradient)
         used = [bool(n.users) for n in self.again.graph.nodes if n.op == "placeholder"]
         self.read_again = tuple(at for at, has in enumerate(used) if has and not reads[at])
 

@@ -169,14 +169,16 @@ class _RegionFunction(torch.autograd.Function):
         if _with_gradients():
             found = _recorded(ctx, inputs, gradients)
         else:
-            run = way.run
-            if any(gradient is None for gradient in gradients):
+            run, given = way.run, gradients
+            if not way.all_differentiable:  # argmax and its like never have one
+                given = [gradients[at] for at in way.differentiable]
+            if any(gradient is None for gradient in given):
                 unreached = _unreached(ctx, gradients)
-                run, gradients = _of_some(ctx, gradients)
+                run, given = _of_some(ctx, given)
             # What is read last is freed then: nothing here holds it.
             ctx.maybe_clear_saved_tensors()
-            inputs += gradients
-            del gradients
+            inputs += given
+            del gradients, given
             tensor = None
             found = run(inputs)
         result: list[Any] = [None] * len(ctx.needs_input_grad)
@@ -194,9 +196,10 @@ def _unreached(ctx, gradients: Sequence) -> set[int]:
 
 
 def _of_some(ctx, gradients: Sequence) -> tuple[Callable, list[torch.Tensor | None]]:
-    """What runs the backward pass where some results have no gradient, and the gradients for it."""
-    binding, differentiable = ctx.binding, ctx.way.derivative.differentiable
-    both = [both for *both, has in zip(gradients, binding.outputs, differentiable) if has]
+    """What runs the backward pass where some differentiable results have no gradient, and the
+    gradients for it."""
+    binding = ctx.binding
+    both = list(zip(gradients, (binding.outputs[at] for at in ctx.way.differentiable)))
     run, reads = ctx.call.of_some(ctx.way, tuple(g is not None for g, _ in both))
     return run, [
         torch.zeros(shape, dtype=dtype, device=binding.device) if g is None and read else g

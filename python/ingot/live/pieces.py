@@ -5,13 +5,14 @@ its own, and leaves it to a partitioner behind the backend to compute the body a
 Run as it is, that operator keeps what eager would drop: PyTorch's own checkpoint runs the bodies,
 which are captured like any graph. A `torch.autograd.Function` of the user's is such an operator
 too, with a graph for each direction: traced through, its backward would be lost. PyTorch runs it.
+So it does with writes that autograd does not see.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,11 +35,16 @@ def has_pieces_inside(gm: torch.fx.GraphModule) -> bool:
 
 
 def compile_pieces(
-    gm: torch.fx.GraphModule, examples: Sequence[Any], compile_piece: CompilePiece
+    gm: torch.fx.GraphModule,
+    examples: Sequence[Any],
+    compile_piece: CompilePiece,
+    apart: Container[torch.fx.Node] = (),
+    run_apart: CompilePiece | None = None,
 ) -> Callable:
     """The whole graph, or what is between the operators at which it is cut, and inside checkpoints.
-    examples: what Dynamo hands to a backend for the graph's inputs."""
-    if not has_pieces(gm):
+    examples: what Dynamo hands to a backend for the graph's inputs; apart: further nodes at which
+    it is cut, which `run_apart` compiles."""
+    if not apart and not has_pieces(gm):
         return compile_piece(gm, examples)
     nodes = list(gm.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
@@ -46,9 +52,9 @@ def compile_pieces(
     values.update(zip(inputs, examples))
     (results,) = next(node for node in nodes if node.op == "output").args
     steps = []
-    for part in _parts(nodes):
+    for part in _parts(nodes, apart):
         kind = _KINDS.get(part[0].target, _piece_step)
-        steps.append(kind(gm, part, values, compile_piece))
+        steps.append(kind(gm, part, values, run_apart if part[0] in apart else compile_piece))
     last = {node: at for at, step in enumerate(steps) for node in step.inputs}
     last.update(dict.fromkeys(_nodes_of(results), len(steps)))
 
@@ -78,10 +84,16 @@ def _is_apart(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and node.target in _KINDS
 
 
-def _parts(nodes: list[torch.fx.Node]) -> Iterator[list[torch.fx.Node]]:
-    """Operators apart, each with what takes its results apart, and what is between them."""
+def _parts(
+    nodes: list[torch.fx.Node], apart: Container[torch.fx.Node]
+) -> Iterator[list[torch.fx.Node]]:
+    """Operators that are apart by their kind, each with what takes its results apart; what is
+    `apart`, and what is between all of these."""
     between: list[torch.fx.Node] = []
     for node in nodes:
+        if between and (between[0] in apart) != (node in apart):
+            yield between
+            between = []
         if _is_apart(node):
             if between:
                 yield between

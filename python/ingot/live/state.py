@@ -178,6 +178,7 @@ class State(Session):
             self._calling.now = False
         if with_kernels:
             problem = self.graphs[-1].problem if self.graphs else "Ingot is switched off"
+            problem = problem or "it begins with what PyTorch runs"
             raise IngotError(f"{self.name} cannot be prepared: {problem}")
 
     def made(self, graph: DynamoGraph) -> Callable:
@@ -195,6 +196,9 @@ class State(Session):
             return run(args)
 
         return call
+
+    def run_by_pytorch(self, gm: torch.fx.GraphModule) -> Callable:
+        return self._by_pytorch(gm.forward)
 
     def mode(self) -> str:
         return "training" if self._training else "eval"

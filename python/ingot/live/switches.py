@@ -11,6 +11,7 @@ import torch
 
 from ingot.capture.captured import CaptureError
 from ingot.capture.nodes import LEFT_ALONE, WITHOUT_AUTOCAST, mutates
+from ingot.live.unseen_writes import UnseenWritesError, unseen_by_autograd
 
 # Words in the names of the functions that switch.
 _GRADIENTS, _ENTER, _EXIT, INFERENCE = (
@@ -23,15 +24,35 @@ _GRADIENTS, _ENTER, _EXIT, INFERENCE = (
 
 class Runner(torch.fx.Interpreter):
     """Runs a graph of Dynamo's while it is traced anew: as it is, the tracer would note where
-    autocast is entered, and not enter it."""
+    autocast is entered, and not enter it, and `.data` would not follow what is written.
+    watching: raises UnseenWritesError in the end where there are such writes."""
+
+    def __init__(self, gm: torch.fx.GraphModule, watching: bool = False):
+        super().__init__(gm)
+        self._watching = watching
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         self._entered: list[torch.autocast] = []
+        self._unseen: list[str] = []
+        self._gradients = torch.is_grad_enabled()
         try:
-            return super().run(*args, **kwargs)
+            results = super().run(*args, **kwargs)
         finally:
             while self._entered:
                 self._entered.pop().__exit__(None, None, None)
+        if self._unseen:
+            raise UnseenWritesError(self._unseen)
+        return results
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        if not self._watching or n.op not in ("call_function", "call_method"):
+            return super().run_node(n)
+        given = [self.env[node] for node in n.all_input_nodes]
+        with unseen_by_autograd(given, self.env, self._gradients) as unseen:
+            result = super().run_node(n)
+        if unseen:
+            self._unseen.append(n.name)
+        return result
 
     def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
         if target is torch.amp.autocast_mode._enter_autocast:
@@ -43,6 +64,8 @@ class Runner(torch.fx.Interpreter):
             self._entered.remove(args[0])
             args[0].__exit__(None, None, None)
             return None
+        if target is torch._C._autograd._get_data_attr:  # of a tensor that stands for another
+            return args[0].detach()
         return super().call_function(target, args, kwargs)
 
 

@@ -364,14 +364,13 @@ def _traced(gm: torch.fx.GraphModule, values: Sequence[Any]) -> tuple[torch.fx.G
     if mode is None:
         raise CaptureError("it takes no tensors")
     switches.refuse(gm.graph, switches.INFERENCE)  # which tracing does not note
-    run = switches.Runner(gm).run
+    watching = switches.Runner(gm, watching=True).run
     try:
         # The mode may be our own: Dynamo's, found through its context, would not mix with it.
         with tracing(None), mode, enable_python_dispatcher(), preserve_node_meta():
-            traced = _pre_dispatch(run)(*values)
+            traced = _pre_dispatch(watching)(*values)
             if any(mutates(node) for node in traced.graph.nodes):
-                switches.settle(traced.graph, torch.is_grad_enabled())  # refuses writes
-                traced = _without_writes(run, values)
+                traced = _without_writes(switches.Runner(gm).run, values)
     except CaptureError:
         raise
     except Exception as error:  # many kinds

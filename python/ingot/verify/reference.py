@@ -14,6 +14,7 @@ import torch
 from . import blocks, execution, passing
 from .bounds import Disturbance, Roundings, disturbed_runs
 from .criteria import ErrorModel, Spread
+from .doubled import own_type, own_type_is_fp64
 from .measures import measure
 from .scalars import ElementByElement
 from .terms import Forms
@@ -98,7 +99,8 @@ class Reference:
         self.state_dict_names = list(fresh.state_dict())
         self.requires_grad = {n: p.requires_grad for n, p in fresh.named_parameters()}
         self._eager = fresh.to(device)
-        self._exact = copy.deepcopy(fresh)._apply(in_fp64)
+        self._exact = _doubled_module(copy.deepcopy(fresh))
+        self._own_type: torch.dtype | None = None
         self._forms = Forms()
         self._written: dict = {}  # the parameters that each module holds, by module and name
         self._changes_parameters = False  # where its forward itself does
@@ -141,7 +143,7 @@ class Reference:
         seed: int,
         cotangents: Cotangents | None = None,
     ) -> Results:
-        doubled = _doubled(values)
+        doubled = self._doubled(values)
         return self._run(self._exact, state, doubled, training, "contiguous", seed, cotangents)
 
     def truth_and_spread(
@@ -155,7 +157,7 @@ class Reference:
     ) -> tuple:
         """(the truth, a Spread for each of its outputs, and by name for each floating buffer and
         each gradient). Products that all of the runs have in common are computed once."""
-        doubled = _doubled(values)
+        doubled = self._doubled(values)
         inputs = execution.place_inputs(doubled, self.device, "contiguous", None)
         parameters = list(self._exact.parameters())
         disturbance = Disturbance(roundings, _BLOCK_OF_NOISE_SEED, self._forms, parameters)
@@ -209,6 +211,12 @@ class Reference:
             changed[key] = by_storage[group]
         return changed
 
+    def _doubled(self, values: list) -> list:
+        """For a call in fp64, which `_call` makes."""
+        state = [t for t in self.initial_state.values() if t.is_floating_point()]
+        self._own_type = own_type(state or passing.tensors_of(values))
+        return passing.map_tensors(values, in_fp64)
+
     def _spread(
         self,
         truth: Results,
@@ -249,8 +257,11 @@ class Reference:
 
     def _call(self, module: torch.nn.Module, inputs: list, cotangents: Cotangents | None) -> tuple:
         """(outputs, structure, which have a derivative, gradients or None)."""
+        own = self._own_type if module is self._exact else None
         with torch.set_grad_enabled(cotangents is not None):
-            outputs, structure, _ = execution.outputs_of(module(*inputs))
+            with own_type_is_fp64(own):
+                returned = module(*inputs)
+            outputs, structure, _ = execution.outputs_of(returned)
         if cotangents is None:
             return outputs, structure, [], None
         known, gradients = execution.backward(module, inputs, outputs, cotangents.of(outputs))
@@ -349,8 +360,13 @@ def roundings_for(precision: str, dtype: torch.dtype, model: ErrorModel) -> Roun
     return Roundings.of(precision, dtype, model)
 
 
-def _doubled(values: list) -> list:
-    return passing.map_tensors(values, in_fp64)
+def _doubled_module(module: torch.nn.Module) -> torch.nn.Module:
+    """In fp64 with tensors that are mere attributes, too."""
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if type(value) is torch.Tensor:
+                vars(part)[name] = in_fp64(value)
+    return module._apply(in_fp64)
 
 
 def in_fp64(value: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,92 @@
+"""Writes that autograd does not see: into a parameter or an activation with gradients switched
+off, through `.data` or what was detached. What was written goes on to have the derivative of what
+it was. No graph without writes says so: PyTorch runs these operators as they are written, and
+graphs are cut at them.
+
+A write into what has no derivative (a buffer, with gradients switched off) is none of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ingot.capture.captured import CaptureError
+
+
+class UnseenWritesError(CaptureError):
+    """nodes: names of the operators of Dynamo's graph that write so."""
+
+    def __init__(self, nodes: Sequence[str]):
+        super().__init__("its forward writes into a tensor unseen by autograd")
+        self.nodes = frozenset(nodes)
+
+
+@contextlib.contextmanager
+def unseen_by_autograd(
+    given: Sequence[Any], known: Mapping[Any, Any], gradients: bool
+) -> Iterator[list[torch.Tensor]]:
+    """Gives a list that is filled with the tensors among `given` that are written inside, unseen.
+    known: what else there is, with tensors for values; gradients: whether any are wanted."""
+    unseen: list[torch.Tensor] = []
+    tensors = [v for v in given if isinstance(v, torch.Tensor) and not v.is_inference()]
+    before = [(tensor._version, _memory(tensor)) for tensor in tensors]
+    yield unseen
+    for tensor, (version, memory) in zip(tensors, before):
+        if _memory(tensor) != memory or tensor._version < version:  # `tensor.data = other`
+            unseen.append(tensor)
+        elif tensor._version > version and gradients and not _is_seen(tensor, known):
+            unseen.append(tensor)
+
+
+def _is_seen(tensor: torch.Tensor, known: Mapping[Any, Any]) -> bool:
+    """Whether all that has its memory has a derivative if the tensor itself has one now."""
+    if not torch.is_grad_enabled() and tensor.requires_grad:
+        return False
+    return all(
+        other.requires_grad == tensor.requires_grad
+        for other in known.values()
+        if isinstance(other, torch.Tensor) and _memory(other) == _memory(tensor)
+    )
+
+
+def _memory(tensor: torch.Tensor) -> int | None:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
+
+
+def parts_to_run_apart(
+    nodes: Sequence[torch.fx.Node], writes: Container[str]
+) -> set[torch.fx.Node] | None:
+    """What PyTorch runs as it is written: these writes, the views that they write through, and all
+    for which gradients are switched off together with one of them. None where that has no end."""
+    found: set[torch.fx.Node] = set()
+    span: list[torch.fx.Node] = []
+    for node in nodes:
+        switches = node.target is torch._C._set_grad_enabled
+        if span or switches:
+            span.append(node)
+        if node.name in writes:
+            found.update(_written_through(node))
+        if switches and node.args[0]:
+            if not found.isdisjoint(span):
+                found.update(span)
+            span = []
+    return found if found.isdisjoint(span) else None
+
+
+def _written_through(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """The node, and before it what has the same memory as something that it was made from."""
+    yield node
+    for source in node.all_input_nodes:
+        of = source.meta.get("example_value")
+        before = [n.meta.get("example_value") for n in source.all_input_nodes]
+        if any(_share_memory(of, other) for other in before):
+            yield from _written_through(source)
+
+
+def _share_memory(a: Any, b: Any) -> bool:
+    both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+    return both and _memory(a) is not None and _memory(a) == _memory(b)
