@@ -347,3 +347,45 @@ def test_the_launch_program_is_the_same_with_a_gpu_and_without(fake, tmp_path):
     none = run(["-c", HASH], fake, INGOT_LIBCUDA=str(tmp_path / "none.so"))
     assert here.returncode == none.returncode == 0, here.stderr + none.stderr
     assert here.stdout == none.stdout
+
+
+ARRAYS = """
+import ctypes, json, os
+from ctypes import c_float, c_int64, c_void_p
+from ingot.runtime.library import library
+
+class Array(ctypes.Structure):
+    _fields_ = [("matrices", c_void_p), ("leading", c_int64), ("dense", c_void_p)]
+    _fields_ += [(name, c_int64) for name in ("dense_leading", "count", "lines", "length")]
+
+fake = ctypes.CDLL(os.environ["INGOT_LIBCUDA"])
+fake.fake_calls.restype, fake.fake_calls.argtypes = ctypes.c_long, (ctypes.c_char_p,)
+fake.fake_log_end.restype = ctypes.c_char_p
+own = library()
+ingot, array = own._handle, Array(0x1000, 700, 0x2000, 600, 64, 512, 600)
+own.check(ingot.ingot_matrix_array_prepare(0))
+compiled = fake.fake_calls(b"nvrtcCompileProgram")
+fake.fake_log_start()
+own.check(ingot.ingot_matrix_array_gather(ctypes.byref(array), 0, c_void_p(0x5000)))
+scale = c_float(1.0), c_float(2.0), c_void_p(0x3000), None
+own.check(ingot.ingot_matrix_array_scatter(ctypes.byref(array), *scale, 0, c_void_p(0x5000)))
+log = fake.fake_log_end().decode()
+print(json.dumps([log.splitlines(), fake.fake_calls(b"nvrtcCompileProgram") - compiled]))
+"""
+
+
+def test_arrays_of_matrices_are_copied_by_a_warp_a_piece(fake):
+    answer = run(["-c", ARRAYS], fake)
+    assert answer.returncode == 0, answer.stderr
+    lines, compiled = json.loads(answer.stdout)
+    assert compiled == 0  # prepared
+    array = "1000 0 2bc 0 2000 0 258 0 40 0 200 258"
+    blocks = 64 * 512 * 3 // 8  # three pieces a line, eight warps a block
+    for line, name, arguments in zip(
+        lines,
+        ("gather_matrices", "scatter_products"),
+        (f" | {array}", f" | {array} | 3f800000 40000000 3000 0 0 0"),
+        strict=True,
+    ):
+        assert line.startswith(f"{name} of ")
+        assert line.endswith(f", {blocks} x 256 threads, 0 bytes{arguments}")
