@@ -289,6 +289,7 @@ for address in (0x200000000, 0x200000004):  # of the weight
         return own.ingot_program_run(program, size, tensors, 3, 0x900000000, given, None)
 
     before, less = asked(), run(bytes.value - 1)
+    assert b"ingot_program_prepare_call" in own._handle.ingot_last_error()
     own.check(run(bytes.value))
     found.append([bytes.value, less, *(a - b for a, b in zip(asked(), before))])
 print(json.dumps(found))
