@@ -390,3 +390,46 @@ def test_arrays_of_matrices_are_copied_by_a_warp_a_piece(fake):
     ):
         assert line.startswith(f"{name} of ")
         assert line.endswith(f", {blocks} x 256 threads, 0 bytes{arguments}")
+
+
+MEMORY = """
+import ctypes, json, os
+from ingot.runtime.library import Tensor, library
+
+own = library()
+
+def asked(size, rows, k, along_k, address, gap):
+    shape = [1, size, 1, k] if along_k else [1, k, 1, size]
+    graph = {"ingot_graph": 1, "values": [
+        {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 1, 1, k]},
+        {"op": "input", "name": "w", "dtype": "f32", "shape": shape},
+        {"op": "matmul", "args": [0, 1], "attributes": {"transpose_b": along_k}},
+    ], "results": [{"value": 2, "name": "y"}]}
+    options = {"device": "cuda", "streamed": True, "capabilities": {"replay": False}}
+    program, bytes = ctypes.c_void_p(), ctypes.c_size_t()
+    texts = (json.dumps(value).encode() for value in (graph, options))
+    own.check(own.ingot_program_create(*texts, ctypes.byref(program)))
+    tensors = (Tensor * 3)()
+    for tensor, sizes, wider in zip(tensors, ([rows, 1, 1, k], shape, [rows, 1, 1, size]), (0, gap, 0)):
+        width = sizes[3] + wider
+        tensor.sizes[:] = sizes
+        tensor.strides[:] = [width, width if sizes[1] > 1 else 0, 0, 1]
+        tensor.data = 0x200000000
+    tensors[1].data += address
+    prepare = own._handle.ingot_program_prepare_call
+    own.check(prepare(program, ctypes.c_int64(rows), tensors, 3, ctypes.byref(bytes)))
+    return bytes.value
+
+layouts = [(along, address, gap) for along in (False, True) for address, gap in ((0, 0), (4, 0), (0, 2))]
+print(json.dumps([[asked(4096, 4096, 4096, *layout) for layout in layouts],
+                  asked(64, 64, 1024, True, 0, 0)]))
+"""  # noqa: E501
+
+
+def test_a_call_takes_the_memory_of_its_own_layout(fake):
+    """A weight that cannot be read as it lies is packed; a product that is streamed packs none."""
+    answer = run(["-c", MEMORY], fake)
+    assert answer.returncode == 0, answer.stderr
+    packed, (large, streamed) = 4096 * 4096 * 4 + 4096 * 4, json.loads(answer.stdout)
+    assert large == [packed, 2 * packed, 2 * packed] * 2
+    assert streamed < 8 << 20
