@@ -77,7 +77,6 @@ void add_configurations(const std::string& epilogue) {
 inline void require_candidates(const std::string& epilogue) {
   const auto require = [&](const ProductShape& shape) {
     for (const TileChoice& choice : candidate_choices(shape, {})) {
-      if (choice.variant == Variant::direct) continue;  // direct.cu's
       const ProductPlan plan = plan_with(shape, choice, {});
       if (kernels().count(plan.config + "/" + epilogue) == 0) {
         std::printf("configurations.cuh lacks %s\n", plan.config.c_str());

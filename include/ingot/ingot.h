@@ -176,6 +176,31 @@ INGOT_API ingot_status ingot_standalone_source(const ingot_program* const* progr
 INGOT_API ingot_status ingot_evaluate_fp64(const char* graph_json, int64_t batch,
                                            const ingot_tensor* tensors, int count);
 
+/* Fp32 matrices whose addresses lie in an array, as cuBLAS's batches by pointers have them: `count`
+ * of `lines` lines of `length` contiguous elements, `leading` apart; and `dense`, memory for them
+ * behind one another, lines `dense_leading` apart. All of it, the array too, is the device's. */
+typedef struct ingot_matrix_array {
+  float* const* matrices;
+  int64_t leading;
+  float* dense;
+  int64_t dense_leading;
+  int64_t count, lines, length;
+} ingot_matrix_array;
+
+/* Compiles and loads what the two below launch. device: -1 for host. */
+INGOT_API ingot_status ingot_matrix_array_prepare(int device);
+
+/* dense = the matrices, on `stream`. */
+INGOT_API ingot_status ingot_matrix_array_gather(const ingot_matrix_array* matrices, int device,
+                                                 void* stream);
+
+/* Each matrix = alpha · its part of dense + beta · itself; where a factor is 0, what it stands by
+ * is not looked at, as in BLAS. Where alpha_at or beta_at is not NULL, the factor is what lies
+ * there, on the device, when the stream comes to it. */
+INGOT_API ingot_status ingot_matrix_array_scatter(const ingot_matrix_array* matrices, float alpha,
+                                                  float beta, const float* alpha_at,
+                                                  const float* beta_at, int device, void* stream);
+
 /* What this machine offers, as JSON: GPUs, driver, NVRTC, cuBLASLt, CPU features, threads, cache.
  */
 INGOT_API ingot_status ingot_doctor(char** json);

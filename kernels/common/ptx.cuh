@@ -131,14 +131,10 @@ INGOT_D void copy_wait_all() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// The first `bytes` of 16, zeroes behind them (the source is not read there).
-INGOT_D void copy_piece_async(u32 destination, const void* source, i32 bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
-               "r"(bytes)
-               : "memory");
-}
 INGOT_D void copy_vector_async(u32 destination, const void* source, bool valid) {
-  copy_piece_async(destination, source, valid ? 16 : 0);
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source),
+               "r"(valid ? 16 : 0)
+               : "memory");
 }
 INGOT_D void copy_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");

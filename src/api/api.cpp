@@ -185,8 +185,7 @@ ingot_status ingot_program_prepare_call(ingot_program* program, int64_t batch,
     api::require(bytes != nullptr, "the place for the size is NULL");
     const auto span = api::tensors_of(tensors, count);
     api::check_tensors(state, batch, span);
-    state.executable->prepare_call(batch, span);
-    *bytes = state.executable->call_bytes(batch, span);
+    *bytes = state.executable->prepare_call(batch, span);
   });
 }
 

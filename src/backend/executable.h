@@ -40,9 +40,8 @@ class Executable {
   // Makes every run with this batch size on this device free of compilation and allocation.
   virtual void prepare(int64_t batch, int device) = 0;
   virtual size_t workspace_size(int64_t batch) = 0;
-  // Both for tensors laid out like these, which may take other kernels and another workspace.
-  virtual void prepare_call(int64_t batch, std::span<const ingot_tensor> tensors) = 0;
-  virtual size_t call_bytes(int64_t batch, std::span<const ingot_tensor> tensors) = 0;
+  // For tensors laid out like these, which may take other kernels and another workspace: its bytes.
+  virtual size_t prepare_call(int64_t batch, std::span<const ingot_tensor> tensors) = 0;
   // tensors: leaves in order, then results in order. The buffers of updates are written in place.
   virtual void run(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
                    size_t workspace_bytes, void* stream) = 0;
@@ -70,8 +69,10 @@ class Executable {
 inline void check_workspace(size_t needed, const void* workspace, size_t bytes) {
   if (bytes < needed || (needed != 0 && workspace == nullptr)) {
     fail(INGOT_INVALID_ARGUMENT,
-         "this call needs a workspace of {} bytes (ingot_program_workspace_size), got {}", needed,
-         workspace == nullptr ? 0 : bytes);
+         "this call needs a workspace of {} bytes, got {}: ingot_program_workspace_size says how "
+         "many "
+         "a batch size takes, ingot_program_prepare_call how many these tensors take",
+         needed, workspace == nullptr ? 0 : bytes);
   }
   if (needed != 0 && reinterpret_cast<uintptr_t>(workspace) % 256 != 0) {
     fail(INGOT_INVALID_ARGUMENT, "the workspace must be aligned to 256 bytes");

@@ -30,17 +30,14 @@ bool all_fp32(int a, int b, int c) {
   return a == kR32f && b == kR32f && c == kR32f;
 }
 
-// Their addresses lie on the device, so nothing of them is known here.
-void count_pointers(const char* function, int64_t m, int64_t n, int64_t k, int64_t batches,
-                    int operation_a, int operation_b) {
-  Product p;
-  p.operation_a = operation_a;
-  p.operation_b = operation_b;
-  p.m = m;
-  p.n = n;
-  p.k = k;
-  p.batches = batches;
-  count(function, p, Outcome::pointer_batch);
+// The arrays stand for what they point to, which lies on the device: NULL is refused alike.
+Product by_pointers(int ta, int tb, int64_t m, int64_t n, int64_t k, const Pointers& of,
+                    int64_t lda, int64_t ldb, int64_t ldc, int64_t batches) {
+  const auto stand_in = [](const void* array) {
+    return const_cast<float*>(static_cast<const float*>(array));
+  };
+  return {ta,  tb, m,      n, k, stand_in(of.a), lda, 0, stand_in(of.b), ldb, 0, stand_in(of.c),
+          ldc, 0,  batches};
 }
 
 template <class Int>
@@ -76,9 +73,13 @@ Status sgemm_pointers(Real<SgemmPointers<Int>>& real, Handle handle, int ta, int
                       Int k, const float* alpha, const float* const* a, Int lda,
                       const float* const* b, Int ldb, const float* beta, float* const* c, Int ldc,
                       Int batches) {
-  if (!passes_through()) count_pointers(real.name(), m, n, k, batches, ta, tb);
-  const BelowHook below;
-  return hand_on(real, handle, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, batches);
+  const auto rest = [&](int64_t) {
+    return hand_on(real, handle, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, batches);
+  };
+  if (passes_through()) return rest(0);
+  const Pointers pointers = {a, b, c};
+  return take_or_hand_on({real.name(), handle, kCompute32f, alpha, beta, pointers},
+                         by_pointers(ta, tb, m, n, k, pointers, lda, ldb, ldc, batches), rest);
 }
 
 template <class Int>
@@ -135,16 +136,21 @@ Status gemm_pointers(Real<GemmPointers<Int>>& real, Handle handle, int ta, int t
                      Int k, const void* alpha, const void* const* a, int type_a, Int lda,
                      const void* const* b, int type_b, Int ldb, const void* beta, void* const* c,
                      int type_c, Int ldc, Int batches, int compute, int algorithm) {
-  if (!passes_through()) {
-    if (all_fp32(type_a, type_b, type_c)) {
-      count_pointers(real.name(), m, n, k, batches, ta, tb);
-    } else {
-      count_other();
-    }
+  const auto rest = [&](int64_t) {
+    return hand_on(real, handle, ta, tb, m, n, k, alpha, a, type_a, lda, b, type_b, ldb, beta, c,
+                   type_c, ldc, batches, compute, algorithm);
+  };
+  if (passes_through()) return rest(0);
+  if (!all_fp32(type_a, type_b, type_c)) {
+    count_other();
+    const BelowHook below;
+    return rest(0);
   }
-  const BelowHook below;
-  return hand_on(real, handle, ta, tb, m, n, k, alpha, a, type_a, lda, b, type_b, ldb, beta, c,
-                 type_c, ldc, batches, compute, algorithm);
+  const Pointers pointers = {reinterpret_cast<const float* const*>(a),
+                             reinterpret_cast<const float* const*>(b),
+                             reinterpret_cast<float* const*>(c)};
+  return take_or_hand_on({real.name(), handle, compute, alpha, beta, pointers},
+                         by_pointers(ta, tb, m, n, k, pointers, lda, ldb, ldc, batches), rest);
 }
 
 }  // namespace

@@ -113,8 +113,13 @@ bool is_fp32(void* layout) {
   return attribute<int32_t>(get_layout, layout, kType) == kR32f;
 }
 
-// The product without its epilogue; nullopt where it is none that BLAS knows.
-std::optional<Product> product_of(const LtCall& call, bool device_scalars) {
+struct LtProduct {
+  Product product;
+  bool by_rows;  // D is row-major: a row of it is a column of the product's C
+};
+
+// Without its epilogue; nullopt where it is none that BLAS knows.
+std::optional<LtProduct> product_of(const LtCall& call, bool device_scalars) {
   const auto a = layout_of(call.a_layout), b = layout_of(call.b_layout),
              c = layout_of(call.c_layout), d = layout_of(call.d_layout);
   const auto ta = attribute<int32_t>(get_descriptor, call.descriptor, kTransposeA);
@@ -159,7 +164,7 @@ std::optional<Product> product_of(const LtCall& call, bool device_scalars) {
   if (adds && apart) {
     product.added = {static_cast<const float*>(call.c), c->leading, c->batch_stride};
   }
-  return product;
+  return LtProduct{product, d->transposed};
 }
 
 std::optional<Epilogue> epilogue_of(const LtCall& call) {
@@ -187,14 +192,14 @@ Answer decide(const LtCall& call, Product& product) {
   if (!compute || scale != kR32f || !mode || call.alpha == nullptr) return {Outcome::unusual, 0};
   const bool device_scalars = *mode == kDevice && call.beta != nullptr;
   if (*mode != kHost && !device_scalars) return {Outcome::epilogue, 0};  // a vector of them
-  const std::optional<Product> found = product_of(call, device_scalars);
+  const std::optional<LtProduct> found = product_of(call, device_scalars);
   const std::optional<Epilogue> epilogue = epilogue_of(call);
-  if (found) product = *found;
+  if (found) product = found->product;
   if (!found || !epilogue) return {Outcome::epilogue, 0};
   if (!is_sound(product)) return {Outcome::unusual, 0};
-  // One for each row of D, which of a row-major one is a column here.
+  // One for each row of D.
   const bool biased = epilogue->bias != nullptr;
-  if (biased && layout_of(call.d_layout)->transposed) return {Outcome::epilogue, 0};
+  if (biased && found->by_rows) return {Outcome::epilogue, 0};
   Request request;
   request.product = product;
   if (!biased || epilogue->bias_stride == 0) merge_batches(request.product);

@@ -34,9 +34,13 @@ Answer decide(const HandleCall& call, const Product& product) {
   if (!is_sound(product)) return {Outcome::unusual, 0};
   Request request;
   request.product = product;
-  merge_batches(request.product);
+  request.pointers = call.pointers;
+  if (!call.pointers) merge_batches(request.product);
   if (const std::optional<Outcome> no = refuses(request.product)) return {*no, 0};
   const Outcome outcome = complete(call, request);
+  if (call.pointers && is_taken(outcome) && !pays_by_pointers(product, outcome)) {
+    return {Outcome::pointer_batch, 0};
+  }
   return is_taken(outcome) ? run(request) : Answer{outcome, 0};
 }
 

@@ -18,6 +18,7 @@ struct HandleCall {
   Handle handle;
   int compute_type;
   const void *alpha, *beta;
+  std::optional<Pointers> pointers = {};
 };
 
 // Does what Ingot takes of a sound or unsound product, whose batches it may merge, and counts it.

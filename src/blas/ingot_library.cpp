@@ -37,11 +37,14 @@ Ingot load_ingot() {
         reinterpret_cast<std::remove_reference_t<decltype(function)>>(real_dlsym()(handle, name));
     return function != nullptr;
   };
-  l.complete = load(l.abi_version, "ingot_abi_version") && load(l.last_error, "ingot_last_error") &&
-               load(l.create, "ingot_program_create") &&
-               load(l.uses_library, "ingot_program_uses_library") &&
-               load(l.prepare_call, "ingot_program_prepare_call") &&
-               load(l.run, "ingot_program_run") && l.abi_version() == INGOT_ABI_VERSION;
+  l.complete =
+      load(l.abi_version, "ingot_abi_version") && load(l.last_error, "ingot_last_error") &&
+      load(l.create, "ingot_program_create") &&
+      load(l.uses_library, "ingot_program_uses_library") &&
+      load(l.prepare_call, "ingot_program_prepare_call") && load(l.run, "ingot_program_run") &&
+      load(l.prepare_arrays, "ingot_matrix_array_prepare") &&
+      load(l.gather, "ingot_matrix_array_gather") &&
+      load(l.scatter, "ingot_matrix_array_scatter") && l.abi_version() == INGOT_ABI_VERSION;
   if (l.complete) {
     say("fp32 products of this process run on Ingot where that pays; INGOT_BLAS=off leaves them "
         "to cuBLAS");

@@ -14,6 +14,9 @@ struct Ingot {
   decltype(&ingot_program_uses_library) uses_library = nullptr;
   decltype(&ingot_program_prepare_call) prepare_call = nullptr;
   decltype(&ingot_program_run) run = nullptr;
+  decltype(&ingot_matrix_array_prepare) prepare_arrays = nullptr;
+  decltype(&ingot_matrix_array_gather) gather = nullptr;
+  decltype(&ingot_matrix_array_scatter) scatter = nullptr;
   bool complete = false;
 };
 const Ingot& ingot();

@@ -50,6 +50,9 @@ void switch_to(bool on);
 // By the shape of a sound product alone: nullopt if it may be taken.
 std::optional<Outcome> refuses(const Product& product);
 
+// Whether a batch by pointers gains more than its copies take.
+bool pays_by_pointers(const Product& batch, Outcome precision);
+
 // Whether the products of a batch may be launched one by one.
 bool may_run_one_by_one(const Product& batch);
 

@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <utility>
+#include <vector>
 
 #include "blas/kept_programs.h"
 #include "blas/library.h"
+#include "blas/pointer_batch.h"
 #include "blas/workspace.h"
 
 namespace ingot::blas {
@@ -43,10 +46,10 @@ size_t bytes_of(const Call& call) {
   return (call.prepared.workspace + kAlignment - 1) / kAlignment * kAlignment + kAlignment;
 }
 
-bool launch(const Call& call, Request request, const Place& place, const Scratch& scratch) {
+bool launch(const Call& call, Request request, const Place& place, void* workspace) {
   if (call.key.scalars_in_memory && request.alpha == nullptr) {
     auto* const scalars =
-        reinterpret_cast<float*>(static_cast<char*>(scratch.memory) + bytes_of(call) - kAlignment);
+        reinterpret_cast<float*>(static_cast<char*>(workspace) + bytes_of(call) - kAlignment);
     const auto set = [&](float* to, float value) {
       return driver()->cuMemsetD32Async(to, std::bit_cast<unsigned>(value), 1, request.stream) == 0;
     };
@@ -57,42 +60,89 @@ bool launch(const Call& call, Request request, const Place& place, const Scratch
     request.beta = scalars + 1;
   }
   const Tensors t = tensors_of(call.key, call.matrices, request, place.device);
-  return ingot().run(call.program->handle, t.layout.batch, t.list.data(), t.count, scratch.memory,
+  return ingot().run(call.program->handle, t.layout.batch, t.list.data(), t.count, workspace,
                      bytes_of(call) - kAlignment, request.stream) == INGOT_OK;
 }
 
-Answer run_whole(const Request& request, const Place& place, bool capturing) {
-  const Call call = call_of(request.product, request, place, capturing);
-  if (!is_taken(call.prepared.outcome)) return {call.prepared.outcome, 0};
-  const Scratch scratch = scratch_for(place, request.stream, bytes_of(call), capturing);
-  if (scratch.memory == nullptr) return {Outcome::memory, 0};
-  if (!launch(call, request, place, scratch)) return {fail(*call.program, "launching"), 0};
-  return {request.precision, request.product.batches};
+// All that is to be launched, of which nothing is refused any more but by launches that fail.
+struct Calls {
+  Outcome outcome = Outcome::failed;
+  std::vector<Call> list;
+  size_t bytes = 0;
+
+  void add(Call call) {
+    outcome = call.prepared.outcome;
+    bytes = std::max(bytes, bytes_of(call));
+    list.push_back(std::move(call));
+  }
+};
+
+Calls calls_of(const Request& request, const Place& place, bool capturing) {
+  const Product& product = request.product;
+  if (product.batches == 1 || matrices_of(product).results_follow()) {
+    Calls whole;
+    whole.add(call_of(product, request, place, capturing));
+    // What does not pay in one launch may pay in many.
+    if (whole.outcome != Outcome::library_faster) return whole;
+  }
+  Calls each;
+  each.outcome = Outcome::library_faster;
+  if (product.batches == 1 || request.whole || !may_run_one_by_one(product)) return each;
+  for (int64_t i = 0; i < product.batches; ++i) {
+    each.add(call_of(entry_of(product, i), request, place, capturing));
+    if (!is_taken(each.outcome)) break;
+  }
+  return each;
 }
 
-Answer run_one_by_one(const Request& request, const Place& place, bool capturing) {
-  Answer answer;
-  const Product& batch = request.product;
-  // All that may be refused is known before anything is launched, but for launches that fail.
-  size_t bytes = 0;
-  const auto entry = [&](int64_t i) {
-    return call_of(entry_of(batch, i), request, place, capturing);
-  };
-  for (int64_t i = 0; i < batch.batches; ++i) {
-    const Call call = entry(i);
-    if (!is_taken(call.prepared.outcome)) return {call.prepared.outcome, 0};
-    bytes = std::max(bytes, bytes_of(call));
-  }
-  const Scratch scratch = scratch_for(place, request.stream, bytes, capturing);
-  if (scratch.memory == nullptr) return {Outcome::memory, 0};
-  for (; answer.done < batch.batches; ++answer.done) {
-    const Call call = entry(answer.done);
-    if (!launch(call, request, place, scratch)) {
+Answer launch_all(const Calls& calls, const Request& request, const Place& place, void* workspace) {
+  Answer answer = {request.precision, 0};
+  for (const Call& call : calls.list) {
+    if (!launch(call, request, place, workspace)) {
       answer.outcome = fail(*call.program, "launching");
-      return answer;
+      break;
     }
+    answer.done += call.matrices.batches;
   }
-  answer.outcome = request.precision;
+  return answer;
+}
+
+Answer run_calls(const Request& request, const Place& place, bool capturing) {
+  const Calls calls = calls_of(request, place, capturing);
+  if (!is_taken(calls.outcome)) return {calls.outcome, 0};
+  const Scratch scratch = scratch_for(place, request.stream, calls.bytes, capturing);
+  if (scratch.memory == nullptr) return {Outcome::memory, 0};
+  return launch_all(calls, request, place, scratch.memory);
+}
+
+// Nothing of it is done unless all is.
+Answer run_pointers(const Request& request, const Place& place, bool capturing) {
+  const PointerBatch batch(request.product, *request.pointers);
+  const Outcome ready = PointerBatch::prepare(place.device, capturing);
+  if (!is_taken(ready)) return {ready, 0};
+  Request dense = request;
+  dense.scalars = {};
+  dense.alpha = dense.beta = nullptr;
+  // Wherever the memory will lie, it is aligned so.
+  dense.product = batch.product(reinterpret_cast<void*>(kAlignment));
+  const Calls planned = calls_of(dense, place, capturing);
+  if (!is_taken(planned.outcome)) return {planned.outcome, 0};
+  const Scratch scratch =
+      scratch_for(place, request.stream, batch.bytes() + planned.bytes, capturing);
+  if (scratch.memory == nullptr) return {Outcome::memory, 0};
+  dense.product = batch.product(scratch.memory);
+  const Calls calls = calls_of(dense, place, capturing);
+  if (!is_taken(calls.outcome)) return {calls.outcome, 0};
+  Program& program = *calls.list.front().program;
+  if (!batch.gather(scratch.memory, place.device, request.stream)) {
+    return {fail(program, "gathering its operands"), 0};
+  }
+  const Answer answer =
+      launch_all(calls, dense, place, static_cast<char*>(scratch.memory) + batch.bytes());
+  if (!is_taken(answer.outcome)) return {answer.outcome, 0};
+  if (!batch.scatter(scratch.memory, request, place.device)) {
+    return {fail(program, "scattering its results"), 0};
+  }
   return answer;
 }
 
@@ -108,14 +158,8 @@ Answer try_run(const Request& request) {
   if (!ingot().complete) return {Outcome::unavailable, 0};
   const bool capturing = is_capturing(request.stream);
   if (capturing && !settings().takes_captured) return {Outcome::capturing, 0};
-  if (request.product.batches == 1 || matrices_of(request.product).results_follow()) {
-    const Answer answer = run_whole(request, place, capturing);
-    // What does not pay in one launch may pay in many.
-    if (answer.outcome != Outcome::library_faster) return answer;
-  }
-  const bool one_by_one = request.product.batches > 1 && !request.whole;
-  if (!one_by_one || !may_run_one_by_one(request.product)) return {Outcome::library_faster, 0};
-  return run_one_by_one(request, place, capturing);
+  return request.pointers ? run_pointers(request, place, capturing)
+                          : run_calls(request, place, capturing);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <compare>
+#include <optional>
 #include <string>
 
 #include "blas/device.h"
@@ -27,8 +28,16 @@ struct Epilogue {
   Activation activation = Activation::none;
 };
 
+// A batch's matrices by arrays of their addresses, on the device.
+struct Pointers {
+  const float* const* a;
+  const float* const* b;
+  float* const* c;
+};
+
 struct Request {
   Product product;
+  std::optional<Pointers> pointers;  // in the place of the product's addresses
   Scalars scalars;
   // Where alpha and beta lie on the device; `scalars` then says nothing.
   const float *alpha = nullptr, *beta = nullptr;

@@ -67,8 +67,7 @@ class CpuExecutable final : public Executable {
 
   size_t workspace_size(int64_t batch) override { return layout(batch).total; }
 
-  void prepare_call(int64_t, std::span<const ingot_tensor>) override {}
-  size_t call_bytes(int64_t batch, std::span<const ingot_tensor>) override {
+  size_t prepare_call(int64_t batch, std::span<const ingot_tensor>) override {
     return workspace_size(batch);
   }
 

@@ -72,12 +72,7 @@ class CudaExecutable : public Executable {
   }
 
   bool compile_another(int64_t batch) override {
-    std::vector<int> units;
-    for (const auto& lowering : lowerings_) {
-      const std::vector<int> own = lowering->units(batch);
-      units.insert(units.end(), own.begin(), own.end());
-    }
-    return modules_.compile_one(plan_.target.sm, units);
+    return modules_.compile_one(plan_.target.sm, units_of_all(&SweepLowering::units, batch));
   }
 
   void prepare(int64_t batch, int device) override {
@@ -93,18 +88,15 @@ class CudaExecutable : public Executable {
     return checked_sum(l.buffers, l.scratch);
   }
 
-  void prepare_call(int64_t batch, std::span<const ingot_tensor> tensors) override {
-    if (tensors.empty()) return;
+  size_t prepare_call(int64_t batch, std::span<const ingot_tensor> tensors) override {
+    if (tensors.empty()) return 0;
     const CurrentContext context(tensors[0].device);
     const auto program = program_of({context->sm(), batch, false, tensors});
     for (const Step& step : program->steps) {
       if (step.kind == StepKind::library_product) context->cublas().prepare(step.product);
     }
     modules_.load(*context, units_of(*program));
-  }
-
-  size_t call_bytes(int64_t batch, std::span<const ingot_tensor> tensors) override {
-    return program_of({plan_.target.sm, batch, false, tensors})->workspace_bytes;
+    return program->workspace_bytes;
   }
 
   void run(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
@@ -132,12 +124,7 @@ class CudaExecutable : public Executable {
   void freeze(int64_t batch, std::span<const ingot_tensor> tensors, void* frozen,
               void* stream) override {
     const CurrentContext context(tensors[0].device);
-    std::vector<int> units;
-    for (const auto& lowering : lowerings_) {
-      const std::vector<int> own = lowering->frozen_units(batch);
-      units.insert(units.end(), own.begin(), own.end());
-    }
-    modules_.load(*context, units);
+    modules_.load(*context, units_of_all(&SweepLowering::frozen_units, batch));
     const LaunchProgram prologue = lower({context->sm(), batch, true, tensors},
                                          [](SweepLowering& lowering, const Lowering& to) {
                                            if (to.frozen.base != Address::Base::none)
@@ -177,6 +164,15 @@ class CudaExecutable : public Executable {
   }
 
  private:
+  std::vector<int> units_of_all(std::vector<int> (SweepLowering::*units)(int64_t), int64_t batch) {
+    std::vector<int> all;
+    for (const auto& lowering : lowerings_) {
+      const std::vector<int> own = (*lowering.*units)(batch);
+      all.insert(all.end(), own.begin(), own.end());
+    }
+    return all;
+  }
+
   bool dependent_launch(const Context& context) const {
     return dependent_launch_ && arch_of(context.sm()).dependent_launch &&
            driver().version >= kDependentLaunchDriver;

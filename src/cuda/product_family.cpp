@@ -96,8 +96,8 @@ void add_operands(const ProductPlan& plan, const ProductOperands& operands, Argu
     arguments.set(start + offsetof(portable::PackedOperands, x), operands.x_packed);
     return;
   }
-  // The kernel has the addresses, or those of slices' sums, from its ProductArgs.
-  if (plan.variant == Variant::direct || plan.sliced.kernel != nullptr) {
+  // The kernel has the addresses of slices' sums from its ProductArgs.
+  if (plan.sliced.kernel != nullptr) {
     for (int map = 0; map < 3; ++map) arguments.add_zeros(sizeof(CUtensorMap));
     return;
   }

@@ -56,7 +56,7 @@ template <int kSamples, int kFeatures = 128>
 void check_tiles(const ProductShape& shape, const TileChoice& choice) {
   using Config = Tiles<kSamples, kFeatures>;
   // It reads the operands, and has no scales.
-  const bool direct = choice.variant == Variant::direct || choice.variant == Variant::streamed;
+  const bool unpacked = choice.variant == Variant::streamed;
   const ProductPlan plan = plan_with(shape, choice, DeviceLimits());
   const Operand x(shape.batches, shape.m, shape.k, shape.x),
       w(shape.batches, shape.n, shape.k, shape.w);
@@ -95,7 +95,7 @@ void check_tiles(const ProductShape& shape, const TileChoice& choice) {
       if (m >= own.m) continue;
       const int64_t entry = m / shape.m, inside = m % shape.m;
       const i32 x_row = sample_row<Config>(args, sample_tile) + i;
-      if (!direct) {
+      if (!unpacked) {
         ASSERT_EQ(source(SplitStep::Operand::x, x_row), x.row(entry, inside));
         ASSERT_EQ(own.x_exponent + m, exponents.data() + x_row);
       }
@@ -104,7 +104,7 @@ void check_tiles(const ProductShape& shape, const TileChoice& choice) {
         const i32 n = feature_tile * Config::kFeatures + j;
         if (n >= own.n) continue;
         const i32 w_row = weight_row<Config>(args, sample_tile, n);
-        if (!direct) {
+        if (!unpacked) {
           ASSERT_EQ(source(SplitStep::Operand::w, w_row), w.row(entry, n));
           ASSERT_EQ(own.w_exponent + n, exponents.data() + w_row);
         }
@@ -167,12 +167,6 @@ void check_all_tiles(const ProductShape& shape) {
   for (const TileChoice& choice : candidate_choices(shape, DeviceLimits())) {
     SCOPED_TRACE(name_of(choice));
     EXPECT_THAT(name_of(choice), HasSubstr(", true> raster"));
-    if (choice.variant == Variant::direct) {
-      if (choice.features == 16) check_tiles<64, 16>(shape, choice);
-      if (choice.features == 32 && choice.samples == 64) check_tiles<64, 32>(shape, choice);
-      if (choice.features == 32 && choice.samples == 256) check_tiles<256, 32>(shape, choice);
-      continue;
-    }
     if (choice.variant == Variant::streamed) {
       check_streamed_tiles(shape, choice);
       continue;

@@ -122,25 +122,14 @@ TEST_F(BlasLayouts, WhatDoesNotPayOffItsAddressIsTheLibrarys) {
 }
 
 // A weight that the product splits as it lies in memory takes none; one that it cannot read so is
-// packed first. What no layout needs more than is what a program asks for without seeing one.
-TEST_F(BlasLayouts, ACallTakesTheMemoryOfItsOwnLayout) {
+// packed first. What no layout needs more than is what a program asks for without seeing one
+// (test_cuda_calls.py asks what each takes).
+TEST_F(BlasLayouts, AProgramHasMemoryForEveryLayout) {
   constexpr int64_t kSize = 4096, kPacked = kSize * kSize * 4 + kSize * 4;
   for (const bool w_along_k : {false, true}) {
     const Case aligned = {.m = kSize, .n = kSize, .k = kSize, .w_along_k = w_along_k};
-    Case off = aligned, wide = aligned;
-    off.w_bytes = 4;
-    wide.w_gap = 2;
-    const std::unique_ptr<abi::Program> program = planned(aligned);
-    const auto bytes = [&](const Case& c) {
-      return static_cast<int64_t>(program->executable->call_bytes(c.n, tensors_of(c)));
-    };
-    EXPECT_EQ(bytes(aligned), kPacked);
-    EXPECT_EQ(bytes(off), 2 * kPacked);
-    EXPECT_EQ(bytes(wide), 2 * kPacked);
-    EXPECT_GE(program->executable->workspace_size(kSize), size_t{2 * kPacked});
+    EXPECT_GE(planned(aligned)->executable->workspace_size(kSize), size_t{2 * kPacked});
   }
-  const Case streamed = {.m = 64, .n = 64, .k = 1024};
-  EXPECT_LT(planned(streamed)->executable->call_bytes(64, tensors_of(streamed)), size_t{8} << 20);
 }
 
 double gelu(double v) {

@@ -197,6 +197,23 @@ TEST(BlasPolicy, RunsFewLargeProductsOfABatchOneByOne) {
   EXPECT_FALSE(may(1000, 8));
 }
 
+// What is copied grows with the square of a product's extents, what is gained with their cube.
+TEST(BlasPolicy, TakesBatchesByPointersThatGainMoreThanTheirCopiesTake) {
+  const auto pays = [](int64_t m, int64_t n, int64_t k, int64_t batches,
+                       Outcome precision = Outcome::taken_fp32) {
+    Product p;
+    p.m = m, p.n = n, p.k = k, p.batches = batches;
+    return blas::pays_by_pointers(p, precision);
+  };
+  EXPECT_FALSE(pays(256, 256, 256, 64));
+  EXPECT_FALSE(pays(64, 64, 64, 4096));
+  EXPECT_TRUE(pays(1024, 1024, 1024, 16));
+  EXPECT_TRUE(pays(2048, 2048, 2048, 1));
+  EXPECT_FALSE(pays(2048, 64, 2048, 16));
+  EXPECT_FALSE(pays(1024, 1024, 1024, 16, Outcome::taken_tf32));
+  EXPECT_FALSE(pays(1 << 20, 1 << 20, 1 << 20, 64));  // more than there is
+}
+
 // The graph computes what its scalars and epilogue say, in place where beta is not zero.
 TEST(BlasGraph, ComputesScaledProductsWithTheirEpilogue) {
   const Problem p = problem(1, 0, 24, 10, 16, 0);

@@ -50,12 +50,6 @@ double time_of(const json& row, const std::string& name) {
   }
   return 0;
 }
-// The direct product came after the tables: its estimate, which a test below holds to what was
-// measured, stands for it.
-double time_of(const json& row, const ProductShape& shape, const TileChoice& choice) {
-  if (choice.variant == Variant::direct) return 1e-3 * estimate(shape, choice, kH200);
-  return time_of(row, name_of(choice));
-}
 
 TEST(OperandShape, IsReadInVectorsWhereEveryRowAndEntryBeginsOnOne) {
   constexpr int64_t k = 64;
@@ -78,7 +72,7 @@ TEST(CostModel, ChoosesWithinFivePercentOfTheBestOnEveryMeasuredShape) {
   for (const json& row : table["shapes"]) {
     const TileChoice choice = choice_for(shape_of(row));
     const std::string name = name_of(choice);
-    const double taken = time_of(row, shape_of(row), choice);
+    const double taken = time_of(row, name);
     double best = 1e30;  // the library, which gives no fused epilogue, apart
     std::string fastest;
     for (const json& c : row["configurations"]) {
@@ -97,7 +91,7 @@ TEST(CostModel, LeavesAPlainProductToTheLibraryExactlyWhereThatIsFaster) {
   ASSERT_TRUE(table.is_object()) << "no table of measured times";
   for (const json& row : table["shapes"]) {
     const ProductShape shape = shape_of(row);
-    const double own = time_of(row, shape, choice_for(shape)), library = time_of(row, "library");
+    const double own = time_of(row, chosen(shape)), library = time_of(row, "library");
     const bool faster = plan_product(shape, kH200).library_faster;
     const double taken = faster ? library : own, other = faster ? own : library;
     EXPECT_LE(taken, kMostOverBest * other + kJitter)
@@ -105,28 +99,6 @@ TEST(CostModel, LeavesAPlainProductToTheLibraryExactlyWhereThatIsFaster) {
   }
   const json deep = {{"m", 16}, {"k", 16384}, {"n", 128}};  // no table has one yet
   EXPECT_TRUE(plan_product(shape_of(deep), kH200).library_faster);
-}
-
-// Microseconds on an H200, L2 cold, launch included: bench/hopper/direct.cu.
-TEST(CostModel, KnowsWhatTheDirectProductTakes) {
-  struct Row {
-    int64_t m, k, n;
-    double us;
-  };
-  constexpr double kMostOff = 1.25;
-  for (const Row& row :
-       {Row{256, 256, 256, 8.45}, Row{384, 384, 384, 10.75}, Row{512, 512, 512, 12.42},
-        Row{640, 640, 640, 20.83}, Row{1024, 512, 512, 17.76}, Row{16, 4096, 4096, 48.5},
-        Row{256, 4096, 1024, 48.4}, Row{256, 784, 10, 11.8}, Row{65536, 64, 64, 22.2},
-        Row{100000, 32, 32, 17.1}, Row{16384, 16384, 16, 306}, Row{8192, 128, 128, 13.4}}) {
-    ProductShape shape = shape_of(json{{"m", row.m}, {"k", row.k}, {"n", row.n}});
-    double least = 1e30;
-    for (const TileChoice& c : candidate_choices(shape, kH200)) {
-      if (c.variant == Variant::direct) least = std::min(least, estimate(shape, c, kH200));
-    }
-    EXPECT_LT(least, kMostOff * row.us) << row.m << "x" << row.k << "->" << row.n;
-    EXPECT_GT(least, row.us / kMostOff) << row.m << "x" << row.k << "->" << row.n;
-  }
 }
 
 // Of the table of bench/hopper/streamed.cu, whose lines of memory are four elements longer.

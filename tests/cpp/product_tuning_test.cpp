@@ -114,7 +114,10 @@ TEST_F(ProductTuningTest, DamagedFilesAndUnknownNamesCountAsAbsent) {
     folder_.write(text);
     EXPECT_EQ(product(1000)["tuning"], tuning) << text;
   }
-  for (const json& choice : {json("no such configuration"), json(7), json()}) {
+  // The second was a configuration once.
+  for (const json& choice :
+       {json("no such configuration"), json("DirectConfig<2, 1, 4, 4, true, true, true> raster 8"),
+        json(7), json()}) {
     measured(key, choice);
     EXPECT_EQ(product(1000)["tuning"], tuning) << choice;
   }

@@ -147,6 +147,122 @@ def batches() -> dict:
     }
 
 
+class Scattered:
+    """Matrices at any addresses, in no order, and the array of these."""
+
+    def __init__(self, random, count: int, rows: int, columns: int, gap: int) -> None:
+        self.leading, stride = rows + gap, columns * (rows + gap) + 3
+        self.storage = random.standard_normal(count * stride, dtype=np.float32)
+        starts = [stride * int(place) for place in random.permutation(count)]
+        self.lines = [
+            self.storage[start : start + columns * self.leading].reshape(columns, self.leading)
+            for start in starts
+        ]
+        self.values = [lines[:, :rows].T for lines in self.lines]
+        self.array = np.array([lines.ctypes.data for lines in self.lines], dtype=np.uint64)
+        self.pointer = c_void_p(self.array.ctypes.data)
+
+    def operands(self, operation: int) -> list:
+        return [(v.T if operation else v).astype(np.float64) for v in self.values]
+
+    def gaps(self) -> np.ndarray:
+        """The memory, with what the matrices hold taken out."""
+        kept = [v.copy() for v in self.values]
+        for value in self.values:
+            value[:] = 0
+        found = self.storage.copy()
+        for value, old in zip(self.values, kept):
+            value[:] = old
+        return found
+
+
+def by_pointers(blas: Cublas, name: str, **how) -> dict:
+    """A batch by arrays of pointers; its largest error."""
+    random, ta, tb = np.random.default_rng(how.get("seed", 9)), how.get("ta", 0), how.get("tb", 0)
+    m, n, k, count = how.get("shape", (768, 704, 832, 8))
+    a = Scattered(random, count, *((k, m) if ta else (m, k)), how.get("gap", 0))
+    b = Scattered(random, count, *((n, k) if tb else (k, n)), 2 * how.get("gap", 0))
+    c = Scattered(random, count, m, n, 3 * how.get("gap", 0))
+    alpha, beta = how.get("scalars", (1.0, 0.0))
+    if beta == 0:
+        for value in c.values:
+            value[:] = np.nan
+    if alpha == 0:
+        a.values[0][0, 0] = np.nan
+    truth = [beta * v.astype(np.float64) if beta else np.zeros((m, n)) for v in c.values]
+    if alpha:
+        pairs = zip(a.operands(ta), b.operands(tb))
+        truth = [t + alpha * x @ y for t, (x, y) in zip(truth, pairs)]
+    if how.get("inf"):
+        a.values[1][0, 0] = np.inf
+    integer, ex = c_int64 if name.endswith("_64") else c_int, "Ex" in name
+    kind = [c_int(FP32)] if ex else []
+    scale, add = c_float(alpha), c_float(beta)
+    blas.library.cublasSetPointerMode_v2(blas.handle, how.get("mode", 0))
+    given = [ta, tb, integer(m), integer(n), integer(k), ctypes.byref(scale)]
+    given += [a.pointer, *kind, integer(a.leading), b.pointer, *kind, integer(b.leading)]
+    given += [ctypes.byref(add), c.pointer, *kind, integer(c.leading), integer(count)]
+    gaps, before = c.gaps(), blas.calls(name)
+    kept = c.storage.copy()
+    assert blas.call(name, *given, *((COMPUTE_32F, -1) if ex else ())) == 0
+    assert np.array_equal(c.gaps(), gaps)
+    if blas.calls(name) != before:  # the fake computes none of these
+        assert np.array_equal(c.storage, kept, equal_nan=True)
+        return {"library": 1}
+    if how.get("inf"):
+        found = np.isfinite(np.stack(c.values))
+        assert not found[1, 0].any() and found[1, 1:].all() and found[[0, 2]].all()
+        return {"library": 0, "error": 0.0}
+    found, truth = np.stack(c.values), np.stack(truth)
+    error = np.linalg.norm(found - truth) / max(np.linalg.norm(truth), 1e-30)
+    return {"library": 0, "error": float(error)}
+
+
+POINTERS = ("cublasSgemmBatched", "cublasSgemmBatched_64")
+POINTERS += ("cublasGemmBatchedEx", "cublasGemmBatchedEx_64")
+
+
+def pointers() -> dict:
+    """Batches by pointers: every entry point, transpositions, scalars, leading dimensions."""
+    blas, names = Cublas(), itertools.cycle(POINTERS)
+    scalars = ((1.0, 0.0), (-0.5, 0.75), (1.0, 1.0))
+    cases = [
+        {"ta": ta, "tb": tb, "scalars": pair, "gap": gap}
+        for (ta, tb, gap), pair in zip(((0, 0, 0), (1, 0, 1), (0, 1, 4), (2, 2, 3)), 2 * scalars)
+    ]
+    for pair in ((0.5, 0.0), (2.0, -1.0), (0.0, 0.5), (0.0, 0.0)):
+        cases.append({"scalars": pair, "mode": 1})
+    cases += [{"shape": (1027, 1025, 1030, 3), "gap": 1}, {"inf": True}]
+    found = [by_pointers(blas, name, **case) for name, case in zip(names, cases)]
+    library = [by_pointers(blas, next(names), **case) for case in POINTERS_LEFT]
+    blas.library.cublasSetMathMode(blas.handle, 3)
+    library.append(by_pointers(blas, "cublasSgemmBatched"))  # TF32
+    return {"taken": found, "left": library}
+
+
+# Too small; alpha zero on the host.
+POINTERS_LEFT = ({"shape": (256, 256, 256, 64)}, {"scalars": (0.0, 0.5)})
+
+
+def pointers_fail() -> dict:
+    """Of a batch by pointers that fails nothing is done."""
+    blas = Cublas()
+    return {"found": [by_pointers(blas, name) for name in POINTERS[:2]]}
+
+
+def pointers_captured() -> dict:
+    blas, driver = Cublas(), fake_driver()
+    stream = c_void_p(256)
+    blas.library.cublasSetStream_v2(blas.handle, stream)
+    found = []
+    for captured in (True, False, True):
+        graph = c_void_p(driver.fake_begin_capture(stream, None)) if captured else None
+        found.append(by_pointers(blas, "cublasSgemmBatched"))
+        if graph:
+            driver.fake_end_capture()
+    return {"found": found}
+
+
 def ingot_runs() -> int:
     return fake_ingot().fake_runs()
 
@@ -422,6 +538,8 @@ def matmul(**change) -> dict:
     )
     if change.get("in_place", True):
         d = c
+    if change.get("nan"):  # of what is not added
+        c.storage[:] = np.nan
     own = change.get("bias_stride", 0)
     bias = random.standard_normal(m + own * (batches - 1), dtype=np.float32)
     how = c_void_p()
@@ -443,7 +561,9 @@ def matmul(**change) -> dict:
     truth = []
     for number in range(batches):
         left, right, added = (each.entry(number).astype(np.float64) for each in (a, b, c))
-        value = left.T @ right + beta.value * added
+        value = left.T @ right
+        if beta.value:
+            value = value + beta.value * added
         if epilogue & 4:
             value = value + bias[number * own : number * own + m, None]
         value = np.maximum(value, 0) if epilogue & 2 else value
@@ -453,7 +573,7 @@ def matmul(**change) -> dict:
     given += [ctypes.byref(beta), c.pointer, layouts[2], d.pointer, layouts[3]]
     given += [None, None, ctypes.c_size_t(0), None]
     assert library.cublasLtMatmul(*given) == 0
-    assert d is c or np.array_equal(c.storage, kept)
+    assert d is c or np.array_equal(c.storage, kept, equal_nan=True)
     found = np.stack([d.entry(number) for number in range(batches)])
     error = float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
     return {"error": error, "library": library.fake_calls(b"cublasLtMatmul")}
@@ -468,6 +588,8 @@ def lt() -> dict:
     taken += ({"orders": (0, 1, 1, 1), "beta": 1.0}, {"orders": (1, 1, 0, 0), "epilogue": 36})
     apart = {"beta": 0.75, "in_place": False, "gap": 5}
     taken += (apart, {**apart, "epilogue": 36}, {**apart, "order": 1}, {**apart, "pointer_mode": 1})
+    # Beta is zero on the device, where nobody has looked.
+    taken += ({"pointer_mode": 1, "nan": 1}, {**apart, "beta": 0.0, "pointer_mode": 1, "nan": 1})
     batch = {"batches": 3, "epilogue": 36}
     taken += (batch, {**batch, "bias_stride": 512}, {**batch, "bias_stride": 520, **apart})
     errors = [matmul(**change) for change in taken]

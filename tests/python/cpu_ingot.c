@@ -1,5 +1,6 @@
 /* A libingot.so whose programs, planned for a GPU, run on the CPU: the real library at
- * FAKE_REAL_INGOT does both (FAKE_IDLE: what runs computes nothing). FAKE_FAIL names a function that fails ("run", "prepare"). */
+ * FAKE_REAL_INGOT does both (FAKE_IDLE: what runs computes nothing). FAKE_FAIL names a function that fails ("run", "prepare",
+ * "gather", "scatter"). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -71,4 +72,16 @@ ingot_status ingot_program_run(ingot_program* program, int64_t batch, const ingo
     host[i].device = -1;
   }
   return REAL(ingot_program_run)(program->run, batch, host, count, workspace, bytes, stream);
+}
+ingot_status ingot_matrix_array_prepare(int device) { return device == 0 ? INGOT_OK : INGOT_FAILED; }
+ingot_status ingot_matrix_array_gather(const ingot_matrix_array* matrices, int device,
+                                       void* stream) {
+  if (fails("gather") || device != 0) return INGOT_FAILED;
+  return REAL(ingot_matrix_array_gather)(matrices, -1, stream);
+}
+ingot_status ingot_matrix_array_scatter(const ingot_matrix_array* matrices, float alpha, float beta,
+                                        const float* alpha_at, const float* beta_at, int device,
+                                        void* stream) {
+  if (fails("scatter") || device != 0) return INGOT_FAILED;
+  return REAL(ingot_matrix_array_scatter)(matrices, alpha, beta, alpha_at, beta_at, -1, stream);
 }

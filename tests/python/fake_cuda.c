@@ -107,6 +107,8 @@ static int size_of(const char* argument, const char* text) {
   if (strstr(argument, "PackedOperands")) return PACKED_OPERANDS;
   if (strstr(argument, "SplitArgs")) return SPLIT_ARGS;
   if (strstr(argument, "CopyExtents")) return 32;
+  if (strstr(argument, "MatrixArray")) return 48;
+  if (strstr(argument, "MatrixScale")) return 24;
   if (strstr(argument, "::Tensor ")) return TENSOR;
   if (strstr(argument, "::Params") || strstr(argument, "::Operands"))
     return TENSOR * tensors_in(text);

@@ -15,6 +15,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ACCURATE = 1e-6
+BY_POINTERS = "a batch by pointers, whose copies would take what is gained"
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +96,30 @@ def test_batches_are_right(fakes):
     assert sorted(row["batches"] for row in rows if row["taken"]) == [3, 4, 4, 8]
 
 
+def test_batches_by_pointers_are_right(fakes):
+    found, rows = call(fakes, "pointers")
+    assert [case["library"] for case in found["taken"]] == [0] * len(found["taken"])
+    assert max(case["error"] for case in found["taken"]) < ACCURATE
+    assert [case["library"] for case in found["left"]] == [1, 1, 1]
+    counted = outcomes(rows)
+    assert counted.pop("taken (fp32)") == len(found["taken"])
+    assert counted == {BY_POINTERS: 2, "alpha is zero": 1}
+
+
+@pytest.mark.parametrize("what", ["gather", "run", "scatter"])
+def test_a_batch_by_pointers_that_fails_is_the_librarys_whole(fakes, what):
+    found, rows = call(fakes, "pointers_fail", FAKE_FAIL=what)
+    assert found["found"] == [{"library": 1}] * 2
+    assert outcomes(rows) == {"Ingot failed": 2}
+
+
+def test_batches_by_pointers_become_part_of_a_graph(fakes):
+    found, rows = call(fakes, "pointers_captured")
+    assert [case["library"] for case in found["found"]] == [1, 0, 0]
+    assert found["found"][2]["error"] < ACCURATE
+    assert outcomes(rows) == {"the stream is being captured": 1, "taken (fp32)": 2}
+
+
 def test_what_is_not_taken_arrives_as_it_was(fakes):
     found, rows = call(fakes, "handed_on")
     assert found["wrong"] == []
@@ -102,7 +127,7 @@ def test_what_is_not_taken_arrives_as_it_was(fakes):
     counted = outcomes(rows)
     assert counted["the math mode or compute type asks for the library"] == 20
     assert counted["alpha or beta is not finite"] == 2
-    assert counted["a batch by pointers"] == 4
+    assert counted[BY_POINTERS] == 4
 
 
 def test_the_library_may_call_itself(fakes):
@@ -170,7 +195,7 @@ def test_a_card_that_fills_up_gets_its_memory_back(fakes):
 
 def test_lt_products_with_epilogues_orders_and_batches(fakes):
     found, _ = call(fakes, "lt")
-    assert [case["library"] for case in found["taken"]] == [0] * 21
+    assert [case["library"] for case in found["taken"]] == [0] * 23
     assert max(case["error"] for case in found["taken"]) < ACCURATE
     assert found["left"] == [1, 2, 3, 4, 5, 6]
 

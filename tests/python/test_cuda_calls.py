@@ -289,6 +289,7 @@ for address in (0x200000000, 0x200000004):  # of the weight
         return own.ingot_program_run(program, size, tensors, 3, 0x900000000, given, None)
 
     before, less = asked(), run(bytes.value - 1)
+    assert b"ingot_program_prepare_call" in own._handle.ingot_last_error()
     own.check(run(bytes.value))
     found.append([bytes.value, less, *(a - b for a, b in zip(asked(), before))])
 print(json.dumps(found))
@@ -392,10 +393,95 @@ print(json.dumps(launched))
 
 
 def test_operands_that_lie_turned_have_a_kernel_of_their_own(fake):
-    """8 rows a block of 512 threads, whose text is written when such a call comes."""
+    """4 rows a block of 256 threads, whose text is written when such a call comes."""
     answer = run(["-c", TURNED], fake)
     assert answer.returncode == 0, answer.stderr
     plain, turned, again, back, unaligned = json.loads(answer.stdout)
-    assert turned == again == ["fused_add_norm_turned", 64 * 196 // 8, 512]
+    assert turned == again == ["fused_add_norm_turned", 64 * 196 // 4, 256]
     assert plain == back and plain[0] == "fused_add_norm"
     assert unaligned[0] == "fused_add_norm_unaligned"
+
+
+ARRAYS = """
+import ctypes, json, os
+from ctypes import c_float, c_int64, c_void_p
+from ingot.runtime.library import library
+
+class Array(ctypes.Structure):
+    _fields_ = [("matrices", c_void_p), ("leading", c_int64), ("dense", c_void_p)]
+    _fields_ += [(name, c_int64) for name in ("dense_leading", "count", "lines", "length")]
+
+fake = ctypes.CDLL(os.environ["INGOT_LIBCUDA"])
+fake.fake_calls.restype, fake.fake_calls.argtypes = ctypes.c_long, (ctypes.c_char_p,)
+fake.fake_log_end.restype = ctypes.c_char_p
+own = library()
+ingot, array = own._handle, Array(0x1000, 700, 0x2000, 600, 64, 512, 600)
+own.check(ingot.ingot_matrix_array_prepare(0))
+compiled = fake.fake_calls(b"nvrtcCompileProgram")
+fake.fake_log_start()
+own.check(ingot.ingot_matrix_array_gather(ctypes.byref(array), 0, c_void_p(0x5000)))
+scale = c_float(1.0), c_float(2.0), c_void_p(0x3000), None
+own.check(ingot.ingot_matrix_array_scatter(ctypes.byref(array), *scale, 0, c_void_p(0x5000)))
+log = fake.fake_log_end().decode()
+print(json.dumps([log.splitlines(), fake.fake_calls(b"nvrtcCompileProgram") - compiled]))
+"""
+
+
+def test_arrays_of_matrices_are_copied_by_a_warp_a_piece(fake):
+    answer = run(["-c", ARRAYS], fake)
+    assert answer.returncode == 0, answer.stderr
+    lines, compiled = json.loads(answer.stdout)
+    assert compiled == 0  # prepared
+    array = "1000 0 2bc 0 2000 0 258 0 40 0 200 258"
+    blocks = 64 * 512 * 3 // 8  # three pieces a line, eight warps a block
+    for line, name, arguments in zip(
+        lines,
+        ("gather_matrices", "scatter_products"),
+        (f" | {array}", f" | {array} | 3f800000 40000000 3000 0 0 0"),
+        strict=True,
+    ):
+        assert line.startswith(f"{name} of ")
+        assert line.endswith(f", {blocks} x 256 threads, 0 bytes{arguments}")
+
+
+MEMORY = """
+import ctypes, json, os
+from ingot.runtime.library import Tensor, library
+
+own = library()
+
+def asked(size, rows, k, along_k, address, gap):
+    shape = [1, size, 1, k] if along_k else [1, k, 1, size]
+    graph = {"ingot_graph": 1, "values": [
+        {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 1, 1, k]},
+        {"op": "input", "name": "w", "dtype": "f32", "shape": shape},
+        {"op": "matmul", "args": [0, 1], "attributes": {"transpose_b": along_k}},
+    ], "results": [{"value": 2, "name": "y"}]}
+    options = {"device": "cuda", "streamed": True, "capabilities": {"replay": False}}
+    program, bytes = ctypes.c_void_p(), ctypes.c_size_t()
+    texts = (json.dumps(value).encode() for value in (graph, options))
+    own.check(own.ingot_program_create(*texts, ctypes.byref(program)))
+    tensors = (Tensor * 3)()
+    for tensor, sizes, wider in zip(tensors, ([rows, 1, 1, k], shape, [rows, 1, 1, size]), (0, gap, 0)):
+        width = sizes[3] + wider
+        tensor.sizes[:] = sizes
+        tensor.strides[:] = [width, width if sizes[1] > 1 else 0, 0, 1]
+        tensor.data = 0x200000000
+    tensors[1].data += address
+    prepare = own._handle.ingot_program_prepare_call
+    own.check(prepare(program, ctypes.c_int64(rows), tensors, 3, ctypes.byref(bytes)))
+    return bytes.value
+
+layouts = [(along, address, gap) for along in (False, True) for address, gap in ((0, 0), (4, 0), (0, 2))]
+print(json.dumps([[asked(4096, 4096, 4096, *layout) for layout in layouts],
+                  asked(64, 64, 1024, True, 0, 0)]))
+"""  # noqa: E501
+
+
+def test_a_call_takes_the_memory_of_its_own_layout(fake):
+    """A weight that cannot be read as it lies is packed; a product that is streamed packs none."""
+    answer = run(["-c", MEMORY], fake)
+    assert answer.returncode == 0, answer.stderr
+    packed, (large, streamed) = 4096 * 4096 * 4 + 4096 * 4, json.loads(answer.stdout)
+    assert large == [packed, 2 * packed, 2 * packed] * 2
+    assert streamed < 8 << 20

@@ -3,7 +3,8 @@
 A shape is (m, n, k, batches, how): y [m, n] = x [m, k] · w. `how` says how x and w are stored, "n"
 as they are, "t" transposed, or "own" for xᵀx; behind that where: "off 4" (bytes that they begin
 behind a multiple of 16), "wide" (rows one element wider). "lt FORM" is a call of cublasLtMatmul on
-w stored along k, with the epilogue, order or operand of that name.
+w stored along k, with the epilogue, order or operand of that name. "array nt" is a batch by arrays
+of pointers, "array nt added" one that is added to half of what was there.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def operands(shape: tuple, device: str) -> tuple:
         return x.t(), x
     if how.startswith("lt"):
         how = "nt"
+    how = how.removeprefix("array ").removesuffix(" added")
     where = how[3:]
     x = stored(m, k, batches, how[0] == "t", device, where)
     return x, stored(k, n, batches, how[1] == "t", device, where)
@@ -61,6 +63,9 @@ def product(shape: tuple, device: str) -> tuple[Callable, Callable]:
     if shape[4].startswith("lt"):
         library = ctypes.CDLL(library_path()) if device == "cuda" else None
         return lt_product(shape[4][3:], x, w, library)
+    if shape[4].startswith("array"):
+        library = ctypes.CDLL(library_path("libcublas.so")) if device == "cuda" else None
+        return array_product(x, w, shape[4].endswith("added"), library)
     out = x @ w
     return (
         lambda: torch.matmul(x, w, out=out),
@@ -71,12 +76,12 @@ def product(shape: tuple, device: str) -> tuple[Callable, Callable]:
 # cublasLt ----------------------------------------------------------------------------------------
 
 
-def library_path() -> str:
-    """Of the libcublasLt.so that PyTorch has loaded; whoever stands before it is asked first."""
+def library_path(name: str = "libcublasLt.so") -> str:
+    """Of the one that PyTorch has loaded; whoever stands before it is asked first."""
     import torch  # noqa: F401
 
     with open("/proc/self/maps") as maps:
-        paths = {line.split()[-1] for line in maps if "libcublasLt.so" in line}
+        paths = {line.split()[-1] for line in maps if name in line}
     return min(paths, default="")
 
 
@@ -167,3 +172,45 @@ def lt_product(form: str, x, w, library: ctypes.CDLL | None) -> tuple[Callable, 
             matmul.describe(BIAS_STRIDE, c_int64(n))
     first, second = (x, weight) if matmul.by_rows else (weight, x)
     return matmul.bind(first, second, added, out, beta), truth
+
+
+# batches by pointers -----------------------------------------------------------------------------
+
+
+def array_product(x, w, adds: bool, library: ctypes.CDLL | None) -> tuple[Callable, Callable]:
+    """y = x · w (+ y / 2 once) by cublasSgemmBatched, for matrices in no order."""
+    import torch
+
+    batches, m, k = x.shape
+    n, beta = w.shape[-1], BETA if adds else 0.0
+    out = x.new_empty(batches, m, n).normal_() if adds else x.new_full((batches, m, n), torch.nan)
+    kept = out.clone()
+
+    def truth(rows):
+        product = x[:, rows].double() @ w.double()
+        return product + beta * kept[:, rows].double() if adds else product
+
+    if library is None:
+        return (lambda: out.copy_(truth(slice(None)))), truth
+    order = torch.randperm(batches).tolist()
+    arrays = [
+        torch.tensor([each[i].data_ptr() for i in order], dtype=torch.int64, device=out.device)
+        for each in (w, x, out)
+    ]
+    # By columns the result is its transpose: w's times x's.
+    turned = [int(each.stride(-1) != 1) for each in (w, x)]
+    leading = [each.stride(-1) if turn else each.stride(-2) for each, turn in zip((w, x), turned)]
+    handle, one, two = c_void_p(), c_float(1.0), c_float(beta)
+    if library.cublasCreate_v2(byref(handle)) != 0:
+        raise NotSupportedError("cublasCreate")
+
+    def call():
+        library.cublasSetStream_v2(handle, c_void_p(torch.cuda.current_stream().cuda_stream))
+        at = [c_void_p(each.data_ptr()) for each in arrays]
+        given = [handle, *map(c_int, (*turned, n, m, k)), byref(one)]
+        given += [at[0], c_int(leading[0]), at[1], c_int(leading[1]), byref(two), at[2], c_int(n)]
+        if library.cublasSgemmBatched(*given, c_int(batches)) != 0:
+            raise NotSupportedError("cublasSgemmBatched")
+        return out
+
+    return call, truth

@@ -3,7 +3,7 @@
 python check_blas.py LIBRARY [--device cuda|cpu] [--rounds 20] [--seconds 300] [--out FILE]
 
 LIBRARY is libingot.so; libingot_blas.so lies beside it. Two processes, one with it in LD_PRELOAD
-and one without, take turns at 81 shapes: in each round both time the same product, cold (the L2
+and one without, take turns at 89 shapes: in each round both time the same product, cold (the L2
 cache overwritten before it), by events on the stream. Before that each compares torch.mm, addmm,
 bmm and einsum over transpositions, strides and scalars, CUDA graphs of products, and then every
 shape, with fp64. Exit status 1 where an error is above both 1e-6 and the library's, where nothing
@@ -88,6 +88,11 @@ BATCHES = [
     (1024, 1024, 1024, 8, "nn"),
     (2048, 2048, 2048, 8, "tn"),
 ]
+ARRAYS = [
+    (s, s, s, count, "array nn") for s, count in ((512, 64), (768, 32), (1024, 16), (2048, 4))
+]
+ARRAYS += [(1024, 1024, 1024, 16, how) for how in ("array tn", "array nt added")]
+ARRAYS += [(1000, 1030, 1022, 16, "array tt added"), (4096, 512, 1024, 8, "array nt")]
 ODD = [(1023, 1025, 1027, 1, "nn"), (4095, 4097, 4099, 1, "nt"), (3001, 1999, 2501, 1, "tn")]
 ODD += [(2050, 2050, 2050, 1, "nn")]
 # GPT-2's head: logits, the gradients of its input and its weight; and a weight stored [k, n].
@@ -99,9 +104,12 @@ LAYOUTS += [(1024, 1024, 1024, 1, "nt off 4"), (16, 4096, 4096, 1, "nt off 4")]
 LT = [(8192, 3072, 768, 1, f"lt {form}") for form in ("gelu", "gelu bias", "rows", "apart")]
 LT += [(512, 512, 256, 32, "lt gelu bias"), (1024, 1024, 1024, 8, "lt apart")]
 LT += [(4096, 50257, 768, 1, "lt apart")]  # no rows of whole 16 bytes, read and written
-SHAPES = SQUARE + LINEAR + GRADIENTS + THIN + DEEP + OWN + BATCHES + ODD + WORDS + LAYOUTS + LT
+SHAPES = (
+    SQUARE + LINEAR + GRADIENTS + THIN + DEEP + OWN + BATCHES + ARRAYS + ODD + WORDS + LAYOUTS + LT
+)
 SMALL = [(64, 48, 80, 1, "nn"), (64, 48, 80, 1, "tn"), (33, 33, 65, 1, "own"), (9, 8, 7, 3, "nt")]
 SMALL += [(64, 48, 80, 1, "tn off 4"), (64, 48, 80, 3, "nt wide"), (9, 8, 7, 3, "lt gelu bias")]
+SMALL += [(9, 8, 7, 3, "array tn added")]
 
 
 # a worker ----------------------------------------------------------------------------------------
@@ -182,6 +190,17 @@ def graphs() -> dict:
 
     names = ("two graphs, in turn", "two graphs at once", "graphs beside products", "a later graph")
     size, errors, aside = 1024, dict.fromkeys(names, 0.0), torch.cuda.Stream()
+    multiply, truth = product(ARRAYS[2], "cuda")
+    with torch.cuda.stream(aside):
+        out = multiply()
+    aside.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=aside):
+        multiply()
+    out.fill_(torch.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    errors["a batch by pointers in a graph"] = distance(out, truth(slice(None)))
     torch.manual_seed(3)
     inputs = [torch.randn(size, size, device="cuda") for _ in range(6)]
 

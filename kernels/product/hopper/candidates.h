@@ -41,7 +41,6 @@ inline std::vector<TileChoice> neighbours(const ProductShape& shape, const Devic
     return list;
   }
   std::vector<TileChoice> list;
-  scheme_split::add_direct_tiles(list, shape);
   add_streamed_tiles(list, shape, device);
   const std::vector<TileChoice> packed = {
       {.variant = Variant::packed, .samples = 64, .stages = 8, .staging = 1},

@@ -21,37 +21,18 @@
 // Slices     of K, as in fused_split.cuh; without sharing.
 #pragma once
 
-#include "product/hopper/fused_split.cuh"
+#include "product/hopper/fused.cuh"
 
 namespace ingot::hopper {
 
 template <int kSamples_, int kWeightStages_, int kSampleStages_, bool kTmaStore_ = true,
           int kFeatureBlocks_ = 1, int kSampleBlocks_ = 1, int kSlices_ = 1>
-struct FusedScaledConfig {
-  static constexpr int kSamples = kSamples_;
-  static constexpr int kWeightStages = kWeightStages_;
-  static constexpr int kSampleStages = kSampleStages_;
-  static constexpr bool kTmaStore = kTmaStore_;
+struct FusedScaledConfig
+    : FusedConfig<kSamples_, kWeightStages_, kSampleStages_, kTmaStore_, kSlices_, 2> {
   static constexpr int kFeatureBlocks = kFeatureBlocks_;  // share samples
   static constexpr int kSampleBlocks = kSampleBlocks_;    // share weights
-  static constexpr int kSlices = kSlices_;                // of K: 1, 2, 4 or 8
   static constexpr int kCluster = kFeatureBlocks * kSampleBlocks;
-  static constexpr int kFeatures = 128;
-  static constexpr int kChunk = 64;
-  static constexpr int kThreads = 384;
-  static constexpr int kWeightBytes = kFeatures * kChunk * 4;
-  static constexpr int kSampleBytes = kSamples * kChunk * 2;
-  static constexpr int kTableBytes = kSamples * 4;
-  static constexpr int kBarrierBytes = 16 * (kWeightStages + kSampleStages);
-  // 1024 for aligning the rings to the swizzle's period.
-  static constexpr int kSharedBytes = 1024 + kWeightStages * kWeightBytes +
-                                      kSampleStages * kSampleBytes + 2 * kTableBytes +
-                                      kBarrierBytes;
-  static_assert(kSharedBytes <= 232448, "more shared memory than a Hopper block can have");
-  static_assert(kSlices == 1 || (!kTmaStore && kCluster == 1),
-                "slices are a cluster of their own, and too narrow for a TMA box");
-  static_assert(kSlices == 1 || kExchangeBytes<kSlices, kSamples> <= kWeightStages * kWeightBytes,
-                "sums are exchanged in the ring of weights");
+  static_assert(kSlices_ == 1 || kCluster == 1, "slices are a cluster of their own");
 };
 
 // wgmma A fragments of a 16-row × 64-column piece: four k16 steps of four fp16 pairs.
@@ -133,7 +114,6 @@ template <class Config, class Epilogue>
 struct FusedScaledConsumer {
   static constexpr int kSamples = Config::kSamples;
   static constexpr int kValues = kSamples / 2;
-  static constexpr i32 kRetried = 1024;
 
   const Ring& w;
   const Ring& x;
@@ -152,18 +132,11 @@ struct FusedScaledConsumer {
     return (w_cursor.slot == 0 ? Config::kWeightStages : w_cursor.slot) - 1;
   }
 
-  // Rounds the chunk at w_cursor, which has arrived, and frees its slot. Where a scale had to
-  // change, shift[] (zero before) becomes kRetried + the number of bits: FusedSplitConsumer says
-  // why it is written like this.
+  // Rounds the chunk at w_cursor, which has arrived, and frees its slot.
   INGOT_D void round_next(HalfFragments& next, i32 (&shift)[2], bool hold_slot) {
     const u32 slot = w.slot(w_cursor.slot);
-#pragma unroll 1
-    while (ptx::warp_any(round_chunk(source, slot, rows, next) && shift[0] == 0)) {
-      const i32 before[2] = {rows.exponent[0], rows.exponent[1]};
-      choose_scales(source, slot, rows, true);
-#pragma unroll
-      for (int row = 0; row < 2; ++row) shift[row] = kRetried + rows.exponent[row] - before[row];
-    }
+    convert_at_some_scale(source, slot, rows, shift,
+                          [&] { return round_chunk(source, slot, rows, next); });
     if (!hold_slot) release.weights(w.empty_barrier(w_cursor.slot));
     w_cursor.advance();
   }
@@ -250,45 +223,14 @@ struct FusedScaledConsumer {
       release.weights(held_barrier);
     }
   }
-
-  // The same where the tile is shared by a cluster: `buffer` is the ring of weights.
-  INGOT_D void finish_shared_tile(float (&sum)[kValues], ThreadTile tile, u32 exponent_table,
-                                  u32 buffer, const ProductArgs& args,
-                                  const typename Epilogue::Params& params, i32 sample_tile) {
-    constexpr int kSlices = Config::kSlices;
-    const i32 rank = static_cast<i32>(ptx::cluster_rank());
-    float share[kValues / kSlices];
-    exchange_slices<kSlices>(sum, rows.exponent, share, buffer, (group * 4 + warp) * 32 + lane);
-    const i32 first = rank * (kSamples / kSlices);
-    tile.m0 += first;
-    tile.box_m += first;
-    TileEpilogue<Epilogue, kValues / kSlices> epilogue(tile, args, params);
-    finish_product(share, tile, rows.exponent[0], rows.exponent[1], exponent_table + 4 * first,
-                   args);
-    finish_direct(share, tile, args, epilogue, sample_tile * kSlices + rank);
-    release.weights(w.empty_barrier(held_slot()));
-  }
 };
 
-// The block's tiles (persistent blocks; the raster counts tiles of whole clusters) and its chunks
-// of K.
+// The raster counts tiles of whole clusters.
 template <class Config>
-struct ScaledBlockShare {
+struct ScaledBlockShare : BlockShare<Config> {
   ClusterPlace<Config> place;
-  i32 first, step, chunk_begin, chunk_end;
 
-  INGOT_D explicit ScaledBlockShare(const ProductArgs& args) {
-    constexpr int kBlocks = Config::kCluster * Config::kSlices;
-    first = static_cast<i32>(blockIdx.x) / kBlocks;
-    step = static_cast<i32>(gridDim.x) / kBlocks;
-    chunk_begin = 0;
-    chunk_end = args.chunks;
-    if constexpr (Config::kSlices > 1) {
-      const i32 rank = static_cast<i32>(ptx::cluster_rank()), pairs = args.chunks / 2;
-      chunk_begin = rank * pairs / Config::kSlices * 2;
-      chunk_end = (rank + 1) * pairs / Config::kSlices * 2;
-    }
-  }
+  INGOT_D explicit ScaledBlockShare(const ProductArgs& args) : BlockShare<Config>(args) {}
   INGOT_D void locate(const TileRaster& raster, i32 index, i32& feature_tile,
                       i32& sample_tile) const {
     raster.locate(index, feature_tile, sample_tile);
@@ -359,14 +301,8 @@ template <class Config, class Epilogue>
 INGOT_D void product_fused_scaled(const TensorMap& w_map, const TensorMap& x_map,
                                   const TensorMap& y_map, const ProductArgs& args,
                                   const typename Epilogue::Params& params) {
-  const u32 base = aligned_shared_memory();
-  const u32 x_slots = base + Config::kWeightStages * Config::kWeightBytes;
-  const u32 tables = x_slots + Config::kSampleStages * Config::kSampleBytes;
-  const u32 barriers = tables + 2 * Config::kTableBytes;
-  const u32 x_barriers = barriers + 16 * Config::kWeightStages;
-  const Ring w = {base, Config::kWeightBytes, barriers, barriers + 8 * Config::kWeightStages};
-  const Ring x = {x_slots, Config::kSampleBytes, x_barriers,
-                  x_barriers + 8 * Config::kSampleStages};
+  const FusedMemory<Config> memory;
+  const Ring &w = memory.w, &x = memory.x;
 
   const ThreadRole role;
   const i32 warp = role.warp, lane = role.lane;
@@ -404,7 +340,7 @@ INGOT_D void product_fused_scaled(const TensorMap& w_map, const TensorMap& x_map
     const FragmentSource source = {tile_row * 128 + (((2 * quad) ^ row) << 4),
                                    tile_row * 128 + (((2 * quad + 1) ^ row) << 4)};
     Consumer consumer = {w, x, group, warp, lane, source, {lane, share.place}, {}, {}, {}};
-    const u32 table = tables + group * Config::kTableBytes;
+    const u32 table = memory.tables + group * Config::kTableBytes;
     for (i32 t = share.first; t < args.raster.count(); t += share.step) {
       i32 feature_tile, sample_tile;
       share.locate(args.raster, t, feature_tile, sample_tile);
@@ -421,7 +357,10 @@ INGOT_D void product_fused_scaled(const TensorMap& w_map, const TensorMap& x_map
       const ThreadTile tile = thread_tile(feature_tile * Config::kFeatures + group * 64,
                                           sample_tile * Config::kSamples, warp, lane, 1 + group);
       if constexpr (Config::kSlices > 1) {
-        consumer.finish_shared_tile(sum, tile, table, base, args, params, sample_tile);
+        finish_shared_tile<Config::kSlices, Epilogue>(sum, consumer.rows, tile, table, memory.base,
+                                                      (group * 4 + warp) * 32 + lane, args, params,
+                                                      sample_tile);
+        consumer.release.weights(w.empty_barrier(consumer.held_slot()));
       } else {
         consumer.finish_tile(sum, tile, table, y_map, args, params, sample_tile);
       }

@@ -37,70 +37,25 @@
 // ones.
 #pragma once
 
-#include "product/hopper/ring.cuh"
-#include "product/hopper/store.cuh"
-#include "product/hopper/wgmma.cuh"
+#include "product/hopper/fused.cuh"
 
 namespace ingot::hopper {
 
 template <int kSamples_, int kWeightStages_, int kSampleStages_, bool kTmaStore_ = true,
           int kPromotion_ = 1, int kSlices_ = 1, bool kBatched_ = false, bool kAlongK_ = true>
-struct FusedSplitConfig {
-  static constexpr int kSamples = kSamples_;
-  static constexpr int kWeightStages = kWeightStages_;
-  static constexpr int kSampleStages = kSampleStages_;
-  static constexpr bool kTmaStore = kTmaStore_;
+struct FusedSplitConfig
+    : FusedConfig<kSamples_, kWeightStages_, kSampleStages_, kTmaStore_, kSlices_, 4> {
+  static constexpr int kCluster = 1;              // beside slices
   static constexpr int kPromotion = kPromotion_;  // chunks summed by wgmma alone: 1 or 2
-  static constexpr int kSlices = kSlices_;        // of K, and blocks in a cluster: 1, 2, 4 or 8
   static constexpr bool kBatched = kBatched_;     // a weight for every entry of a batch (args.cuh)
   static constexpr bool kAlongK = kAlongK_;       // the weight is contiguous in k, or else in n
-  static constexpr int kFeatures = 128;
-  static constexpr int kChunk = 64;
-  static constexpr int kThreads = 384;
-  static constexpr int kWeightBytes = kFeatures * kChunk * 4;
-  static constexpr int kSampleBytes = kSamples * kChunk * 4;
-  static constexpr int kTableBytes = kSamples * 4;
-  static constexpr int kBarrierBytes = 16 * (kWeightStages + kSampleStages);
-  // 1024 for aligning the rings to the swizzle's period.
-  static constexpr int kSharedBytes = 1024 + kWeightStages * kWeightBytes +
-                                      kSampleStages * kSampleBytes + 2 * kTableBytes +
-                                      kBarrierBytes;
-  static_assert(kSharedBytes <= 232448, "more shared memory than a Hopper block can have");
-  static_assert(kSlices == 1 || !kTmaStore, "what is left of a tile is too narrow for a TMA box");
-  static_assert(kExchangeBytes<kSlices, kSamples> <= kWeightStages * kWeightBytes,
-                "sums are exchanged in the ring of weights");
   static_assert(kAlongK || !kBatched, "no map has a dimension left for a batch");
 };
-
-// A row's scale puts its first chunk's maximum at 2^10 … 2^11. Elements up to 2^12 certainly keep
-// |lo| < 2, which is what a chunk is checked for: larger ones may ask for a new scale, those that
-// overflow (2^16) always do. More head room would cost accuracy of the small elements (scale.cuh),
-// less would split chunks twice on ordinary data.
-inline constexpr i32 kRunningTarget = 10;
 
 // wgmma A fragments of a 16-row × 64-column piece: four k16 steps of four fp16 pairs, both halves.
 struct Fragments {
   u32 hi[16], lo[16];
 };
-
-// Scales of the thread's two weight rows, g and g + 8: fp32 value = split value · 2^exponent.
-struct RowScales {
-  float scale[2];  // 2^-exponent
-  i32 exponent[2];
-};
-
-// Where a thread finds its two rows in a slot: byte offsets of its pieces 2c and 2c+1 of row g; the
-// other row is 1024 bytes on, the next 32 columns kFeatures · 128.
-struct FragmentSource {
-  static constexpr int kStepsAtOnce = 4;  // in choose_scales()
-  u32 even, odd;
-};
-
-INGOT_D float4 load_piece(const FragmentSource& source, u32 slot, int step, int row) {
-  constexpr u32 kSlabBytes = 128 * 128;
-  return ptx::load_shared_vector(slot + (step & 1 ? source.odd : source.even) +
-                                 (step >> 1) * kSlabBytes + row * 1024);
-}
 
 // The same of a weight that is contiguous in n: its word k = 8c of row g. Row g + 8 is two pieces
 // of 16 bytes on, the second four of eight k are a row of the box and one piece on.
@@ -134,23 +89,6 @@ INGOT_D auto fragment_source(u32 group, u32 warp, u32 lane) {
   }
 }
 
-template <class Source>
-INGOT_D void choose_scales(const Source& source, u32 slot, RowScales& rows, bool grow_only) {
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    float amax = 0.f;
-#pragma unroll(Source::kStepsAtOnce)
-    for (int step = 0; step < 4; ++step) {
-      amax = max_magnitude(amax, load_piece(source, slot, step, row));
-    }
-    amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 1));
-    amax = fmaxf(amax, __shfl_xor_sync(~0u, amax, 2));
-    const i32 exponent = scale_exponent(amax, kRunningTarget);
-    if (!grow_only || exponent > rows.exponent[row]) rows.exponent[row] = exponent;
-    rows.scale[row] = pow2(-rows.exponent[row]);
-  }
-}
-
 // Splits the chunk; true if some |lo| ≥ 2 (so wherever hi overflowed: lo is then infinite or NaN).
 // Asking lo rather than hi also keeps ptxas from sinking its computation below the vote on the
 // answer, where the unsplit values would cost more registers than there are.
@@ -178,7 +116,6 @@ struct FusedSplitConsumer {
   static constexpr int kValues = kSamples / 2;
   // Named barriers: 1, 2 inside a consumer warpgroup; 3, 4 whose turn it is.
   static constexpr int kTurnBarrier = 3;
-  static constexpr i32 kRetried = 1024;
 
   const Ring& w;
   const Ring& x;
@@ -197,22 +134,12 @@ struct FusedSplitConsumer {
     ptx::mbarrier_wait(w.full_barrier(w_cursor.slot), w_cursor.parity);
   }
 
-  // Splits the chunk at w_cursor, which has arrived, and frees its slot. Where a scale had to
-  // change, shift[] (zero before) becomes kRetried + the number of bits. A loop, so that the second
-  // attempt shares the code of the first; one more is enough for finite values, and Inf or NaN are
-  // left to the redo. Every branch hangs on a vote: ptxas then knows it uniform and keeps the
-  // descriptors of the wgmma in uniform registers (otherwise 50 instead of 20 instructions between
-  // 12 of them).
+  // Splits the chunk at w_cursor, which has arrived, and frees its slot.
   template <bool kHoldSlot>
   INGOT_D void split_next(Fragments& next, i32 (&shift)[2]) {
     const u32 slot = w.slot(w_cursor.slot);
-#pragma unroll 1
-    while (ptx::warp_any(split_chunk(source, slot, rows, next) && shift[0] == 0)) {
-      const i32 before[2] = {rows.exponent[0], rows.exponent[1]};
-      choose_scales(source, slot, rows, true);
-#pragma unroll
-      for (int row = 0; row < 2; ++row) shift[row] = kRetried + rows.exponent[row] - before[row];
-    }
+    convert_at_some_scale(source, slot, rows, shift,
+                          [&] { return split_chunk(source, slot, rows, next); });
     if constexpr (kHoldSlot) {
       held_slot = w_cursor.slot;
     } else {
@@ -322,42 +249,6 @@ struct FusedSplitConsumer {
       release(held_barrier);
     }
   }
-
-  // The same where the tile is shared by a cluster: `buffer` is the ring of weights.
-  INGOT_D void finish_shared_tile(float (&acc)[kValues], ThreadTile tile, u32 exponent_table,
-                                  u32 buffer, const ProductArgs& args,
-                                  const typename Epilogue::Params& params, i32 sample_tile) {
-    constexpr int kSlices = Config::kSlices;
-    const i32 rank = static_cast<i32>(ptx::cluster_rank());
-    float share[kValues / kSlices];
-    exchange_slices<kSlices>(acc, rows.exponent, share, buffer, (group * 4 + warp) * 32 + lane);
-    const i32 first = rank * (kSamples / kSlices);
-    tile.m0 += first;
-    tile.box_m += first;
-    TileEpilogue<Epilogue, kValues / kSlices> epilogue(tile, args, params);
-    finish_product(share, tile, rows.exponent[0], rows.exponent[1], exponent_table + 4 * first,
-                   args);
-    finish_direct(share, tile, args, epilogue, sample_tile * kSlices + rank);
-    release(w.empty_barrier(held_slot));
-  }
-};
-
-// The block's first tile and the step to its next (persistent blocks), and its chunks of K.
-template <class Config>
-struct BlockShare {
-  i32 first, step, chunk_begin, chunk_end;
-
-  INGOT_D explicit BlockShare(const ProductArgs& args) {
-    first = static_cast<i32>(blockIdx.x) / Config::kSlices;
-    step = static_cast<i32>(gridDim.x) / Config::kSlices;
-    chunk_begin = 0;
-    chunk_end = args.chunks;
-    if constexpr (Config::kSlices > 1) {
-      const i32 rank = static_cast<i32>(ptx::cluster_rank()), pairs = args.chunks / 2;
-      chunk_begin = rank * pairs / Config::kSlices * 2;
-      chunk_end = (rank + 1) * pairs / Config::kSlices * 2;
-    }
-  }
 };
 
 // Fills one ring, tile after tile: kSlabs boxes of `rows` rows × 128 bytes a chunk; of a weight
@@ -404,14 +295,8 @@ template <class Config, class Epilogue>
 INGOT_D void product_fused_split(const TensorMap& w_map, const TensorMap& x_map,
                                  const TensorMap& y_map, const ProductArgs& args,
                                  const typename Epilogue::Params& params) {
-  const u32 base = aligned_shared_memory();
-  const u32 x_slots = base + Config::kWeightStages * Config::kWeightBytes;
-  const u32 tables = x_slots + Config::kSampleStages * Config::kSampleBytes;
-  const u32 barriers = tables + 2 * Config::kTableBytes;
-  const u32 x_barriers = barriers + 16 * Config::kWeightStages;
-  const Ring w = {base, Config::kWeightBytes, barriers, barriers + 8 * Config::kWeightStages};
-  const Ring x = {x_slots, Config::kSampleBytes, x_barriers,
-                  x_barriers + 8 * Config::kSampleStages};
+  const FusedMemory<Config> memory;
+  const Ring &w = memory.w, &x = memory.x;
 
   const ThreadRole role;
   const i32 warp = role.warp, lane = role.lane;
@@ -447,7 +332,7 @@ INGOT_D void product_fused_split(const TensorMap& w_map, const TensorMap& x_map,
     const i32 group = role.warpgroup - 1;
     const auto source = fragment_source<Config::kAlongK>(group, warp, lane);
     Consumer consumer = {w, x, group, warp, lane, source, {}, {}, {}, 0};
-    const u32 table = tables + group * Config::kTableBytes;
+    const u32 table = memory.tables + group * Config::kTableBytes;
     if (group == 1) ptx::barrier_arrive(Consumer::kTurnBarrier, 256);
     for (i32 t = share.first; t < args.raster.count(); t += share.step) {
       i32 feature_tile, sample_tile;
@@ -468,7 +353,10 @@ INGOT_D void product_fused_split(const TensorMap& w_map, const TensorMap& x_map,
           thread_tile(feature_tile * Config::kFeatures + group * 64,
                       first_sample<Config>(args, sample_tile), warp, lane, 1 + group);
       if constexpr (Config::kSlices > 1) {
-        consumer.finish_shared_tile(acc, tile, table, base, own, params, sample_tile);
+        finish_shared_tile<Config::kSlices, Epilogue>(acc, consumer.rows, tile, table, memory.base,
+                                                      (group * 4 + warp) * 32 + lane, own, params,
+                                                      sample_tile);
+        consumer.release(w.empty_barrier(consumer.held_slot));
       } else {
         consumer.finish_tile(acc, tile, table, y_map, own, params, sample_tile);
       }

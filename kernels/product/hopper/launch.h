@@ -228,8 +228,6 @@ inline const char* name_of(Variant variant) {
       return "scaled";
     case Variant::crossed:
       return "crossed";
-    case Variant::direct:
-      return "direct";
     case Variant::streamed:
       return "streamed";
     case Variant::half:
@@ -243,34 +241,6 @@ inline const char* name_of(Variant variant) {
 inline int chunks_of(Variant variant, int64_t k) {
   if (variant == Variant::half || variant == Variant::scaled) return int(divide_up(k, 64));
   return int(divide_up(k, is_fused(variant) ? 128 : 64) * 2);
-}
-
-// What follows from a tile whose operands are read as they are. part_samples: of a block's samples,
-// those that have a partial statistic of their own.
-inline ProductPlan unpacked_plan(const ProductShape& shape, const TileChoice& choice,
-                                 int part_samples) {
-  ProductPlan plan;
-  plan.variant = choice.variant;
-  plan.tma_store = false;
-  plan.config = config_text(choice, false);
-  plan.shared_bytes = shared_bytes(choice);
-  plan.tile_samples = choice.samples;
-  plan.entry_tiles = divide_up(shape.m, choice.samples);
-  plan.sample_tiles = shape.batches * plan.entry_tiles;
-  plan.moment_tiles = shape.batches * divide_up(shape.m, part_samples);
-  plan.raster_feature_tiles = int(divide_up(shape.n, choice.features));
-  plan.raster_group = std::min(choice.raster_group, plan.raster_feature_tiles);
-  return plan;
-}
-
-// By addresses: no maps, no workspace.
-inline ProductPlan direct_plan(const ProductShape& shape, const TileChoice& choice) {
-  ProductPlan plan = unpacked_plan(shape, choice, kDirectSamples);
-  plan.kernel = "product_direct";
-  plan.header = "product/hopper/direct.cuh";
-  plan.threads = unsigned(32 * direct_warps(choice));
-  plan.grid = unsigned(tiles_of(shape, choice));
-  return plan;
 }
 
 // An operand as TMA streams it, in boxes of 32 of K.
@@ -289,7 +259,18 @@ inline TensorMapSpec streamed_map(TensorMapSpec::Source source, const OperandSha
 inline ProductPlan streamed_plan(const ProductShape& shape, const TileChoice& choice,
                                  const DeviceLimits& device) {
   using Source = TensorMapSpec::Source;
-  ProductPlan plan = unpacked_plan(shape, choice, streamed_part_samples(choice));
+  ProductPlan plan;
+  plan.variant = choice.variant;
+  plan.tma_store = false;
+  plan.config = config_text(choice, false);
+  plan.shared_bytes = shared_bytes(choice);
+  plan.tile_samples = choice.samples;
+  plan.entry_tiles = divide_up(shape.m, choice.samples);
+  plan.sample_tiles = shape.batches * plan.entry_tiles;
+  // Of a block's samples, those of a part have a partial statistic of their own.
+  plan.moment_tiles = shape.batches * divide_up(shape.m, streamed_part_samples(choice));
+  plan.raster_feature_tiles = int(divide_up(shape.n, choice.features));
+  plan.raster_group = std::min(choice.raster_group, plan.raster_feature_tiles);
   plan.kernel = "product_streamed";
   plan.header = "product/hopper/streamed.cuh";
   plan.threads = unsigned(128 + 32 * streamed_warps(choice));
@@ -320,7 +301,6 @@ inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice
   if (shape.scheme == Scheme::high && choice.variant != Variant::crossed) {
     return plan_with(as_split(shape), choice, device);
   }
-  if (choice.variant == Variant::direct) return direct_plan(shape, choice);
   if (choice.variant == Variant::streamed) return streamed_plan(shape, choice, device);
   ProductPlan plan;
   plan.variant = choice.variant;

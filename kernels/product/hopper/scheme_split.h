@@ -41,65 +41,6 @@ inline void add_sliced_tiles(std::vector<TileChoice>& menu, const ProductShape& 
   }
 }
 
-// Tiles of products that are read as they are, for `ingot tune` alone. They keep the promise, but
-// verify allowed half of the error that a weight's gradient had, behind 96 samples whose mean was
-// 1e5 deviations: a chunk's sums round towards zero, small terms after large ones. Eight warps
-// share the K of a tile where tiles are few, four where two blocks share a multiprocessor; where K
-// is short, each has samples of its own.
-inline void add_direct_tiles(std::vector<TileChoice>& menu, const ProductShape& shape) {
-  const auto along_rows = [](const OperandShape& o) { return o.row_stride == 1; };
-  const auto pieces = [&](const OperandShape& o) {
-    return o.aligned && (o.k_stride == 1 ? o.row_stride : o.k_stride) % 4 == 0 &&
-           (shape.batches == 1 || o.batch_stride % 4 == 0);
-  };
-  if (shape.weight_packed || shape.m < 1 || shape.n < 1) return;
-  if ((shape.w.k_stride != 1 && !along_rows(shape.w)) ||
-      (shape.x.k_stride != 1 && !along_rows(shape.x))) {
-    return;
-  }
-  TileChoice tile = {.variant = Variant::direct, .samples = 64, .stages = 4};
-  tile.w_along_k = shape.w.k_stride == 1;
-  tile.x_along_k = shape.x.k_stride == 1;
-  tile.vectors = pieces(shape.w) && pieces(shape.x);
-  const auto add = [&](int features, int sample_warps, int depth_warps, int stages) {
-    tile.features = features;
-    tile.samples = kDirectSamples * sample_warps;
-    tile.depth_warps = depth_warps;
-    tile.stages = stages;
-    if (tiles_of(shape, tile) <= INT32_MAX) menu.push_back(tile);
-  };
-  constexpr int kShort = 128;
-  if (shape.k <= kShort) add(32, 4, 1, 3);
-  add(32, 1, 4, 4);
-  if (shape.k > kShort) add(32, 1, 8, 3);
-  add(16, 1, shape.k > 4 * kShort ? 8 : 4, 4);
-}
-
-// Microseconds, fitted on an H200 to products from 256³ to 1024³, with K to 16384 and with 16
-// features: within 10% but where K is short.
-inline double estimate_direct(const ProductShape& shape, const TileChoice& c,
-                              const DeviceLimits& device) {
-  constexpr double kLaunch = 5, kWave = 2, kL2BytesPerMicrosecond = 4.7e6;
-  constexpr double kMemoryBytesPerMicrosecond = 3.3e6;
-  const double k = double(shape.k);
-  const int64_t tiles = tiles_of(shape, c), units = device.multiprocessors;
-  // Of a wave, an element of K: of one block a multiprocessor, and of two.
-  const double scale = c.features == 16 ? 0.85 : 1,
-               lone = scale * (direct_warps(c) > 4 ? 0.0108 : 0.0125);
-  const bool shares = direct_warps(c) <= 4;
-  const int64_t slots = shares ? 2 * units : units;
-  const int64_t rest = tiles % slots;
-  double time = kLaunch + double(tiles / slots) * ((shares ? 0.0215 * scale : lone) * k + kWave);
-  if (rest > 0) time += (rest > units ? 0.0215 * scale : lone) * k + kWave;
-  const double read = double(tiles) * double(c.features + c.samples) * k * 4;
-  const double results = double(shape.batches * shape.m) * double(shape.n);
-  const double written = shape.stores_result ? 4 * results : 0;
-  const double operands = 4 * k * double(shape.x_rows() + shape.w_rows());
-  const double bound =
-      kLaunch + kWave + read / kL2BytesPerMicrosecond + written / kMemoryBytesPerMicrosecond;
-  return std::max({time, bound, kLaunch + operands / kMemoryBytesPerMicrosecond});
-}
-
 inline std::vector<TileChoice> tiles(const ProductShape& shape, const DeviceLimits& device) {
   std::vector<TileChoice> menu = {
       {.variant = Variant::packed, .samples = 128, .stages = 6, .staging = 2},
@@ -132,7 +73,6 @@ inline TileCycles tile_cycles(const TileChoice& c) {
 // Tiles at the clock that the power limit leaves; the split passes by their bytes. Fitted to
 // bench/results/config-sweep (36 shapes on an H200), where its choice is within 3% of the best.
 inline double estimate(const ProductShape& shape, const TileChoice& c, const DeviceLimits& device) {
-  if (c.variant == Variant::direct) return estimate_direct(shape, c, device);
   if (c.variant == Variant::streamed) return estimate_streamed(shape, c, device);
   constexpr double kLaunch = 6.3, kSplitLaunch = 1.8;
   constexpr double kSplitPerElement = 8 / 3.85e6;  // 8 bytes at 3.85 TB/s

@@ -24,8 +24,8 @@ enum class Scheme {
 enum class Variant {
   fused_split,   // fp32 weight split inside the product; only x is packed beforehand
   packed,        // both operands packed beforehand
-  direct,        // fp32 operands as they are, split in registers, whatever their strides
-  streamed,      // the same by TMA: small, thin and deep products, and batches of them
+  streamed,      // fp32 operands by TMA as they are, split in registers: small, thin and deep
+                 // products, and batches of them
   fused_scaled,  // Scheme::scaled: fp32 weight rounded inside the product
   scaled,        // Scheme::scaled, both operands packed beforehand
   crossed,       // Scheme::high, both operands packed beforehand
@@ -107,14 +107,13 @@ struct TileChoice {
   int slices = 1;         // fused, streamed: blocks that share a tile, each with its part of K
   int promotion = 1;      // fused_split: chunks of 64 of K that wgmma sums before they are promoted
   int raster_group = 8;   // feature tiles (clusters of them) a group
-  int features = 0;       // direct, streamed: of a tile
-  int depth_warps = 1;    // direct, streamed: warps that share K
+  int features = 0;       // streamed: of a tile
+  int depth_warps = 1;    // streamed: warps that share K
   int feature_warps = 1, sample_warps = 1;  // streamed: that share a tile's features, its samples
-  bool w_along_k = true;           // direct, streamed, fused_split: how operands lie in memory
-  bool x_along_k = true;           // direct, streamed: the same
-  bool vectors = true;             // direct: in whole pieces of 16 bytes
-  Element element = Element::f32;  // half: of the operands
-  bool batched = false;            // a weight for every entry of a batch
+  bool w_along_k = true;                    // streamed, fused_split: how operands lie in memory
+  bool x_along_k = true;                    // streamed: the same
+  Element element = Element::f32;           // half: of the operands
+  bool batched = false;                     // a weight for every entry of a batch
 };
 
 inline int64_t divide_up(int64_t a, int64_t b) {
@@ -135,16 +134,9 @@ inline int64_t cluster_slots(const TileChoice& c, const DeviceLimits& device) {
 
 // Clusters' worth of tiles of the result.
 inline int64_t tiles_of(const ProductShape& shape, const TileChoice& c) {
-  const bool own = c.variant == Variant::direct || c.variant == Variant::streamed;
-  const int features = own ? c.features : 128 * c.cluster;
+  const int features = c.variant == Variant::streamed ? c.features : 128 * c.cluster;
   return shape.batches * divide_up(shape.m, c.samples * c.sample_blocks) *
          divide_up(shape.n, features);
-}
-
-// direct: samples and K of a warp's chunk, threads of a block.
-constexpr int kDirectSamples = 64, kDirectChunk = 16;
-inline int direct_warps(const TileChoice& c) {
-  return c.samples / kDirectSamples * c.depth_warps;
 }
 
 // streamed: K of a chunk, warps that multiply in a block, and a block's shared memory; the same as
@@ -183,10 +175,6 @@ inline int streamed_part_samples(const TileChoice& c) {
 
 inline size_t shared_bytes(const TileChoice& c) {
   if (c.variant == Variant::streamed) return streamed_bytes(c);
-  if (c.variant == Variant::direct) {
-    return size_t(direct_warps(c) * c.stages) * size_t(c.features + kDirectSamples) * kDirectChunk *
-           4;
-  }
   // Of one warpgroup, where operands are split: exponents of the samples, and of its 64 features
   // where they are packed too.
   const bool fused = is_fused(c.variant);
@@ -216,12 +204,6 @@ inline std::string config_text(const TileChoice& c, bool tma_store) {
     case Variant::fused_scaled:
       return "FusedScaledConfig<" + ring + number(c.cluster) + ", " + number(c.sample_blocks) +
              ", " + number(c.slices) + ">";
-    case Variant::direct: {
-      const auto flag = [](bool v) { return std::string(v ? ", true" : ", false"); };
-      return "DirectConfig<" + number(c.features / 16) + ", " + number(c.samples / kDirectSamples) +
-             ", " + number(c.depth_warps) + ", " + number(c.stages) + flag(c.w_along_k) +
-             flag(c.x_along_k) + flag(c.vectors) + (c.batched ? ", true" : "") + ">";
-    }
     case Variant::streamed: {
       const auto flag = [](bool v) { return std::string(v ? ", true" : ", false"); };
       return "StreamedConfig<" + number(c.features / c.feature_warps / 16) + ", " +
