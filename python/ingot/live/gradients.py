@@ -250,8 +250,9 @@ def _recorded(
 
 def _held(leaf: torch.Tensor, detached: bool) -> Callable[[], torch.Tensor | None]:
     """The leaf, as long as something else keeps its memory. Views that a graph takes of a
-    parameter, and detached ones, are nobody else's, and cost nothing."""
-    if detached or (leaf._base is not None and leaf._base.is_leaf):
+    parameter, detached ones, and numbers that it makes tensors of are nobody else's, and cost
+    nothing."""
+    if detached or leaf.numel() == 1 or (leaf._base is not None and leaf._base.is_leaf):
         return lambda: leaf
     return weakref.ref(leaf)
 
