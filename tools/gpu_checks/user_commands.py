@@ -233,7 +233,7 @@ class Session:
         if problems:
             lines = answer.stdout.strip().splitlines()[-12:]
             said = [text for text in answer.stderr.splitlines() if not text.startswith("… ")]
-            tail = "\n".join([*lines, *said[-10:]])
+            tail = "\n".join([*_failed_checks(answer.stdout), *lines, *said[-10:]])
             raise WrongError(f"$ {line}\n{'; '.join(problems)} ({seconds:.0f} s):\n{tail}")
         return Printed(answer.stdout, answer.stderr)
 
@@ -243,6 +243,17 @@ class Session:
 
     def text(self, name: str) -> str:
         return (self.work / name).read_text(encoding="utf-8")
+
+
+def _failed_checks(printed: str) -> list[str]:
+    """Of a verification that a command printed as JSON: its end says nothing of them."""
+    try:
+        found = json.loads(printed)
+    except ValueError:
+        return []
+    checks = (found.get("verification") or found).get("checks", ())
+    failed = [c for c in checks if c["outcome"] != "passed"]
+    return [f"{c['outcome']}: {c['name']} ({c['mode']}): {c['message']}" for c in failed[:6]]
 
 
 def judged(scenario: Callable[[Session], str], settings: Any) -> tuple[bool, str]:
