@@ -179,7 +179,7 @@ void expect_turned_without_spills(const KernelSource& source) {
 TEST(CodegenTurned, NvrtcCompilesWithoutSpills) {
   if (!cuda::nvrtc_info().available) GTEST_SKIP() << cuda::nvrtc_info().why;
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    for (const int64_t features : {32, 333, 768, 2048}) {
+    for (const int64_t features : {32, 333, 768, 6144}) {
       for (const char* behind : {"layer_norm", "softmax", ""}) {
         const auto source = turned_source(sum_then(behind, {true, 28, 7, features}, dtype));
         ASSERT_TRUE(source) << behind << features;
