@@ -123,40 +123,11 @@ int64_t state_bytes(MonoidKind monoid, const std::string& value_type) {
 
 namespace {
 
-std::string literal(double value, const std::string& type) {
-  if (type == "i64") return fmt::format("{}ll", static_cast<int64_t>(value));
-  if (std::isinf(value)) {
-    return fmt::format("{}math::infinity<{}>()", value < 0 ? "-" : "", type);
-  }
-  if (std::isnan(value)) {
-    return fmt::format("(math::infinity<{0}>() - math::infinity<{0}>())", type);
-  }
-  // Shortest text that reads back as the same number of the type.
-  std::string text =
-      type == "float" ? fmt::format("{}", static_cast<float>(value)) : fmt::format("{}", value);
-  if (text.find_first_of(".e") == std::string::npos) text += ".0";
-  if (type == "float") text += "f";
-  return value < 0 || std::signbit(value) ? "(" + text + ")" : text;
-}
-
 // The wider of two compute types.
 std::string promoted(const std::string& a, const std::string& b) {
   if (a == "double" || b == "double") return "double";
   if (a == "float" || b == "float") return "float";
   return "i64";
-}
-
-std::string pointwise_expression(PointwiseOp op, const std::vector<std::string>& args) {
-  switch (op) {
-    case PointwiseOp::add_:
-      return fmt::format("{} + {}", args[0], args[1]);
-    case PointwiseOp::sub_:
-      return fmt::format("{} - {}", args[0], args[1]);
-    case PointwiseOp::mul_:
-      return fmt::format("{} * {}", args[0], args[1]);
-    default:
-      return fmt::format("pointwise::{}({})", name_of(op), fmt::join(args, ", "));
-  }
 }
 
 // An explicit cast rounds to the dtype even where the value stays in a register.
@@ -178,7 +149,7 @@ std::string position(std::string index, int64_t inner, int64_t extent, int64_t o
 }  // namespace
 
 SweepContext::SweepContext(const Plan& plan, int sweep)
-    : plan_(plan), sweep_(plan.sweeps[static_cast<size_t>(sweep)]), ranges_(plan.graph) {
+    : plan_(plan), sweep_(plan.sweeps[static_cast<size_t>(sweep)]), functions_(plan.graph) {
   for (const auto* part : {&sweep_.body, &sweep_.statistics, &sweep_.tail}) {
     computed_.insert(part->begin(), part->end());
   }
@@ -206,23 +177,6 @@ DType SweepContext::dtype_in_memory(ValueId value) const {
     return plan_.buffers[static_cast<size_t>(placement.index)].dtype;
   }
   return node(value).dtype;
-}
-
-std::string SweepContext::division(const Node& node, const std::string& a, const std::string& b) {
-  constexpr double kModerate = 0x1p60;
-  const ValueRange divisor = ranges_.of(node.args[1]);
-  if (divisor.low == divisor.high && divisor.within(1 / kModerate, kModerate)) {
-    // As PyTorch divides by a number.
-    return fmt::format("{} * {}", a, literal(1.0 / static_cast<float>(divisor.low), "float"));
-  }
-  const char* function = "divide";
-  if (divisor.low >= 1 / kModerate || divisor.high <= -1 / kModerate) {
-    function = divisor.within(-kModerate, kModerate) &&
-                       ranges_.of(node.args[0]).within(-kModerate, kModerate)
-                   ? "divide_moderate"
-                   : "divide_by_normal";
-  }
-  return fmt::format("math::{}({}, {})", function, a, b);
 }
 
 std::string SweepContext::name_of(ValueId value) const {
@@ -386,6 +340,19 @@ Reference FunctionWriter::converted(ValueId id, const std::string& type) {
   return {fmt::format("static_cast<{}>({})", type, reference.text), type};
 }
 
+// A value by a function of what is several operators away, where all between is computed for it.
+std::optional<std::string> FunctionWriter::composition(ValueId id) {
+  const auto found = context_.functions().composition(id);
+  const auto is_given = [&](ValueId skipped) {
+    return !context_.computes(skipped) || known_.contains(skipped) ||
+           (delegate_ && delegate_(skipped));
+  };
+  if (!found || std::any_of(found->skipped.begin(), found->skipped.end(), is_given)) {
+    return std::nullopt;
+  }
+  return fmt::format(fmt::runtime(found->text), converted(found->argument, "float").text);
+}
+
 Reference FunctionWriter::compute(ValueId id) {
   const Node& node = context_.node(id);
   if (node.kind != NodeKind::pointwise) {
@@ -396,6 +363,8 @@ Reference FunctionWriter::compute(ValueId id) {
   std::string expression, type = own;
   if (node.op == PointwiseOp::cast_) {
     expression = cast_expression(value(node.args[0]), node.dtype);
+  } else if (auto composed = composition(id)) {
+    expression = std::move(*composed);
   } else {
     type = "i64";
     for (const ValueId arg : node.args) {
@@ -406,9 +375,7 @@ Reference FunctionWriter::compute(ValueId id) {
     if (own != "i64") type = promoted(type, own);
     std::vector<std::string> args;
     for (const ValueId arg : node.args) args.push_back(converted(arg, type).text);
-    expression = node.op == PointwiseOp::div_ && type == "float"
-                     ? context_.division(node, args[0], args[1])
-                     : pointwise_expression(node.op, args);
+    expression = context_.functions().expression(id, type, args);
     if (type != own) expression = fmt::format("static_cast<{}>({})", own, expression);
   }
   const std::string name = context_.name_of(id);

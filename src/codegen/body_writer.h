@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "codegen/device_functions.h"
 #include "codegen/kernel_source.h"
-#include "graph/value_range.h"
 
 namespace ingot {
 
@@ -52,8 +52,7 @@ class SweepContext {
   ValueId resolve(ValueId value) const;
   DType dtype_in_memory(ValueId value) const;
   std::string type_of(ValueId value) const { return compute_type(node(value).dtype); }
-  // a / b of an f32 division, by the shortest way that its operands' ranges allow.
-  std::string division(const Node& node, const std::string& a, const std::string& b);
+  DeviceFunctions& functions() { return functions_; }
   // v7_sub, v3_gemm_weight
   std::string name_of(ValueId value) const;
 
@@ -76,7 +75,7 @@ class SweepContext {
  private:
   const Plan& plan_;
   const Sweep& sweep_;
-  ValueRanges ranges_;
+  DeviceFunctions functions_;
   std::set<ValueId> computed_;
   std::vector<KernelOperand> operands_;
   std::map<std::pair<ValueId, bool>, size_t> index_;
@@ -131,6 +130,7 @@ class FunctionWriter {
   std::string coordinate(Axis axis);
   ValueId before_rounding(ValueId value) const;
   Reference load(ValueId value);
+  std::optional<std::string> composition(ValueId value);
   Reference compute(ValueId value);
   Reference converted(ValueId value, const std::string& type);
 

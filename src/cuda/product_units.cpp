@@ -1,5 +1,7 @@
 #include "cuda/product_units.h"
 
+#include <fmt/format.h>
+
 #include "codegen/body_writer.h"
 
 namespace ingot::cuda {

@@ -260,6 +260,69 @@ TEST(Codegen, DivisionsTakeTheShortestWayThatTheirOperandsAllow) {
   EXPECT_THAT(by_operand, HasSubstr("math::divide("));
 }
 
+TEST(Codegen, OnePlusErfIsOneFunctionUnlessErfIsReadElsewhere) {
+  EXPECT_THAT(activation("gelu"), HasSubstr("math::one_plus_erf("));
+  EXPECT_THAT(activation("gelu"), Not(HasSubstr("pointwise::erf")));
+  const std::string twice = epilogue_of([](GraphBuilder& builder, ValueId y) {
+    const ValueId erf = builder.pointwise(PointwiseOp::erf_, {y});
+    const ValueId sum = builder.pointwise(PointwiseOp::add_, {builder.constant(1), erf});
+    return builder.pointwise(PointwiseOp::mul_, {erf, sum});
+  });
+  EXPECT_THAT(twice, HasSubstr("pointwise::erf("));
+  EXPECT_THAT(twice, Not(HasSubstr("one_plus_erf")));
+  const std::string two = epilogue_of([](GraphBuilder& builder, ValueId y) {
+    const ValueId erf = builder.pointwise(PointwiseOp::erf_, {y});
+    return builder.pointwise(PointwiseOp::add_, {builder.constant(2), erf});
+  });
+  EXPECT_THAT(two, HasSubstr("pointwise::erf("));
+  const std::string tanh = epilogue_of([](GraphBuilder& builder, ValueId y) {
+    const ValueId value = builder.pointwise(PointwiseOp::tanh_, {y});
+    return builder.pointwise(PointwiseOp::add_, {value, builder.constant(1)});
+  });
+  EXPECT_THAT(tanh, HasSubstr("math::one_plus_tanh("));
+}
+
+// e^(-x²/2), with Φ(x) beside it or not.
+std::string normal_density(bool beside_erf) {
+  return epilogue_of([beside_erf](GraphBuilder& builder, ValueId x) {
+    const auto times = [&](ValueId a, ValueId b) {
+      return builder.pointwise(PointwiseOp::mul_, {a, b});
+    };
+    const ValueId density =
+        builder.pointwise(PointwiseOp::exp_, {times(times(x, x), builder.constant(-0.5))});
+    if (!beside_erf) return density;
+    const ValueId u = times(x, builder.constant(0.70710678118654752440));
+    const ValueId erf = builder.pointwise(PointwiseOp::erf_, {u});
+    return builder.pointwise(PointwiseOp::add_, {times(x, density), erf});
+  });
+}
+
+TEST(Codegen, TheDerivativeOfGeluSharesAPowerOfE) {
+  EXPECT_THAT(normal_density(true), HasSubstr("math::exp_of_minus_square(product * 0.7071"));
+  EXPECT_THAT(normal_density(false), HasSubstr("pointwise::exp("));
+}
+
+TEST(Codegen, WhatIsRoundedTo16BitsTakesCoarserFunctions) {
+  // A function in f32, between casts as PyTorch computes 16-bit operators; its value may be read in
+  // f32 as well.
+  const auto behind = [](PointwiseOp op, DType half, bool is_kept) {
+    GraphBuilder builder;
+    const ValueId x = builder.leaf(LeafRole::input, "x", half, {true, 1, 1, 256});
+    const ValueId value = builder.pointwise(op, {builder.cast(x, DType::f32)});
+    builder.result(builder.cast(value, half), "y");
+    if (is_kept) builder.result(value, "kept");
+    return generate(make_plan(builder.take(), cuda(false), Precision::fp32))[0].text;
+  };
+  EXPECT_THAT(behind(PointwiseOp::exp_, DType::bf16, false), HasSubstr("math::coarse::exp("));
+  EXPECT_THAT(behind(PointwiseOp::exp_, DType::f16, false), HasSubstr("math::coarse::exp("));
+  EXPECT_THAT(behind(PointwiseOp::sigmoid_, DType::f16, false), HasSubstr("coarse::sigmoid("));
+  EXPECT_THAT(behind(PointwiseOp::tanh_, DType::bf16, false), HasSubstr("math::coarse::tanh("));
+  // Its error would not vanish beside that of f16.
+  EXPECT_THAT(behind(PointwiseOp::tanh_, DType::f16, false), HasSubstr("pointwise::tanh("));
+  EXPECT_THAT(behind(PointwiseOp::exp_, DType::bf16, true), HasSubstr("pointwise::exp("));
+  EXPECT_THAT(behind(PointwiseOp::tanh_, DType::bf16, true), HasSubstr("pointwise::tanh("));
+}
+
 TEST(Codegen, AnEpilogueFindsItsOperandsWithoutDividingTheElement) {
   const std::string text = epilogue_of([](GraphBuilder& builder, ValueId y) {
     const ValueId z = builder.leaf(LeafRole::input, "z", DType::f32, {true, 7, 1, 256});

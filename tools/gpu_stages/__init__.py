@@ -44,9 +44,12 @@ STAGES = {
         missing=examples.sanitizer_missing,
     ),
     "arithmetic": Stage(
-        lambda settings: [Step("against IEEE 754")],
+        lambda settings: [
+            Step("against IEEE 754", "arithmetic_check"),
+            Step("special functions", "functions_check"),
+        ],
         programs.arithmetic,
-        "the kernels' own division, maximum and minimum against IEEE 754",
+        "the kernels' own division and comparisons against IEEE 754, functions against fp64",
         seconds=15.0,
         missing=programs.nvcc_missing,
     ),

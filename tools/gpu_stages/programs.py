@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 from gpu_stages.steps import ROOT, Outcome, Settings, outcome, run_script
 
@@ -33,9 +32,9 @@ def build(source: Path, program: Path, settings: Settings) -> Outcome:
     return code == 0, "built" if code == 0 else "\n".join(lines[-25:])
 
 
-def arithmetic(_: Any, settings: Settings) -> Outcome:
-    program = PROGRAMS / "arithmetic_check"
-    built, message = build(ROOT / "tests" / "cuda" / "arithmetic_check.cu", program, settings)
+def arithmetic(name: str, settings: Settings) -> Outcome:
+    program = PROGRAMS / name
+    built, message = build(ROOT / "tests" / "cuda" / f"{name}.cu", program, settings)
     return outcome(*run_script([program], settings)) if built else (built, message)
 
 
