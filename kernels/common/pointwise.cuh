@@ -25,7 +25,7 @@
   X(abs, 1, numeric, 1, not_negative, math::fabs(a))                          \
   X(square, 1, numeric, 1, not_negative, a* a)                                \
   X(sqrt, 1, real, 10, not_negative, math::sqrt(a))                           \
-  X(rsqrt, 1, real, 10, unknown, math::divide(T(1), math::sqrt(a)))           \
+  X(rsqrt, 1, real, 10, unknown, math::rsqrt(a))                              \
   X(reciprocal, 1, real, 10, unknown, math::divide(T(1), a))                  \
   X(exp, 1, real, 20, exponential, math::exp(a))                              \
   X(expm1, 1, real, 20, unknown, math::expm1(a))                              \

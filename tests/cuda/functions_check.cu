@@ -41,6 +41,12 @@ struct ExpOfMinusSquare {
   __device__ static double absolute(double) { return 2.5e-7; }
   __device__ static double relative(double a) { return 2.5e-7 + 1.5e-7 * a * a; }
 };
+struct Rsqrt {
+  static constexpr const char* kName = "rsqrt";
+  __device__ static Point at(float a) { return {math::rsqrt(a), 1 / sqrt(double(a))}; }
+  __device__ static double absolute(double) { return 1e300; }
+  __device__ static double relative(double) { return 0x1p-22; }
+};
 struct CoarseExp {
   static constexpr const char* kName = "coarse::exp";
   __device__ static Point at(float a) {
@@ -140,7 +146,7 @@ int main() {
   Worst* worst = nullptr;
   if (cudaMallocManaged(&worst, sizeof *worst) != cudaSuccess) return 2;
   const unsigned wrong = run<OnePlusErf>(worst) + run<OnePlusTanh>(worst) +
-                         run<ExpOfMinusSquare>(worst) + run<CoarseExp>(worst) +
+                         run<ExpOfMinusSquare>(worst) + run<Rsqrt>(worst) + run<CoarseExp>(worst) +
                          run<CoarseSigmoid>(worst) + run<CoarseSilu>(worst) +
                          run<CoarseTanh>(worst) + run<CoarseOnePlusErf>(worst);
   std::printf("%u wrong\n", wrong);
