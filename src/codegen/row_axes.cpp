@@ -4,9 +4,6 @@
 namespace ingot {
 namespace {
 
-constexpr int64_t kLeastInner = 8;  // rows side by side that fill a sector of memory
-constexpr int64_t kIndices = int64_t{1} << 31;
-
 // The axes that all reductions of the sweep run over, if these are the same.
 std::optional<AxisMask> common_axes(const Plan& plan, const Sweep& s) {
   std::optional<AxisMask> common;
@@ -54,7 +51,7 @@ bool reduces_rows(const Plan& plan, int sweep) {
     }
   }
   const int64_t inner = inner_extent(s.space, *common);
-  return inner == 1 || (inner >= kLeastInner && s.space.static_elements() < kIndices);
+  return inner == 1 || (inner >= kRowsOfASector && s.space.static_elements() < kElementsByI32);
 }
 
 }  // namespace ingot

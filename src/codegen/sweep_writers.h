@@ -25,6 +25,9 @@ std::optional<KernelSource> write_rows_turned(const Plan& plan, int sweep,
                                               const TurnedOperands& operands);
 KernelSource write_map_turned(const Plan& plan, int sweep, const TurnedOperands& operands);
 
+inline constexpr int64_t kRowsOfASector = 8;  // side by side they fill a sector of memory
+inline constexpr int64_t kElementsByI32 = int64_t{1} << 31;  // of a sample
+
 // Reductions of the sweep's body.
 std::vector<ValueId> reductions_of(const Graph& graph, const Sweep& sweep);
 // Elements of a sample behind one another along the axes that lie within those of a row.

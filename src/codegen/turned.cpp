@@ -7,7 +7,6 @@
 namespace ingot {
 namespace {
 
-constexpr int64_t kLeastBeside = 8;  // rows side by side that fill a sector of memory
 // Half a sector of floats that lie turned, whole lines of what lies row by row: measured, 8 rows
 // take 1.2 to 2.2 times as long, 16 rows 1.9 to 2.6 times.
 constexpr int64_t kRowsOfAWarp = 4;
@@ -16,7 +15,6 @@ constexpr int64_t kMostWarps = 16;  // of a row: with 1024 threads it has too fe
 // one.
 constexpr int64_t kHeldGrowing = 16, kHeldOfTwo = 24, kHeldOfOne = 48;
 constexpr int64_t kMostStateBytes = 32768;  // of the 48 KB of static shared memory
-constexpr int64_t kMostOfASample = int64_t{1} << 31;
 
 // Rows behind one another that lie side by side in memory.
 int64_t rows_beside(const KernelSource& source, const Shape& space, const OperandLayout& layout,
@@ -50,7 +48,7 @@ std::optional<TurnedOperands> turned_operands(const Plan& plan, const KernelSour
                                               int64_t batch) {
   if (source.row_axes == 0) return {};
   const Shape& space = plan.sweeps[static_cast<size_t>(source.sweep)].space;
-  if (space.static_elements() >= kMostOfASample) return {};
+  if (space.static_elements() >= kElementsByI32) return {};
   TurnedOperands turned;
   for (size_t i = 0; i < layouts.size(); ++i) {
     const KernelOperand& operand = source.operands[i];
@@ -59,7 +57,7 @@ std::optional<TurnedOperands> turned_operands(const Plan& plan, const KernelSour
     if (!operand.vector || moves_vectors(operand, width, layout, batch)) continue;
     turned.apart.insert({operand.value, operand.written});
     if (layout.strides[kFeatures] == 1) continue;
-    if (rows_beside(source, space, layout, batch) < kLeastBeside) continue;
+    if (rows_beside(source, space, layout, batch) < kRowsOfASector) continue;
     turned.least_bytes = turned.least_bytes == 0
                              ? operand.bytes
                              : std::min<int64_t>(turned.least_bytes, operand.bytes);

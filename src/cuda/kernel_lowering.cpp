@@ -61,6 +61,7 @@ class KernelsLowering : public SweepLowering {
   // comes.
   const KernelLowering* turned_for(const Lowering& to) {
     const KernelSource& source = kernels_.front().source();
+    if (source.row_axes == 0) return nullptr;
     const auto turned = turned_operands(plan_, source, kernels_.front().layouts(to), to.batch);
     if (!turned) return nullptr;
     const std::lock_guard lock(mutex_);

@@ -125,8 +125,8 @@ BUGS = [
     Bug(
         "seven rows side by side are read together",
         "src/codegen/turned.cpp",
-        "batch) < kLeastBeside) continue;",
-        "batch) < kLeastBeside - 1) continue;",
+        "batch) < kRowsOfASector) continue;",
+        "batch) < kRowsOfASector - 1) continue;",
         "unit CodegenTurned.A*:CodegenTurned.R*",
     ),
     Bug(
