@@ -153,7 +153,7 @@ INGOT_HD T sigmoid(T a) {
 
 // What GELU and its derivative are made of: 1 + erf(u), 1 + tanh(u) and e^(-u²). On a GPU the
 // former two are computed as erfc(-u) and as 2 / (1 + e^(-2u)): off by less than 2.5e-7, and by
-// less than 5e-7 + 1.2e-7·u² of themselves down to 1e-19, where a sum of 1 and almost -1 keeps
+// less than 5e-7 + 2e-7·u² of themselves down to 1e-19, where a sum of 1 and almost -1 keeps
 // nothing.
 template <class T>
 INGOT_HD T one_plus_erf(T u) {

@@ -23,7 +23,7 @@ struct OnePlusErf {
   static constexpr const char* kName = "one_plus_erf";
   __device__ static Point at(float a) { return {math::one_plus_erf(a), erfc(-double(a))}; }
   __device__ static double absolute(double) { return 2.5e-7; }
-  __device__ static double relative(double a) { return a < -6.5 ? 1 : 5e-7 + 1.2e-7 * a * a; }
+  __device__ static double relative(double a) { return a < -6.5 ? 1 : 5e-7 + 2e-7 * a * a; }
 };
 struct OnePlusTanh {
   static constexpr const char* kName = "one_plus_tanh";
@@ -83,7 +83,7 @@ struct CoarseOnePlusErf {
   static constexpr const char* kName = "coarse::one_plus_erf";
   __device__ static Point at(float a) { return {math::coarse::one_plus_erf(a), erfc(-double(a))}; }
   __device__ static double absolute(double) { return 1.1e-5; }
-  __device__ static double relative(double a) { return a < -6.5 ? 1 : 1.1e-5 + 1.2e-7 * a * a; }
+  __device__ static double relative(double a) { return a < -6.5 ? 1 : 1.1e-5 + 2e-7 * a * a; }
 };
 
 struct Worst {

@@ -1,7 +1,7 @@
 """Times blocks whose special functions weigh (GELU, SiLU, tanh) with several builds of libingot, in
 turns: forward alone, and training steps.
 
-python time_functions.py [--rounds 2] [--compile] LIBRARY...
+python time_functions.py [--rounds 2] [--only NAME,...] [--compile] LIBRARY...
 
 Each round runs every library in a process of its own. Of each case the median milliseconds of each
 library, L2 cold, and the error of what it gives against fp64. --compile adds torch.compile's times.
@@ -53,6 +53,7 @@ def cases() -> dict:
     def gelu(k: int, n: int, approximate: str = "none"):
         return nn.Sequential(nn.Linear(k, n), nn.GELU(approximate))
 
+    norm = nn.Sequential(nn.Linear(1024, 1024), nn.LayerNorm(1024))
     f32, bf16 = torch.float32, torch.bfloat16
     big = (7168, 1024)
     return {
@@ -65,13 +66,14 @@ def cases() -> dict:
         "gelu bf16": (gelu(1024, 4096), big, bf16, False, False),
         "gelu tanh bf16": (gelu(1024, 4096, "tanh"), big, bf16, False, False),
         "swiglu bf16": (Gated(1024, 4096), big, bf16, False, False),
+        "layernorm fp32": (norm, big, f32, False, False),
         "chain bf16": (Chain(8192, 8192), (1024, 8192), bf16, False, False),
         "chain fp32": (Chain(8192, 8192), (1024, 8192), f32, False, False),
         "mlp step bf16": (mlp(1024, 4096), big, bf16, True, False),
     }
 
 
-def one(compiled: bool) -> None:
+def one(compiled: bool, only: str) -> None:
     """Runs in a process of its own: a JSON line."""
     import torch
 
@@ -81,6 +83,8 @@ def one(compiled: bool) -> None:
     flushed = torch.empty(160 << 20, dtype=torch.uint8, device="cuda")
     found = {}
     for name, (module, shape, dtype, is_step, tf32) in cases().items():
+        if only and name not in only.split(","):
+            continue
         torch._dynamo.reset()
         torch.manual_seed(0)
         for parameter in module.parameters():
@@ -123,26 +127,30 @@ def main() -> None:
     parser.add_argument("libraries", nargs="*")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--only", default="")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        one(arguments.one == "compile")
+        one(arguments.one == "compile", arguments.only)
         return
     subjects = {f"{i}: {Path(path).name}": path for i, path in enumerate(arguments.libraries)}
     if arguments.compile:
         subjects["torch.compile"] = ""
-    found: dict = {}
+    found: dict = {}  # by case and library
     for _ in range(arguments.rounds):
         for name, path in subjects.items():
             environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
             if path:
                 environment["INGOT_LIBRARY"] = str(Path(path).resolve())
             command = [sys.executable, __file__, "--one", "ingot" if path else "compile"]
+            command += ["--only", arguments.only]
             answer = subprocess.run(command, env=environment, capture_output=True, text=True)
             if answer.returncode:
                 print(name, answer.stderr[-1500:], flush=True)
                 continue
-            for case, measured in json.loads(answer.stdout.splitlines()[-1]).items():
+            answered = json.loads(answer.stdout.splitlines()[-1])
+            print(name, answered, flush=True)  # what was measured, should the time end here
+            for case, measured in answered.items():
                 found.setdefault(case, {}).setdefault(name, []).append(measured)
     for case, by_subject in found.items():
         parts = [
