@@ -136,6 +136,20 @@ BUGS = [
         "if (!written || !context_.is_apart(value, written)) return",
         "unit CodegenTurned.R*",
     ),
+    Bug(
+        "1 + erf(u) is one function where erf(u) is read as well",
+        "src/codegen/device_functions.cpp",
+        "users()[static_cast<size_t>(args[i])].size() != 1) {",
+        "users()[static_cast<size_t>(args[i])].empty()) {",
+        "unit Codegen.One*",
+    ),
+    Bug(
+        "what is also kept in fp32 is computed for 16 bits",
+        "src/codegen/device_functions.cpp",
+        "(node.dtype == DType::f32 && !kept[i] && !readers.empty() &&",
+        "(node.dtype == DType::f32 && !readers.empty() &&",
+        "unit Codegen.What*",
+    ),
     # src/cuda and src/program
     Bug(
         "a packed operand outlives what is written over it",
