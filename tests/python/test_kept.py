@@ -123,6 +123,93 @@ def test_what_is_handed_out_may_be_written_as_eagers():
         torch.testing.assert_close(own, eagers)
 
 
+class HandsOutWhatItReads(nn.Module):
+    """A product, and what `reader` makes of it, of which eager keeps something else."""
+
+    def __init__(self, reader):
+        super().__init__()
+        self.a, self.b, self.reader = nn.Linear(64, 64), nn.Linear(64, 64), reader
+
+    def forward(self, x):
+        h = self.a(x)
+        return h, self.reader(self, h)
+
+
+READERS = {
+    "its result": lambda m, h: m.b(torch.relu(h)),
+    "its result, summed": lambda m, h: h.sigmoid().sum(1),
+    "a multiple": lambda m, h: m.b(h * 2),
+    "what is normalised": lambda m, h: m.b(h - h.mean(1, keepdim=True)),
+    "flags": lambda m, h: torch.where(h > 0, h, m.b.bias) * 3,
+    "a copy": lambda m, h: nn.functional.gelu(h.clone()),
+    "a copy of a view": lambda m, h: nn.functional.gelu(h.T.contiguous()),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_product_that_is_handed_out_may_be_written_where_eager_does_not_keep_it(reader):
+    module, x, found = HandsOutWhatItReads(READERS[reader]), torch.randn(48, 64), []
+    optimised = ingot.optimize(module)
+    for called in (optimised, module):
+        module.zero_grad()
+        h, y = called(x)
+        with torch.no_grad():
+            h += 1
+        y.square().sum().backward()
+        found.append([p.grad.clone() for p in module.parameters() if p.grad is not None])
+    assert calls_of(optimised)
+    for own, eagers in zip(*found, strict=True):
+        torch.testing.assert_close(own, eagers, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("reader", (lambda m, h: m.b(h), lambda m, h: h.abs()))
+def test_a_product_that_eager_keeps_is_kept_once(reader):
+    module, x = HandsOutWhatItReads(reader), torch.randn(48, 64)
+    optimised = ingot.optimize(module)
+    gradients_of(optimised, [x])
+    assert kept_bytes(optimised, x) <= kept_bytes(module, x)
+
+
+class ReadsCopies(nn.Module):
+    """MoCo's way with a queue that it writes into before backward."""
+
+    def __init__(self, reader):
+        super().__init__()
+        self.a, self.reader = nn.Linear(64, 64), reader
+        self.register_buffer("queue", torch.randn(32, 64))
+
+    def forward(self, x):
+        return self.reader(self, x)
+
+
+COPIES = {
+    "of a buffer": lambda m, x: m.a(x) @ m.queue.clone().detach().T,
+    "of a turned buffer": lambda m, x: m.a(x) @ m.queue.T.contiguous(),
+    "of an input": lambda m, x: torch.relu(m.a(x.clone())),
+    "of a part of an input": lambda m, x: torch.relu(m.a(x.split(64, 1)[0].clone())),
+}
+
+
+@pytest.mark.parametrize("reader", COPIES)
+def test_what_a_forward_copies_may_be_written_before_backward(reader):
+    module, found = ReadsCopies(COPIES[reader]), []
+    optimised, state = ingot.optimize(module), module.queue.clone()
+    for called in (optimised, module):
+        module.zero_grad()
+        torch.manual_seed(3)
+        module.queue.copy_(state)
+        x = torch.randn(48, 64)
+        result = called(x)
+        module.queue.zero_()
+        if "input" in reader:
+            x.zero_()
+        result.square().sum().backward()
+        found.append([p.grad.clone() for p in module.parameters()])
+    assert calls_of(optimised)
+    for own, eagers in zip(*found, strict=True):
+        torch.testing.assert_close(own, eagers, rtol=1e-4, atol=1e-3)
+
+
 def test_residual_layers_keep_two_tensors_a_layer():
     """A product and a sum: the norm between them is computed again."""
     module, x = residual(12), torch.randn(48, 64)

@@ -231,6 +231,7 @@ class _Assembly:
                 kept.statistics,
                 self._literals(),
             ),
+            written=kept.written,
         )
 
     def _literals(self) -> dict[torch.fx.Node, Any]:

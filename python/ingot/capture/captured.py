@@ -53,7 +53,8 @@ class Unsupported:
 @dataclass
 class Region:
     """A graph that Ingot runs. leaves, results: slots, in the graph's order; the graph may have
-    further results, which backward reads. reference: the same by PyTorch's operators."""
+    further results, which backward reads. reference: the same by PyTorch's operators; written:
+    places of results of which backward reads copies, since the caller may write into them."""
 
     graph: dict
     leaves: list[int]
@@ -63,6 +64,7 @@ class Region:
     # One {what, where} for each operator of the module that the region stands for.
     operators: list[dict]
     reference: Reference
+    written: frozenset[int] = frozenset()
 
 
 @dataclass

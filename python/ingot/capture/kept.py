@@ -4,6 +4,7 @@ meant to take no more memory than what eager PyTorch keeps in its place."""
 from __future__ import annotations
 
 import contextlib
+import functools
 
 import torch
 
@@ -16,11 +17,12 @@ from ingot.capture.decisions import (
     is_exact,
     is_repeated,
 )
+from ingot.capture.feed import needing_gradients
 from ingot.capture.layout import UnfitError, Value, size_in_bytes
-from ingot.capture.nodes import schema_name
+from ingot.capture.nodes import hands_out_memory, schema_name
 from ingot.capture.normalisations import batch_statistics
 from ingot.capture.products import KEEPING_OPERANDS, PASSING_ON, PRODUCTS
-from ingot.capture.table import HALVES, SHAPE_OPERATORS
+from ingot.capture.table import COPYING, HALVES, SHAPE_OPERATORS
 from ingot.runtime.layouts import ResultLayout
 
 # For whose derivatives eager keeps what they are applied to.
@@ -29,6 +31,18 @@ _KEPT_BY_EAGER = {
     *KEEPING_OPERANDS,
     *("aten::pow", "aten::rms_norm", "aten::group_norm", "ingot::batch_norm"),
 }
+# As those, but that backward may find in another way than by what they are applied to.
+_READ_BY_EAGER = {
+    f"aten::{name}"
+    for name in (
+        "abs acos amax amin asin atan atan2 batch_norm celu clamp cos cosh elu erf glu hardsigmoid "
+        "hardswish hardtanh instance_norm leaky_relu linalg_vector_norm log log10 log1p log2 "
+        "log_sigmoid logsumexp max maximum min minimum norm prelu relu6 selu sin sinh softplus "
+        "softsign std tan threshold var"
+    ).split()
+}
+# These only for the gradient of the other operand.
+_READ_FOR_THE_OTHER = {"aten::mul", "aten::div", "aten::addcmul", "aten::addcdiv", "aten::dot"}
 
 
 class Kept:
@@ -37,7 +51,8 @@ class Kept:
     given: nodes that something outside the region reads; results, layouts, names: of these, to
     which the further ones are added. values: nodes of products, of their operands, of sums and of
     decisions, with their place among the results; statistics: of batch norms in training, with
-    those of "mean" and "variance", or of what follows from it.
+    those of "mean" and "variance", or of what follows from it; written: places of results whose
+    tensors the caller may write into before backward, since eager keeps something else.
     """
 
     def __init__(
@@ -60,6 +75,11 @@ class Kept:
             self._products()
             self._decisions()
             self._batch_statistics()
+        self.written = frozenset(
+            at
+            for node, at in self.values.items()
+            if node in self.given and hands_out_memory(node) and not self._is_eagers_too(node)
+        )
 
     def _store(self, node: torch.fx.Node) -> None:
         value = self.cut.entries[node].value
@@ -102,6 +122,23 @@ class Kept:
 
     def _is_kept_by_eager(self, node: torch.fx.Node) -> bool:
         return any(_keeps_operand(user) for user in node.users if user in self.nodes)
+
+    def _is_eagers_too(self, node: torch.fx.Node) -> bool:
+        """Whether eager keeps the memory of what is handed out, and refuses it once written."""
+        return node.target in BY_RESULT or any(
+            _keeps_operand(user)
+            or schema_name(user.target) in _READ_BY_EAGER
+            or (schema_name(user.target) in _READ_FOR_THE_OTHER and self._has_other(user, node))
+            or (schema_name(user.target) in SHAPE_OPERATORS - COPYING and self._is_eagers_too(user))
+            for user in node.users
+        )
+
+    def _has_other(self, user: torch.fx.Node, node: torch.fx.Node) -> bool:
+        return any(other in self._needing for other in user.all_input_nodes if other is not node)
+
+    @functools.cached_property
+    def _needing(self) -> set[torch.fx.Node]:
+        return needing_gradients(self.cut.feed)
 
     def _replaces_products(self, node: torch.fx.Node) -> bool:
         """Whether they take as much memory, and nothing else reads them backwards."""

@@ -106,6 +106,8 @@ SHAPE_OPERATORS: set[str] = {
         for name in "slice narrow select chunk split split_with_sizes tensor_split unbind".split()
     ),
 }
+# Of those, what gives memory of its own.
+COPYING = {"aten::clone", "aten::contiguous", "aten::lift_fresh_copy"}
 
 
 def row(*names: str, shape_only: bool = False) -> Callable[[Row], Row]:

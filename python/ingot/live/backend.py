@@ -37,6 +37,7 @@ from ingot.live.pieces import compile_pieces
 from ingot.live.products import LEAST_WORK, with_own_products
 from ingot.live.switches import kept_from_autocast
 from ingot.live.tracing import (
+    copies_of_inputs,
     copies_of_written,
     feed_of,
     other_batches,
@@ -292,7 +293,9 @@ def _feed(gm: torch.fx.GraphModule, *arguments: Any) -> Feed:
 def _with_refused(feed: Feed, gradients: bool) -> tuple[Feed, dict[str, str]]:
     feed.trains_chains = True
     fold_constants(feed)
-    refused = views_among_results(feed.graph) + (copies_of_written(feed) if gradients else [])
+    refused = views_among_results(feed.graph)
+    if gradients:
+        refused += copies_of_inputs(feed) + copies_of_written(feed)
     if policy.ambient(feed.device_type)[0] is None:  # autocast may make few bits of a tensor
         refused += numbers_as_tensors(feed.graph)
     return feed, dict.fromkeys(refused, "")

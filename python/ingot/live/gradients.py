@@ -139,7 +139,11 @@ class _RegionFunction(torch.autograd.Function):
         ctx.call, ctx.way, ctx.autocast = call, way, autocast
         # Only what backward reads, as PyTorch's own functions keep it. A second derivative computes
         # the region again, from leaves that are still there.
-        inputs = [*leaves, *(results[at] for at in way.derivative.stored)]
+        stored, written = way.derivative.stored, call.region.written
+        inputs = [*leaves, *(results[at] for at in stored)]
+        for at, place in enumerate(stored, len(leaves)) if written else ():
+            if place in written and way.derivative.reads[at]:
+                inputs[at] = inputs[at].clone()
         ctx.save_for_backward(*[inputs[at] for at in way.kept])
         ctx.others = [
             (

@@ -27,10 +27,19 @@ from ingot.capture.captured import Source
 from ingot.capture.causal import take_causal_masks
 from ingot.capture.feed import Feed, Placeholder, device_type_of, needing_gradients
 from ingot.capture.masks import leave_full_masks_away
-from ingot.capture.nodes import LEFT_ALONE, PARAMETER, is_pure, moves_statistics, mutates
+from ingot.capture.nodes import (
+    LEFT_ALONE,
+    PARAMETER,
+    is_pure,
+    moves_statistics,
+    mutates,
+    schema_name,
+)
+from ingot.capture.table import COPYING, SHAPE_OPERATORS
 from ingot.live import switches
 from ingot.live.pieces import has_pieces_inside
 
+_aten = torch.ops.aten
 _batch_norm = torch.nn.functional.batch_norm
 
 
@@ -141,11 +150,31 @@ def copies_of_written(feed: Feed) -> list[str]:
         if len(readers) == len(node.users) or not _is_kept(readers, needing):
             continue
         with feed.graph.inserting_before(min(readers)):
-            copied = feed.graph.call_function(torch.ops.aten.clone.default, (node,))
+            copied = feed.graph.call_function(_aten.clone.default, (node,))
         copied.meta = dict(node.meta) | {LEFT_ALONE: True}
         for reader in readers:
             reader.replace_input_with(node, copied)
         found.append(copied.name)
+    return found
+
+
+def copies_of_inputs(feed: Feed) -> list[str]:
+    """Nodes that PyTorch must run: copies that the forward takes of an input, where backward would
+    read the input in their place. Whoever asks for a copy may write into the input before that."""
+    found, needing = [], needing_gradients(feed)
+    for node in feed.graph.nodes:
+        if schema_name(node.target) not in COPYING or _memory(node) == _memory(node.args[0]):
+            continue
+        source = node.args[0]
+        while schema_name(source.target) in SHAPE_OPERATORS - COPYING:
+            source = source.args[0]
+        # Copies for the sake of a layout are in the way of a fused read: those of activations.
+        layout = node.kwargs.get("memory_format")
+        asked = node.target is _aten.clone.default and layout in (None, torch.preserve_format)
+        known = feed.placeholders.get(source)
+        if known and (asked or known.source.kind == "buffer") and _is_kept([node], needing):
+            node.meta[LEFT_ALONE] = True
+            found.append(node.name)
     return found
 
 
@@ -390,7 +419,7 @@ def _without_writes(run: Callable, values: Sequence[Any]) -> torch.fx.GraphModul
     except RuntimeError:
         return _pre_dispatch(_functional(run, whole=False))(*values)
     for node in list(traced.graph.nodes):
-        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+        if node.target is _aten._assert_tensor_metadata.default:
             traced.graph.erase_node(node)
     return traced
 
