@@ -100,6 +100,24 @@ def test_the_backend_by_name_under_a_users_own_compile():
     assert len(ran) == 5
 
 
+@pytest.mark.parametrize("gradients", (True, False))
+def test_derivatives_forwards_under_a_users_own_compile(gradients):
+    torch._dynamo.reset()
+    module, fed, found = Model().eval(), x(4), []
+    compiled = torch.compile(module, backend="ingot")
+    with torch.set_grad_enabled(gradients):
+        compiled(fed)
+        for called in (compiled, module):
+            with torch.autograd.forward_ad.dual_level():
+                dual = torch.autograd.forward_ad.make_dual(fed, torch.ones_like(fed))
+                found.append([*torch.autograd.forward_ad.unpack_dual(called(dual))])
+        assert found[1][1] is not None
+        close(*found)
+        with regions_run() as ran:
+            compiled(fed)
+    assert ran
+
+
 # Gradients --------------------------------------------------------------------------------------
 
 

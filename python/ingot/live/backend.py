@@ -49,6 +49,7 @@ from ingot.log import logger
 from ingot.runtime.ahead import compile_ahead
 from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError, IngotWarning
 
+_forward_ad = torch.autograd.forward_ad
 _DEVICES = ("cpu", "cuda")
 _MAX_REFUSALS = 16
 # Of a graph, and of its inputs, up to which other places of the batch are tried.
@@ -132,7 +133,13 @@ def ingot_backend(
     precision = options.pop("precision", None)
     policy.check_precision(precision)
     with unwatched():
-        return compile_graph(Session(precision=precision, options=options), gm, example_inputs)
+        run = compile_graph(Session(precision=precision, options=options), gm, example_inputs)
+
+    def watched(*args: Any) -> Any:
+        # Dynamo does not guard it, and regions have no derivative forwards.
+        return run(*args) if _forward_ad._current_level < 0 else gm.forward(*args)
+
+    return watched
 
 
 def switched_off() -> bool:

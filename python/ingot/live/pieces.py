@@ -5,7 +5,7 @@ its own, and leaves it to a partitioner behind the backend to compute the body a
 Run as it is, that operator keeps what eager would drop: PyTorch's own checkpoint runs the bodies,
 which are captured like any graph. A `torch.autograd.Function` of the user's is such an operator
 too, with a graph for each direction: traced through, its backward would be lost. PyTorch runs it.
-So it does with writes that autograd does not see.
+So it does with writes that autograd does not see, and puts hooks on the tensors that they are for.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from ingot.live import hooks
+
 _CHECKPOINT = getattr(torch.ops.higher_order, "tag_activation_checkpoint", None)
-_FUNCTION = getattr(torch.ops.higher_order, "autograd_function_apply", None)
 # Of a piece without data, and of what it is called with: what runs it.
 CompilePiece = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable]
 
@@ -44,6 +45,7 @@ def compile_pieces(
     """The whole graph, or what is between the operators at which it is cut, and inside checkpoints.
     examples: what Dynamo hands to a backend for the graph's inputs; apart: further nodes at which
     it is cut, which `run_apart` compiles."""
+    hooks.restore(gm)
     if not apart and not has_pieces(gm):
         return compile_piece(gm, examples)
     nodes = list(gm.graph.nodes)
@@ -189,6 +191,11 @@ def _function_step(gm, part: list, values: dict, compile_piece: CompilePiece) ->
 
 _KINDS = {
     target: step
-    for target, step in ((_CHECKPOINT, _checkpoint_step), (_FUNCTION, _function_step))
+    for target, step in (
+        (_CHECKPOINT, _checkpoint_step),
+        (hooks.FUNCTION, _function_step),
+        (hooks.anchored, _function_step),
+        (hooks.hooked, _function_step),
+    )
     if target is not None
 }
