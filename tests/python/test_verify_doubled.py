@@ -113,6 +113,29 @@ def test_the_truth_is_all_in_fp64(form):
     assert 1e-9 < spread.relative_error < (2e-3 if form is in_parts else 2e-6)
 
 
+class Closing(nn.Module):
+    """minGPT's way: its MLP is a function of parts that it closes over."""
+
+    def __init__(self, widths, form):
+        super().__init__()
+        parts = self.parts = nn.ModuleDict({"up": nn.Linear(*widths), "out": form})
+        self.forms = {"mlp": lambda x: parts.out(torch.tanh(parts.up(x)))}
+
+    def forward(self, x):
+        return self.forms["mlp"](x)
+
+
+def test_what_functions_of_a_module_close_over_is_the_exact_modules():
+    original = Reference(Closing, [(12, 10), nn.Linear(10, 10)], 5, CPU)
+    values = [torch.rand(16, 12)]
+    first = original.initial_state
+    for state in (first, original.changed(first, 9), first):
+        truth = original.truth(state, values, True, 7).outputs[0]
+        eager = original.eager(state, values, True, "contiguous", 7).outputs[0]
+        assert truth.dtype is torch.float64
+        torch.testing.assert_close(eager.double(), truth, rtol=1e-5, atol=1e-6)
+
+
 def test_a_cast_of_a_model_of_several_types_is_part_of_it():
     class Mixed(nn.Module):
         def __init__(self):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from . import blocks, execution, passing
 from .bounds import Disturbance, Roundings, disturbed_runs
 from .criteria import ErrorModel, Spread
 from .doubled import own_type, own_type_is_fp64
+from .execution import same_bits
 from .measures import measure
 from .scalars import ElementByElement
 from .terms import Forms
@@ -88,8 +91,9 @@ class Reference:
         """dtype: what the constructed module is converted to, where it is not to be its own."""
         self.device = device
         fresh = execution.construct(model_class, init_inputs, seed)
+        exact = _another(fresh, model_class, init_inputs, seed)
         if dtype is not None:
-            fresh = fresh.to(dtype)
+            fresh, exact = fresh.to(dtype), exact.to(dtype)
         live = execution.named_state(fresh)
         self.initial_state = {k: v.to(device, copy=True) for k, v in live.items()}
         first_of: dict = {}
@@ -99,7 +103,7 @@ class Reference:
         self.state_dict_names = list(fresh.state_dict())
         self.requires_grad = {n: p.requires_grad for n, p in fresh.named_parameters()}
         self._eager = fresh.to(device)
-        self._exact = _doubled_module(copy.deepcopy(fresh))
+        self._exact = _doubled_module(exact.to(device))
         self._own_type: torch.dtype | None = None
         self._forms = Forms()
         self._written: dict = {}  # the parameters that each module holds, by module and name
@@ -358,6 +362,24 @@ def _changed(value: torch.Tensor, generator: torch.Generator, added: bool) -> to
 
 def roundings_for(precision: str, dtype: torch.dtype, model: ErrorModel) -> Roundings:
     return Roundings.of(precision, dtype, model)
+
+
+def _another(
+    fresh: torch.nn.Module, model_class: type, init_inputs: Any, seed: int
+) -> torch.nn.Module:
+    """A module like a fresh one, that shares nothing with it. Functions are not copied, and go on
+    with what they close over: a module that holds such is constructed again."""
+    if any(map(_holds_closures, fresh.modules())):
+        again = execution.construct(model_class, copy.deepcopy(init_inputs), seed)
+        known, found = execution.named_state(fresh), execution.named_state(again)
+        if known.keys() == found.keys() and all(map(same_bits, known.values(), found.values())):
+            return again
+    return copy.deepcopy(fresh)
+
+
+def _holds_closures(module: torch.nn.Module) -> bool:
+    held = pytree.tree_leaves(dict(vars(module)))
+    return any(isinstance(each, types.FunctionType) and each.__closure__ for each in held)
 
 
 def _doubled_module(module: torch.nn.Module) -> torch.nn.Module:
