@@ -170,6 +170,50 @@ def test_a_product_that_eager_keeps_is_kept_once(reader):
     assert kept_bytes(optimised, x) <= kept_bytes(module, x)
 
 
+class ReadsInFront(nn.Module):
+    def __init__(self, reader):
+        super().__init__()
+        self.a, self.reader = nn.Linear(64, 64), reader
+
+    def forward(self, h):
+        return self.a(self.reader(h))
+
+
+FRONTS = {
+    "its result": lambda h: torch.relu(h),
+    "a multiple": lambda h: h * 0.5,
+    "a view": lambda h: torch.tanh(h.unsqueeze(1)).squeeze(1),
+    "of two": lambda h: torch.sigmoid(h) - h.mean(1, keepdim=True),
+}
+LAYOUTS = {
+    "dense": lambda x: x * 1,
+    "turned": lambda x: (x.T * 1).T,
+    "every other": lambda x: x.repeat_interleave(2, 1)[:, ::2],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("reader", FRONTS)
+def test_blocks_whose_results_are_added_in_place(reader, layout):
+    modules = [ReadsInFront(FRONTS[reader]) for _ in range(2)]
+    found = []
+    x = torch.randn(48, 64, requires_grad=True)
+    for called in ([ingot.optimize(m) for m in modules], modules):
+        h = LAYOUTS[layout](x)
+        for block in called:
+            h += block(h)
+        parameters = [p for m in modules for p in m.parameters()]
+        found.append(torch.autograd.grad(h.square().sum(), [x, *parameters]))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-3)
+
+
+def test_what_comes_in_and_eager_keeps_is_kept_itself():
+    module, x = layers(nn.GELU()), torch.randn(48, 64, requires_grad=True)
+    optimised = ingot.optimize(module)
+    optimised(x).sum().backward()
+    assert kept_bytes(optimised, x) <= kept_bytes(module, x)
+
+
 class ReadsCopies(nn.Module):
     """MoCo's way with a queue that it writes into before backward."""
 

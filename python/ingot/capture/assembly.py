@@ -232,6 +232,7 @@ class _Assembly:
                 self._literals(),
             ),
             written=kept.written,
+            written_leaves=kept.written_leaves,
         )
 
     def _literals(self) -> dict[torch.fx.Node, Any]:

@@ -53,8 +53,9 @@ class Unsupported:
 @dataclass
 class Region:
     """A graph that Ingot runs. leaves, results: slots, in the graph's order; the graph may have
-    further results, which backward reads. reference: the same by PyTorch's operators; written:
-    places of results of which backward reads copies, since the caller may write into them."""
+    further results, which backward reads. reference: the same by PyTorch's operators; written,
+    written_leaves: places of results, and of leaves, of which backward reads copies, since the
+    caller may write into them."""
 
     graph: dict
     leaves: list[int]
@@ -65,6 +66,7 @@ class Region:
     operators: list[dict]
     reference: Reference
     written: frozenset[int] = frozenset()
+    written_leaves: frozenset[int] = frozenset()
 
 
 @dataclass

@@ -51,8 +51,9 @@ class Kept:
     given: nodes that something outside the region reads; results, layouts, names: of these, to
     which the further ones are added. values: nodes of products, of their operands, of sums and of
     decisions, with their place among the results; statistics: of batch norms in training, with
-    those of "mean" and "variance", or of what follows from it; written: places of results whose
-    tensors the caller may write into before backward, since eager keeps something else.
+    those of "mean" and "variance", or of what follows from it; written, written_leaves: places of
+    results, and of leaves, that the caller may write into before backward, since eager keeps
+    something else.
     """
 
     def __init__(
@@ -79,6 +80,21 @@ class Kept:
             at
             for node, at in self.values.items()
             if node in self.given and hands_out_memory(node) and not self._is_eagers_too(node)
+        )
+        self.written_leaves = frozenset(
+            at
+            for at, (node, _) in enumerate(self.region.leaves if cut.gradients else ())
+            if self._may_be_written(_source_of(node))
+        )
+
+    def _may_be_written(self, source: torch.fx.Node) -> bool:
+        """Whether a leaf is an activation of which eager keeps something else: `h += block(h)`."""
+        known = self.cut.feed.placeholders.get(source)
+        comes_in = known is not None and known.source.kind == "input"
+        return (
+            source in self._needing
+            and (comes_in or (known is None and hands_out_memory(source)))
+            and not self._is_eagers_too(source)
         )
 
     def _store(self, node: torch.fx.Node) -> None:
@@ -231,6 +247,13 @@ class Kept:
             ).items():
                 at = self._add(identity, layout, f"{node.name}_{kind}")
                 self.statistics.setdefault(node, {})[kind] = at
+
+
+def _source_of(node: torch.fx.Node) -> torch.fx.Node:
+    """What a view is of."""
+    while schema_name(node.target) in SHAPE_OPERATORS - COPYING:
+        node = node.args[0]
+    return node
 
 
 def _passes_on(node: torch.fx.Node) -> bool:

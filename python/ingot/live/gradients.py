@@ -139,10 +139,11 @@ class _RegionFunction(torch.autograd.Function):
         ctx.call, ctx.way, ctx.autocast = call, way, autocast
         # Only what backward reads, as PyTorch's own functions keep it. A second derivative computes
         # the region again, from leaves that are still there.
-        stored, written = way.derivative.stored, call.region.written
+        stored, region, reads = way.derivative.stored, call.region, way.derivative.reads
         inputs = [*leaves, *(results[at] for at in stored)]
-        for at, place in enumerate(stored, len(leaves)) if written else ():
-            if place in written and way.derivative.reads[at]:
+        places = (at for at, place in enumerate(stored, len(leaves)) if place in region.written)
+        for at in (*region.written_leaves, *(places if region.written else ())):
+            if reads[at]:
                 inputs[at] = inputs[at].clone()
         ctx.save_for_backward(*[inputs[at] for at in way.kept])
         ctx.others = [
