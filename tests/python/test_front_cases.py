@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import random
 import types
 
 import ingot
+import numpy as np
 import pytest
 import torch
 from ingot.live.backend import IngotWarning
@@ -534,6 +536,75 @@ def test_dropout_draws_what_pytorch_draws():
         yield m(x())
 
     compare(make, script)
+
+
+class Draws(nn.Module):
+    def __init__(self, draw):
+        super().__init__()
+        self.a, self.b, self.draw = nn.Linear(8, 6), nn.Linear(6, 4), draw
+
+    def forward(self, x):
+        return self.b(torch.relu(self.a(x)) * self.draw()) * self.draw()
+
+
+DRAWS = {
+    "a number of Python's": lambda: random.uniform(0.5, 1.5),
+    "a whole number of Python's": lambda: random.randint(1, 5),
+    "a number of NumPy's": lambda: np.random.rand(),
+    "an array of NumPy's": lambda: torch.from_numpy(np.random.rand(1).astype(np.float32)),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_forwards_draw_what_they_draw(draw):
+    def script(m):
+        random.seed(5)
+        np.random.seed(5)
+        for batch in (4, 4, 3):
+            yield m(x(batch))
+
+    compare(lambda: Draws(DRAWS[draw]), script)
+
+
+class NormsTwice(nn.Module):
+    """By the statistics that it moves afterwards, which backward reads as they are then."""
+
+    def __init__(self, again):
+        super().__init__()
+        self.a, self.b, self.again = nn.Linear(8, 6), nn.Linear(6, 4), again
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x):
+        self.norm.train(False)
+        y = self.norm(self.a(x))
+        self.norm.train(self.again)
+        return self.b(torch.relu(self.norm(y)))
+
+
+@pytest.mark.parametrize("again", (True, False))
+def test_a_norm_by_statistics_that_are_moved_then(again):
+    def script(m):
+        for batch in (4, 4, 3):
+            yield m(x(batch))
+
+    compare(lambda: NormsTwice(again), script, taken=not again)
+
+
+class MakesItsLayers(nn.Module):
+    def forward(self, x):
+        if not hasattr(self, "norm"):
+            self.a, self.norm = nn.Linear(8, 6), nn.BatchNorm1d(6)
+        return torch.relu(self.norm(self.a(x)))
+
+
+def test_layers_that_the_first_call_makes():
+    def script(m):
+        for batch in (4, 4, 3):
+            yield m(x(batch))
+        m.eval()
+        yield m(x(4))
+
+    compare(MakesItsLayers, script)
 
 
 def test_tensors_of_other_kinds():

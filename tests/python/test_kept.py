@@ -207,6 +207,15 @@ def test_blocks_whose_results_are_added_in_place(reader, layout):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-3)
 
 
+def test_a_second_derivative_goes_through_a_copy():
+    module = ReadsInFront(lambda h: torch.sigmoid(h) * 2)
+    x, found = torch.randn(48, 64, requires_grad=True), []
+    for called in (ingot.optimize(module), module):
+        (first,) = torch.autograd.grad(called(x * 1).square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), [x, module.a.weight]))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-3)
+
+
 def test_what_comes_in_and_eager_keeps_is_kept_itself():
     module, x = layers(nn.GELU()), torch.randn(48, 64, requires_grad=True)
     optimised = ingot.optimize(module)

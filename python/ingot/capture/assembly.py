@@ -83,8 +83,9 @@ class _Assembly:
     def _check_buffer_readers(self, outputs) -> None:
         """One region may move a buffer several times, in order; nothing else may look at it."""
         for buffer in self.cut.updated:
+            # A norm that reads them reads them in backward again, where they have been moved.
             levels = {
-                self.taken.get(reader) if moves_statistics(reader) else None
+                self.taken.get(reader) if _moves(reader, self.gradients) else None
                 for reader in buffer.users
             }
             if len(levels) > 1 or None in levels or buffer in outputs:
@@ -254,6 +255,11 @@ class _Assembly:
             target = without_autocast(target, self.feed.device_type)
         slots[node] = len(slots)
         return TorchStep(target, args, kwargs, slots[node], operator_name(node), where(node))
+
+
+def _moves(reader: torch.fx.Node, gradients: bool) -> bool:
+    is_own = reader.target is torch.ops.ingot.batch_norm.default
+    return moves_statistics(reader) and not (gradients and is_own and not reader.args[6])
 
 
 def _other_order(tensor: torch.Tensor, axes: tuple) -> list[int] | None:

@@ -55,7 +55,7 @@ class Region:
     """A graph that Ingot runs. leaves, results: slots, in the graph's order; the graph may have
     further results, which backward reads. reference: the same by PyTorch's operators; written,
     written_leaves: places of results, and of leaves, of which backward reads copies, since the
-    caller may write into them."""
+    caller may write into them before."""
 
     graph: dict
     leaves: list[int]

@@ -84,7 +84,7 @@ class Kept:
         self.written_leaves = frozenset(
             at
             for at, (node, _) in enumerate(self.region.leaves if cut.gradients else ())
-            if self._may_be_written(_source_of(node))
+            if self._is_read(node) and self._may_be_written(_source_of(node))
         )
 
     def _may_be_written(self, source: torch.fx.Node) -> bool:

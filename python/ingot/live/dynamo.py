@@ -38,6 +38,8 @@ _WHILE_COMPILING = {
     "allow_rnn": True,
     # What is known of a parameter from its capture would forbid torch.utils.swap_tensors.
     "invalidate_compile_context_weakrefs": True,
+    # Otherwise what a forward draws by NumPy comes from PyTorch's generator.
+    "use_numpy_random_stream": True,
     # Two calls, for profilers, at each call: a tenth of its host time.
     "record_runtime_overhead": False,
     "recompile_limit": 64,

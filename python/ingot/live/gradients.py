@@ -48,6 +48,8 @@ class RegionCall:
         if _with_gradients():
             if self._severed:
                 leaves = self._without_edges(leaves)
+            if self.region.written_leaves:
+                leaves = self._apart(leaves)
             for leaf in leaves:
                 if leaf.requires_grad:
                     apply = _RegionFunction.apply if _functorch_is_active() else _apply
@@ -59,6 +61,14 @@ class RegionCall:
         tensor that was detached."""
         return [
             leaf.detach() if at in self._severed and leaf.requires_grad else leaf
+            for at, leaf in enumerate(leaves)
+        ]
+
+    def _apart(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Autograd's copies, so that a second derivative goes on to what they are of."""
+        written = self.region.written_leaves
+        return [
+            leaf.clone() if at in written and leaf.requires_grad else leaf
             for at, leaf in enumerate(leaves)
         ]
 
@@ -139,11 +149,10 @@ class _RegionFunction(torch.autograd.Function):
         ctx.call, ctx.way, ctx.autocast = call, way, autocast
         # Only what backward reads, as PyTorch's own functions keep it. A second derivative computes
         # the region again, from leaves that are still there.
-        stored, region, reads = way.derivative.stored, call.region, way.derivative.reads
+        stored, written = way.derivative.stored, call.region.written
         inputs = [*leaves, *(results[at] for at in stored)]
-        places = (at for at, place in enumerate(stored, len(leaves)) if place in region.written)
-        for at in (*region.written_leaves, *(places if region.written else ())):
-            if reads[at]:
+        for at, place in enumerate(stored, len(leaves)) if written else ():
+            if place in written and way.derivative.reads[at]:
                 inputs[at] = inputs[at].clone()
         ctx.save_for_backward(*[inputs[at] for at in way.kept])
         ctx.others = [

@@ -218,7 +218,8 @@ class State(Session):
 
     def _seen(self, module: Any) -> None:
         """Before a frame is compiled."""
-        if isinstance(module, nn.Module):
+        # One that a forward makes has no state before nn.Module's __init__.
+        if isinstance(module, nn.Module) and "_modules" in vars(module):
             self._training = module.training
             if self._overlooked is not None:
                 self._overlooked.note(module)

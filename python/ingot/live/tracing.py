@@ -114,7 +114,13 @@ def other_batches(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> list[tup
 
 
 def _value(node: torch.fx.Node, example: Any) -> Any:
-    return node.meta.get("example_value", example)
+    value = node.meta.get("example_value", example)
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    if type(source).__name__ == "RandomValueSource" and value.dtype == torch.float32:
+        # Of Python's generator: Dynamo passes them in fp64, whatever it traced.
+        with tracing(None), value.fake_mode:
+            return value.double()
+    return value
 
 
 def _shape_env(values: Sequence[Any]) -> ShapeEnv | None:
