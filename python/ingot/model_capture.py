@@ -24,8 +24,9 @@ from ingot.capture.feed import Feed, Placeholder, batched_inputs
 from ingot.capture.importer import import_graph
 from ingot.capture.nodes import PARAMETER, mutates
 from ingot.live import dynamo, switches
+from ingot.live.memory import views_among_results
 from ingot.live.pieces import compile_pieces, has_pieces
-from ingot.live.tracing import feed_of, views_among_results
+from ingot.live.tracing import feed_of
 
 _aten = torch.ops.aten
 _PLAIN = (bool, int, float, str, type(None))

@@ -33,17 +33,11 @@ from ingot.capture.table import SHAPE_OPERATORS
 from ingot.live import policy
 from ingot.live.autocast import cast_by_torch
 from ingot.live.compiled import Compiled, RefusedError
+from ingot.live.memory import copies_of_inputs, copies_of_written, views_among_results
 from ingot.live.pieces import compile_pieces
 from ingot.live.products import LEAST_WORK, with_own_products
 from ingot.live.switches import kept_from_autocast
-from ingot.live.tracing import (
-    copies_of_inputs,
-    copies_of_written,
-    feed_of,
-    other_batches,
-    value_at_capture,
-    views_among_results,
-)
+from ingot.live.tracing import feed_of, other_batches, value_at_capture
 from ingot.live.unseen_writes import UnseenWritesError, parts_to_run_apart
 from ingot.log import logger
 from ingot.runtime.ahead import compile_ahead
