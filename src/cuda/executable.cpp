@@ -12,10 +12,10 @@
 #include "backend/executable.h"
 #include "cuda/launcher.h"
 #include "cuda/product_tuning.h"
-#include "cuda/program_cache.h"
 #include "cuda/replay.h"
 #include "cuda/sweep_lowering.h"
 #include "product/arch.h"
+#include "program/program_cache.h"
 #include "support/align.h"
 #include "support/cache_folder.h"
 #include "support/checked.h"
@@ -37,6 +37,19 @@ struct BatchLayout {
   std::vector<size_t> offsets;  // of the plan's buffers
   size_t buffers = 0;           // bytes; scratch memory follows
   size_t scratch = 0;           // the most that any sweep takes
+};
+
+// What a launch program follows from beside its tensors: of their addresses, the bits that decide
+// how wide accesses may be.
+struct CudaCall {
+  int sm;
+  int64_t batch;
+  bool frozen;
+  bool operator==(const CudaCall&) const = default;
+  static bool aligned_alike(const ingot_tensor& a, const ingot_tensor& b) {
+    const auto bits = reinterpret_cast<uintptr_t>(a.data) ^ reinterpret_cast<uintptr_t>(b.data);
+    return (bits & 15) == 0;
+  }
 };
 
 class CudaExecutable : public Executable {
@@ -66,9 +79,9 @@ class CudaExecutable : public Executable {
 
   void compile(int64_t batch, std::span<const ingot_tensor> tensors) override {
     const std::vector<ingot_tensor> dense =
-        tensors.empty() ? dense_tensors(batch) : std::vector<ingot_tensor>();
-    const CallLayout call = {plan_.target.sm, batch, false, tensors.empty() ? dense : tensors};
-    modules_.compile(plan_.target.sm, units_of(lower(call)));
+        tensors.empty() ? dense_tensors(plan_.graph, batch) : std::vector<ingot_tensor>();
+    if (tensors.empty()) tensors = dense;
+    modules_.compile(plan_.target.sm, units_of(lower({plan_.target.sm, batch, false}, tensors)));
   }
 
   bool compile_another(int64_t batch) override {
@@ -77,8 +90,8 @@ class CudaExecutable : public Executable {
 
   void prepare(int64_t batch, int device) override {
     const CurrentContext context(device);
-    const std::vector<ingot_tensor> dense = dense_tensors(batch);
-    modules_.load(*context, units_of(lower({context->sm(), batch, false, dense})));
+    const std::vector<ingot_tensor> dense = dense_tensors(plan_.graph, batch);
+    modules_.load(*context, units_of(lower({context->sm(), batch, false}, dense)));
     for (const auto& lowering : lowerings_) lowering->prepare(*context, batch);
     layout(batch);
   }
@@ -91,7 +104,7 @@ class CudaExecutable : public Executable {
   size_t prepare_call(int64_t batch, std::span<const ingot_tensor> tensors) override {
     if (tensors.empty()) return 0;
     const CurrentContext context(tensors[0].device);
-    const auto program = program_of({context->sm(), batch, false, tensors});
+    const auto program = program_of({context->sm(), batch, false}, tensors);
     for (const Step& step : program->steps) {
       if (step.kind == StepKind::library_product) context->cublas().prepare(step.product);
     }
@@ -114,7 +127,7 @@ class CudaExecutable : public Executable {
 
   // The program is kept: a run that follows finds it.
   bool uses_library(int64_t batch, std::span<const ingot_tensor> tensors) override {
-    const auto program = program_of({plan_.target.sm, batch, false, tensors});
+    const auto program = program_of({plan_.target.sm, batch, false}, tensors);
     return std::any_of(program->steps.begin(), program->steps.end(),
                        [](const Step& step) { return step.kind == StepKind::library_product; });
   }
@@ -125,7 +138,7 @@ class CudaExecutable : public Executable {
               void* stream) override {
     const CurrentContext context(tensors[0].device);
     modules_.load(*context, units_of_all(&SweepLowering::frozen_units, batch));
-    const LaunchProgram prologue = lower({context->sm(), batch, true, tensors},
+    const LaunchProgram prologue = lower({context->sm(), batch, true}, tensors,
                                          [](SweepLowering& lowering, const Lowering& to) {
                                            if (to.frozen.base != Address::Base::none)
                                              lowering.lower_frozen(to);
@@ -142,7 +155,7 @@ class CudaExecutable : public Executable {
     if (tensors.empty()) return;
     const CurrentContext context(tensors[0].device);
     const auto launch_on = [&](CUstream on) {
-      const auto program = program_of({context->sm(), batch, is_packed(frozen, tensors), tensors});
+      const auto program = program_of({context->sm(), batch, is_packed(frozen, tensors)}, tensors);
       check_workspace(program->workspace_bytes, workspace, workspace_bytes);
       const CallMemory memory = {tensors, static_cast<std::byte*>(workspace),
                                  static_cast<std::byte*>(const_cast<void*>(frozen))};
@@ -160,7 +173,9 @@ class CudaExecutable : public Executable {
     return {{"backend", "cuda"},
             {"sweeps", sweeps},
             {"workspace_bytes", workspace_size(batch)},
-            {"program", describe_program(batch)}};
+            {"program", ingot::describe(lower({plan_.target.sm, batch, false},
+                                              dense_tensors(plan_.graph, batch)),
+                                        plan_)}};
   }
 
  private:
@@ -201,23 +216,23 @@ class CudaExecutable : public Executable {
     return std::memcmp(now.data(), found->second.data(), now.size() * sizeof(ingot_tensor)) == 0;
   }
 
-  std::shared_ptr<const LaunchProgram> program_of(const CallLayout& call) {
-    return programs_.get(call, [&] { return lower(call); });
+  std::shared_ptr<const LaunchProgram> program_of(const CudaCall& call,
+                                                  std::span<const ingot_tensor> tensors) {
+    return programs_.get(call, tensors, [&] { return lower(call, tensors); });
   }
 
   static void lower_run(SweepLowering& lowering, const Lowering& to) { lowering.lower(to); }
 
   // What `act` makes of the sweeps, one after another.
-  LaunchProgram lower(const CallLayout& call,
+  LaunchProgram lower(const CudaCall& call, std::span<const ingot_tensor> tensors,
                       void (*act)(SweepLowering&, const Lowering&) = lower_run) {
     const BatchLayout& l = layout(call.batch);
     Lowered lowered;
     lowered.program.workspace_bytes = l.buffers;
-    Lowering to{plan_,        modules_,    call.sm,   call.batch,
-                call.tensors, leaf_count_, l.offsets, lowered};
+    Lowering to{{plan_, call.batch, tensors, leaf_count_, l.offsets}, modules_, call.sm, lowered};
     to.scratch = {Address::Base::workspace, 0, l.buffers};
     to.scratch_bytes = l.scratch;
-    name_buffers(to);
+    lowered.program.buffers = plan_buffers(to);
     Address kept = {Address::Base::frozen, 0, 0};
     for (size_t i = 0; i < lowerings_.size(); ++i) {
       to.sweep = static_cast<int>(i);
@@ -226,48 +241,6 @@ class CudaExecutable : public Executable {
       kept.offset += frozen_bytes_[i];
     }
     return std::move(lowered.program);
-  }
-
-  void name_buffers(const Lowering& to) const {
-    for (size_t value = 0; value < plan_.placements.size(); ++value) {
-      const Placement& placement = plan_.placements[value];
-      if (placement.kind != Placement::Kind::workspace) continue;
-      const auto index = static_cast<size_t>(placement.index);
-      const WorkspaceBuffer& buffer = plan_.buffers[index];
-      const auto elements = static_cast<size_t>(buffer.shape.elements(to.batch));
-      const std::string& name = plan_.graph.nodes[value].name;
-      to.name(name.empty() ? fmt::format("%{}", value) : fmt::format("%{} ({})", value, name),
-              {Address::Base::workspace, 0, to.buffer_offsets[index]},
-              elements * size_of(buffer.dtype));
-    }
-  }
-
-  // A call's, as they usually are.
-  std::vector<ingot_tensor> dense_tensors(int64_t batch) const {
-    const Graph& graph = plan_.graph;
-    std::vector<ingot_tensor> tensors;
-    const auto add = [&](ValueId value) {
-      const Shape& shape = graph[value].shape;
-      ingot_tensor tensor{};
-      for (int axis = 0; axis < kAxes; ++axis) {
-        tensor.sizes[axis] = shape.extent(static_cast<Axis>(axis), batch);
-        tensor.strides[axis] = dense_strides(shape)[static_cast<size_t>(axis)];
-      }
-      tensor.dtype = static_cast<int32_t>(graph[value].dtype);
-      tensors.push_back(tensor);
-    };
-    for (const ValueId leaf : graph.leaves()) add(leaf);
-    for (const Result& result : graph.results) add(result.value);
-    return tensors;
-  }
-
-  nlohmann::json describe_program(int64_t batch) {
-    const Graph& graph = plan_.graph;
-    std::vector<std::string> names;
-    for (const ValueId leaf : graph.leaves()) names.push_back(graph[leaf].name);
-    for (const Result& result : graph.results) names.push_back(result.name);
-    const std::vector<ingot_tensor> tensors = dense_tensors(batch);
-    return ingot::describe(lower({plan_.target.sm, batch, false, tensors}), plan_, names);
   }
 
   static std::string cache_folder(const ProgramOptions& options, const char* inside) {
@@ -303,7 +276,7 @@ class CudaExecutable : public Executable {
   const ProductTuning tuning_;
   const size_t leaf_count_;
   const bool dependent_launch_, replay_;
-  ProgramCache programs_;
+  ProgramCache<LaunchProgram, CudaCall> programs_;
   mutable std::shared_mutex packed_mutex_;
   std::map<const void*, std::vector<ingot_tensor>> packed_from_;  // by the frozen memory
   Replays replays_;

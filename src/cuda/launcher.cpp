@@ -39,33 +39,17 @@ const CUtensorMap& map_of(const hopper::TensorMapSpec& spec, void* base) {
   return encoded.map;
 }
 
-std::byte* resolve(const Address& address, const CallMemory& memory) {
-  switch (address.base) {
-    case Address::Base::tensor:
-      return static_cast<std::byte*>(memory.tensors[static_cast<size_t>(address.tensor)].data) +
-             address.offset;
-    case Address::Base::workspace:
-      return memory.workspace + address.offset;
-    case Address::Base::frozen:
-      return memory.frozen + address.offset;
-    case Address::Base::none:
-      break;
-  }
-  return nullptr;
-}
-
 void launch_kernel(const Step& step, CUfunction function, const CallMemory& memory, CUstream stream,
                    bool dependent) {
   const Arguments& arguments = step.arguments;
   alignas(Arguments::kAlignment) std::byte bytes[Arguments::kMostBytes];
   std::memcpy(bytes, arguments.bytes.data(), arguments.bytes.size());
   for (const Arguments::Slot& slot : arguments.addresses) {
-    const std::byte* address = resolve(slot.address, memory);
+    const std::byte* address = memory.at(slot.address);
     std::memcpy(bytes + slot.at, &address, sizeof(address));
   }
   for (const Arguments::MapSlot& map : arguments.maps) {
-    std::memcpy(bytes + map.at, &map_of(map.spec, resolve(map.matrix, memory)),
-                sizeof(CUtensorMap));
+    std::memcpy(bytes + map.at, &map_of(map.spec, memory.at(map.matrix)), sizeof(CUtensorMap));
   }
   void* starts[Arguments::kMost];
   for (size_t i = 0; i < arguments.starts.size(); ++i) starts[i] = bytes + arguments.starts[i];
@@ -100,9 +84,7 @@ void launch(const LaunchProgram& program, Context& context, Modules& modules,
             const CallMemory& memory, CUstream stream, bool dependent) {
   for (const Step& step : program.steps) {
     if (step.kind == StepKind::library_product) {
-      const auto address = [&](size_t i) {
-        return resolve(step.arguments.addresses[i].address, memory);
-      };
+      const auto address = [&](size_t i) { return memory.at(step.arguments.addresses[i].address); };
       context.cublas().run(step.product, address(0), address(1), address(2), address(3),
                            kLibraryWorkspace, stream);
       continue;

@@ -2,21 +2,11 @@
 // hands the steps to a stream.
 #pragma once
 
-#include <span>
-
 #include "cuda/context.h"
 #include "cuda/modules.h"
-#include "ingot/ingot.h"
 #include "program/launch_program.h"
 
 namespace ingot::cuda {
-
-// Where a program's addresses are, for one call.
-struct CallMemory {
-  std::span<const ingot_tensor> tensors;
-  std::byte* workspace = nullptr;
-  std::byte* frozen = nullptr;
-};
 
 // The units that its kernels are in.
 std::vector<int> units_of(const LaunchProgram& program);

@@ -8,8 +8,6 @@
 namespace ingot::cuda {
 namespace {
 
-constexpr uintptr_t kLowBits = 15;
-
 bool same(const hopper::SplitStep& a, const hopper::SplitStep& b) {
   return a.kernel == b.kernel && a.rows == b.rows && a.k == b.k && a.row_stride == b.row_stride &&
          a.k_stride == b.k_stride && a.entry_rows == b.entry_rows && a.entry_skip == b.entry_skip &&
@@ -21,71 +19,6 @@ size_t end_of(const hopper::SplitStep& step) {
 }
 
 }  // namespace
-
-bool is_dense(const ingot_tensor& tensor) {
-  int64_t expected = 1;
-  for (int axis = kAxes - 1; axis >= 0; --axis) {
-    if (tensor.sizes[axis] == 1) continue;
-    if (tensor.strides[axis] != expected) return false;
-    expected *= tensor.sizes[axis];
-  }
-  return true;
-}
-
-int Lowering::tensor_of(ValueId value) const {
-  const Placement& placement = plan.placements[static_cast<size_t>(value)];
-  switch (placement.kind) {
-    case Placement::Kind::leaf:
-      return placement.index;
-    case Placement::Kind::result:
-      return static_cast<int>(leaf_count) + placement.index;
-    case Placement::Kind::update: {
-      const ValueId buffer = plan.graph.updates[static_cast<size_t>(placement.index)].buffer;
-      return plan.placements[static_cast<size_t>(buffer)].index;
-    }
-    case Placement::Kind::workspace:
-    case Placement::Kind::none:
-      break;
-  }
-  return -1;
-}
-
-BoundTensor Lowering::bind(ValueId value, const Shape& seen) const {
-  BoundTensor bound;
-  if (const int index = tensor_of(value); index >= 0) {
-    const ingot_tensor& tensor = tensors[static_cast<size_t>(index)];
-    bound.address = {Address::Base::tensor, index, 0};
-    if (is_dense(tensor)) {
-      bound.strides = dense_strides(seen);
-    } else {
-      std::array<int64_t, kAxes> own{};
-      std::copy(std::begin(tensor.strides), std::end(tensor.strides), own.begin());
-      bound.strides = strides_in(plan.graph[value].shape, own, seen);
-    }
-    return bound;
-  }
-  const Placement& placement = plan.placements[static_cast<size_t>(value)];
-  if (placement.kind != Placement::Kind::workspace) {
-    throw std::logic_error("a sweep reads a value that is nowhere");
-  }
-  bound.address = {Address::Base::workspace, 0,
-                   buffer_offsets[static_cast<size_t>(placement.index)]};
-  bound.strides = dense_strides(seen);
-  return bound;
-}
-
-unsigned Lowering::low_bits(const Address& address) const {
-  uintptr_t bits = address.offset;
-  if (address.base == Address::Base::tensor) {
-    bits += reinterpret_cast<uintptr_t>(tensors[static_cast<size_t>(address.tensor)].data);
-  }
-  return static_cast<unsigned>(bits & kLowBits);
-}
-
-int Lowering::alignment_of(const Address& address) const {
-  const unsigned bits = low_bits(address) | (kLowBits + 1);
-  return static_cast<int>(bits & (~bits + 1));
-}
 
 void Lowering::launch(StepKind kind, int unit, int function, int64_t blocks, int threads,
                       Arguments arguments, size_t shared_bytes, unsigned cluster) const {
@@ -159,7 +92,7 @@ void Lowering::overwrite(const Address& begin, size_t bytes) const {
 }
 
 void Lowering::name(const std::string& what, const Address& address, size_t bytes) const {
-  lowered.program.buffers.push_back({what, address, bytes});
+  lowered.program.buffers.push_back({what, address, bytes, lowered.program.steps.size()});
 }
 
 }  // namespace ingot::cuda

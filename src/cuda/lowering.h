@@ -3,10 +3,8 @@
 #pragma once
 
 #include <optional>
-#include <span>
 
 #include "cuda/modules.h"
-#include "ingot/ingot.h"
 #include "program/launch_program.h"
 
 namespace ingot::cuda {
@@ -25,27 +23,14 @@ struct Lowered {
   std::vector<PackedOperand> packed;
 };
 
-struct Lowering {
-  const Plan& plan;
+struct Lowering : Places {
   const Modules& modules;
   int sm;  // of the GPU
-  int64_t batch;
-  std::span<const ingot_tensor> tensors;  // leaves, then results
-  size_t leaf_count;
-  const std::vector<size_t>& buffer_offsets;
   Lowered& lowered;
   int sweep = 0;      // that is lowered
   Address scratch{};  // of the sweep, behind the plan's buffers
   size_t scratch_bytes = 0;
   Address frozen{};  // of the sweep: weights kept for inference, or none
-
-  // The caller's tensor that holds a leaf, result or update; -1 for workspace buffers.
-  int tensor_of(ValueId value) const;
-  // Where a value is and how a sweep that sees it as `seen` walks it.
-  BoundTensor bind(ValueId value, const Shape& seen) const;
-  // Of an address: what it is modulo 16, and the largest power of two ≤ 16 that divides it.
-  unsigned low_bits(const Address& address) const;
-  int alignment_of(const Address& address) const;
 
   // Adds a kernel; no blocks: nothing.
   void launch(StepKind kind, int unit, int function, int64_t blocks, int threads,
@@ -61,8 +46,5 @@ struct Lowering {
   void overwrite(const Address& begin, size_t bytes) const;
   void name(const std::string& what, const Address& address, size_t bytes) const;
 };
-
-// Whether elements lie without gaps in the order of the axes.
-bool is_dense(const ingot_tensor& tensor);
 
 }  // namespace ingot::cuda

@@ -1,7 +1,5 @@
 #include "program/launch_program.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 
 #include "support/align.h"
@@ -10,14 +8,7 @@
 namespace ingot {
 namespace {
 
-constexpr std::string_view kNames[] = {"pack",  "product", "library_product",
-                                       "sweep", "merge",   "copy"};
-
 // All that a launch follows from, as text: a struct's padding is nobody's business.
-std::string text_of(const Address& address) {
-  return fmt::format("{}:{}+{} ", static_cast<int>(address.base), address.tensor, address.offset);
-}
-
 std::string text_of(const Arguments& arguments) {
   std::string text;
   for (const std::byte byte : arguments.bytes) {
@@ -53,43 +44,14 @@ std::string text_of(const Step& step) {
                      step.cluster, text_of(step.arguments), text_of(step.product));
 }
 
-class Describer {
- public:
-  Describer(const LaunchProgram& program, const std::vector<std::string>& tensors)
-      : program_(program), tensors_(tensors) {}
-
-  std::string place(const Address& address) const {
-    if (address.base == Address::Base::tensor) {
-      return tensors_[static_cast<size_t>(address.tensor)];
-    }
-    for (const Buffer& buffer : program_.buffers) {
-      if (buffer.address == address) return buffer.name;
-    }
-    const char* base = address.base == Address::Base::frozen ? "frozen weights" : "workspace";
-    return fmt::format("{} + {}", base, address.offset);
-  }
-
-  nlohmann::json memory(const Step& step) const {
-    nlohmann::json places = nlohmann::json::array();
-    const auto add = [&](const Address& address) {
-      const std::string name = place(address);
-      if (std::find(places.begin(), places.end(), name) == places.end()) places.push_back(name);
-    };
-    for (const Arguments::MapSlot& map : step.arguments.maps) add(map.matrix);
-    for (const Arguments::Slot& slot : step.arguments.addresses) add(slot.address);
-    return places;
-  }
-
- private:
-  const LaunchProgram& program_;
-  const std::vector<std::string>& tensors_;
-};
+std::vector<Address> addresses_of(const Step& step) {
+  std::vector<Address> addresses;
+  for (const Arguments::MapSlot& map : step.arguments.maps) addresses.push_back(map.matrix);
+  for (const Arguments::Slot& slot : step.arguments.addresses) addresses.push_back(slot.address);
+  return addresses;
+}
 
 }  // namespace
-
-std::string_view name_of(StepKind kind) {
-  return kNames[static_cast<size_t>(kind)];
-}
 
 size_t Arguments::add_zeros(size_t count) {
   const size_t start = align_up(bytes.size(), kAlignment);
@@ -129,17 +91,16 @@ void Arguments::set(size_t at, const Address& address) {
 std::string hash_of(const LaunchProgram& program) {
   std::string text;
   for (const Step& step : program.steps) text += text_of(step);
-  return fmt::format("{:016x}", XXH3_64bits(text.data(), text.size()));
+  return hash_of_text(text);
 }
 
-nlohmann::json describe(const LaunchProgram& program, const Plan& plan,
-                        const std::vector<std::string>& tensors) {
-  const Describer describer(program, tensors);
-  nlohmann::json steps = nlohmann::json::array(), buffers = nlohmann::json::array();
+nlohmann::json describe(const LaunchProgram& program, const Plan& plan) {
+  const Describer describer(plan.graph, program.buffers);
+  nlohmann::json steps = nlohmann::json::array();
   for (const Step& step : program.steps) {
     nlohmann::json json = {{"kind", name_of(step.kind)},
                            {"sweep", plan.sweeps[static_cast<size_t>(step.sweep)].name},
-                           {"memory", describer.memory(step)}};
+                           {"memory", describer.memory(addresses_of(step), steps.size())}};
     if (step.kind == StepKind::library_product) {
       json["m"] = step.product.m;
       json["n"] = step.product.n;
@@ -154,14 +115,7 @@ nlohmann::json describe(const LaunchProgram& program, const Plan& plan,
     }
     steps.push_back(std::move(json));
   }
-  for (const Buffer& buffer : program.buffers) {
-    const bool frozen = buffer.address.base == Address::Base::frozen;
-    buffers.push_back({{"name", buffer.name},
-                       {"in", frozen ? "frozen" : "workspace"},
-                       {"offset", buffer.address.offset},
-                       {"bytes", buffer.bytes}});
-  }
-  return {{"hash", hash_of(program)}, {"steps", steps}, {"buffers", buffers}};
+  return {{"hash", hash_of(program)}, {"steps", steps}, {"buffers", describer.buffers()}};
 }
 
 }  // namespace ingot

@@ -10,26 +10,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "plan/plan.h"
 #include "product/hopper/launch.h"
+#include "program/program.h"
 
 namespace ingot {
-
-// A place in the memory of a call.
-struct Address {
-  enum class Base : uint8_t { none, tensor, workspace, frozen } base = Base::none;
-  int tensor = 0;     // among the call's: leaves, then results
-  size_t offset = 0;  // bytes
-
-  Address operator+(size_t bytes) const { return {base, tensor, offset + bytes}; }
-  friend bool operator==(const Address&, const Address&) = default;
-};
-
-// A tensor as a kernel walks it: kernels/sweeps/tensor.cuh, with its address still to be filled in.
-struct BoundTensor {
-  Address address;
-  std::array<int64_t, kAxes> strides{};
-};
 
 // The arguments of a kernel behind one another, each from a multiple of kAlignment on, and where in
 // them addresses and tensor maps belong.
@@ -82,16 +66,6 @@ struct LibraryProduct {
   auto operator<=>(const LibraryProduct&) const = default;
 };
 
-enum class StepKind : uint8_t {
-  pack,             // an operand into the form that a product kernel reads
-  product,          // Ingot's own, with its epilogue
-  library_product,  // cuBLASLt's
-  sweep,            // a generated kernel
-  merge,            // partial states, and what follows once they are whole
-  copy              // an operand, dense and in another type, for a library
-};
-std::string_view name_of(StepKind kind);
-
 struct Step {
   StepKind kind = StepKind::sweep;
   int sweep = 0;       // of the plan
@@ -107,13 +81,6 @@ struct Step {
   LibraryProduct product;
 };
 
-// Memory that steps hand on to one another, for people.
-struct Buffer {
-  std::string name;
-  Address address;
-  size_t bytes = 0;
-};
-
 struct LaunchProgram {
   std::vector<Step> steps;
   std::vector<Buffer> buffers;
@@ -122,8 +89,6 @@ struct LaunchProgram {
 
 // 16 hexadecimal digits, the same for programs that launch the same.
 std::string hash_of(const LaunchProgram& program);
-// tensors: names of leaves, then of results.
-nlohmann::json describe(const LaunchProgram& program, const Plan& plan,
-                        const std::vector<std::string>& tensors);
+nlohmann::json describe(const LaunchProgram& program, const Plan& plan);
 
 }  // namespace ingot

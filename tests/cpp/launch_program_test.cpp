@@ -9,7 +9,6 @@
 
 #include "api/program.h"
 #include "cuda/driver.h"
-#include "cuda/lowering.h"
 
 namespace ingot {
 namespace {
@@ -205,7 +204,7 @@ TEST(LaunchProgram, DenseTensorsHaveTheStridesOfTheirSizes) {
     ingot_tensor tensor{};
     std::copy(sizes.begin(), sizes.end(), tensor.sizes);
     std::copy(strides.begin(), strides.end(), tensor.strides);
-    return cuda::is_dense(tensor);
+    return is_dense(tensor);
   };
   EXPECT_TRUE(dense({12, 12, 4, 1}, {5, 1, 3, 4}));
   EXPECT_TRUE(dense({12, 99, 4, 1}, {5, 1, 3, 4})) << "nobody walks along an axis of one element";
