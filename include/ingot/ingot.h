@@ -93,7 +93,8 @@ INGOT_API ingot_status ingot_program_compile_another(ingot_program* program, int
  * device: -1 for host. */
 INGOT_API ingot_status ingot_program_prepare(ingot_program* program, int64_t batch, int device);
 
-/* Bytes of scratch memory (256-byte aligned, on the program's device) that a run needs. */
+/* Bytes of scratch memory (256-byte aligned, on the program's device) that a run with dense,
+ * aligned tensors needs. */
 INGOT_API ingot_status ingot_program_workspace_size(ingot_program* program, int64_t batch,
                                                     size_t* bytes);
 
@@ -111,8 +112,9 @@ INGOT_API ingot_status ingot_program_uses_library(ingot_program* program, int64_
                                                   int* uses);
 
 /* Prepares runs with tensors laid out like these, as ingot_program_prepare() does those with dense,
- * aligned ones: other layouts may take other kernels, and less scratch memory or more. bytes: what
- * such a run then needs at least, in the place of ingot_program_workspace_size(). */
+ * aligned ones: other layouts may take other kernels, and less scratch memory or more (on the host
+ * for copies of matrices that a product cannot read or write as they lie). bytes: what such a run
+ * then needs at least, in the place of ingot_program_workspace_size(). */
 INGOT_API ingot_status ingot_program_prepare_call(ingot_program* program, int64_t batch,
                                                   const ingot_tensor* tensors, int count,
                                                   size_t* bytes);

@@ -155,9 +155,20 @@ class Program {
   void prepare(int64_t batch, int device = -1) {
     check(ingot_program_prepare(program_.get(), batch, device));
   }
+  // What a run with dense tensors takes; prepare(bindings) says what others do.
   size_t workspace_size(int64_t batch) const {
     size_t bytes = 0;
     check(ingot_program_workspace_size(program_.get(), batch, &bytes));
+    return bytes;
+  }
+
+  // Prepares runs with tensors laid out like these, whatever their strides, and gives the bytes of
+  // workspace that they take.
+  size_t prepare(const Bindings& bindings) {
+    const std::vector<Tensor> tensors = signature_.arrange(bindings);
+    size_t bytes = 0;
+    check(ingot_program_prepare_call(program_.get(), signature_.batch(tensors), tensors.data(),
+                                     static_cast<int>(tensors.size()), &bytes));
     return bytes;
   }
 
@@ -171,7 +182,8 @@ class Program {
   // The same with a workspace of its own, which only host programs can allocate.
   void run(const Bindings& bindings, void* stream = nullptr) {
     const std::vector<Tensor> tensors = signature_.arrange(bindings);
-    const size_t bytes = workspace_size(signature_.batch(tensors));
+    const bool on_host = tensors.empty() || tensors[0].device < 0;
+    const size_t bytes = on_host ? prepare(bindings) : workspace_size(signature_.batch(tensors));
     for (const Tensor& tensor : tensors) {
       if (tensor.device >= 0 && bytes > 0) {
         throw Error(INGOT_INVALID_ARGUMENT, signature_.graph_name + " needs a workspace of " +

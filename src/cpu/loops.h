@@ -38,6 +38,17 @@ struct Loops {
     }
   }
 
+  // Where row number `index` begins, a row being the innermost loop.
+  Offsets row(int64_t index) const {
+    Offsets offset{};
+    for (size_t depth = 1; depth < kAxes; ++depth) {
+      const int64_t at = index % size[depth];
+      index /= size[depth];
+      for (size_t o = 0; o < operands; ++o) offset[o] += at * stride[depth][o];
+    }
+    return offset;
+  }
+
   // Calls body(offsets) for each index of the loops outside of the inner two.
   template <class Body>
   void for_each_outer(Body&& body) const {

@@ -175,6 +175,41 @@ TEST(CppApi, CompilesRunsAndExplains) {
   EXPECT_THAT(program.signature(), HasSubstr("\"weight\""));
 }
 
+TEST(CppApi, RunsOnTensorsOfAnyStrides) {
+  constexpr int64_t kBatch = 4;
+  api::Graph graph("linear");
+  const auto x = graph.input("x", api::Shape::batch(3));
+  graph.result(linear(x, graph.parameter("weight", api::Shape::matrix(5, 3))), "y");
+  api::Program program = api::compile(graph);
+  std::vector<float> xs(12), spread(24), ws(15), ys(20), found(20);
+  for (size_t i = 0; i < xs.size(); ++i) xs[i] = spread[2 * i] = 0.25f * static_cast<float>(i);
+  for (size_t i = 0; i < ws.size(); ++i) ws[i] = 1.0f - 0.5f * static_cast<float>(i % 4);
+  api::Bindings bindings = {{"x", api::host(xs, api::Shape::batch(3), kBatch)},
+                            {"weight", api::host(ws, api::Shape::matrix(5, 3))},
+                            {"y", api::host(ys, api::Shape::batch(5), kBatch)}};
+  program.run(bindings);
+  EXPECT_EQ(program.prepare(bindings), program.workspace_size(kBatch));
+
+  bindings["x"].data = spread.data();
+  for (int64_t& stride : bindings["x"].strides) stride *= 2;
+  bindings["y"] = api::host(found, api::Shape::batch(5), kBatch);
+  program.run(bindings);
+  EXPECT_EQ(found, ys);
+  // x is copied into the workspace, which a caller who brings it has to know.
+  EXPECT_GT(program.prepare(bindings), program.workspace_size(kBatch));
+  std::vector<std::byte> memory(program.workspace_size(kBatch) + 256);
+  void* workspace = memory.data();
+  size_t room = memory.size();
+  std::align(256, program.workspace_size(kBatch), workspace, room);
+  try {
+    program.run(bindings, workspace, program.workspace_size(kBatch));
+    FAIL() << "with less memory than it takes";
+  } catch (const api::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("ingot_program_prepare_call"), std::string::npos)
+        << error.what();
+  }
+}
+
 TEST(CppApi, FailuresCarryTheLibrarysMessageAndStatus) {
   api::Graph graph("bad");
   const auto x = graph.input("x", api::Shape::batch(3));

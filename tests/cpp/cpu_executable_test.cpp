@@ -427,11 +427,12 @@ void compare_buffers(const Graph& graph, int64_t batch, std::vector<Buffer> leav
     truths[i].view.data = truths[i].values.data();
     in_fp64.push_back(truths[i].view);
   }
-  std::vector<std::byte> workspace(executable->workspace_size(batch) + 256);
+  const size_t bytes = executable->prepare_call(batch, on_cpu);
+  std::vector<std::byte> workspace(bytes + 256);
   void* base = workspace.data();
   size_t space = workspace.size();
-  std::align(256, executable->workspace_size(batch), base, space);
-  executable->run(batch, on_cpu, base, executable->workspace_size(batch), nullptr);
+  std::align(256, bytes, base, space);
+  executable->run(batch, on_cpu, base, bytes, nullptr);
   evaluate(graph, batch, in_fp64);
   for (size_t r = 0; r < results.size(); ++r) {
     for (size_t i = 0; i < truths[r].values.size(); ++i) {

@@ -315,7 +315,7 @@ TEST(CpuProduct, AHostProductThatRefusesIsReplaced) {
   counted_calls = 0;
   set_host_product("refuses", refuse, nullptr);
   Problem p = make_problem({8, 8, 8, true}, INGOT_F32, 4);
-  const std::string who = run_product(isa, p.call);
+  const std::string who = run_product(providers_of(isa, p.call), p.call);
   set_host_product("", nullptr, nullptr);
   EXPECT_EQ(counted_calls, 1);
   EXPECT_NE(who, "refuses");

@@ -101,6 +101,10 @@ _FUNCTIONS = {
         ctypes.c_int,
         (ctypes.c_void_p, ctypes.c_int64, ctypes.POINTER(ctypes.c_size_t)),
     ),
+    "ingot_program_prepare_call": (
+        ctypes.c_int,
+        (*_ON_TENSORS, ctypes.POINTER(ctypes.c_size_t)),
+    ),
     "ingot_program_run": (ctypes.c_int, (*_ON_TENSORS, *_MEMORY, *_STREAM)),
     "ingot_program_frozen_size": (
         ctypes.c_int,

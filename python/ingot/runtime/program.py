@@ -25,9 +25,9 @@ from ingot.runtime.signature import Signature
 # 64-bit words of an ingot_tensor (data, 4 sizes, 4 strides, dtype and device) and of an ingot_call.
 _WORDS = ctypes.sizeof(_library.Tensor) // 8
 _CALL_WORDS = ctypes.sizeof(_library.Call) // 8
-_WORKSPACE, _FROZEN, _FROZEN_BYTES, _STREAM = (
+_WORKSPACE, _WORKSPACE_BYTES, _FROZEN, _FROZEN_BYTES, _STREAM = (
     getattr(_library.Call, field).offset // 8
-    for field in ("workspace", "frozen", "frozen_bytes", "stream")
+    for field in ("workspace", "workspace_bytes", "frozen", "frozen_bytes", "stream")
 )
 
 _empty_strided = torch.empty_strided
@@ -217,10 +217,20 @@ class Program:
         self._library.check(self._library.ingot_program_prepare(self._handle, batch, device_index))
 
     def workspace_size(self, batch: int) -> int:
-        """Bytes of scratch memory of a call."""
+        """Bytes of scratch memory of a call with dense tensors."""
         size = ctypes.c_size_t()
         self._library.check(
             self._library.ingot_program_workspace_size(self._handle, batch, ctypes.byref(size))
+        )
+        return size.value
+
+    def _call_size(self, batch: int, tensors: int, count: int) -> int:
+        """The same of a call with tensors that lie like those described at an address."""
+        size = ctypes.c_size_t()
+        self._library.check(
+            self._library.ingot_program_prepare_call(
+                self._handle, batch, tensors, count, ctypes.byref(size)
+            )
         )
         return size.value
 
@@ -320,6 +330,7 @@ class Program:
         else:
             workspace = self._host_workspace(workspace_bytes)
         words[_WORKSPACE] = 0 if workspace is None else workspace.data_ptr()
+        words[_WORKSPACE_BYTES] = workspace_bytes
         frozen = self._frozen_weights(binding, slot, tensors) if self._keeps_weights else None
         if frozen is None:
             words[_FROZEN] = 0
@@ -330,8 +341,21 @@ class Program:
         if workspace is not None and not binding.on_cuda:
             self._workspaces.append(workspace)
         if status:
-            raise self._library.error(status)
+            error = self._library.error(status)
+            if binding.on_cuda or not self._takes_more(binding, slot):
+                raise error
+            return self.run_bound(binding, tensors)
         return results
+
+    def _takes_more(self, binding: Binding, slot: _Slot) -> bool:
+        """Whether the host's call in this slot wants more memory than the binding says, from now on
+        no longer: tensors at addresses that are no multiple of an element's size are copied."""
+        tensors = slot.address + ctypes.sizeof(_library.Call)
+        size = self._call_size(binding.batch, tensors, binding.count)
+        grows = size > binding.workspace_bytes
+        if grows:
+            binding.workspace_bytes = size
+        return grows
 
     def _host_workspace(self, size: int) -> torch.Tensor | None:
         """Kept from call to call (one for each call in flight): fresh pages cost more than the
@@ -397,13 +421,19 @@ class Program:
         binding.device = tensors[0].device
         binding.count = len(array)
         binding.device_index = tensors[0].get_device()
-        binding.workspace_bytes = self.workspace_size(batch)
+        if self.on_cuda:
+            binding.workspace_bytes = self.workspace_size(batch)
+        else:
+            # What lies otherwise than a product reads it is copied, and only then.
+            for at, entry in enumerate(array):
+                known = at < len(tensors)
+                entry.data = tensors[at].data_ptr() if known else (1 + at) << _FAR_APART
+            binding.workspace_bytes = self._call_size(batch, ctypes.addressof(array), len(array))
         binding.allocate = _allocator(binding.device)
         call = _library.Call(
             program=self._handle.value,
             batch=batch,
             count=len(array),
-            workspace_bytes=binding.workspace_bytes,
         )
         binding.template = bytes(call) + bytes(array)
         binding.slots = deque()

@@ -32,6 +32,8 @@ class HostProduct final : public ProductProvider {
   void* context_;
 };
 
+std::atomic<uint64_t> registrations{0};
+
 // Readers keep what they loaded alive, so that a program that runs finishes with the old one.
 // Never destroyed: programs may run in other threads while the process exits.
 std::atomic<std::shared_ptr<const ProductProvider>>& slot() {
@@ -45,6 +47,11 @@ void set_host_product(const std::string& name, ingot_product_fn fn, void* contex
   std::shared_ptr<const ProductProvider> provider;
   if (fn != nullptr) provider = std::make_shared<HostProduct>(name, fn, context);
   slot().store(std::move(provider));
+  ++registrations;
+}
+
+uint64_t registered_products() {
+  return registrations.load();
 }
 
 std::shared_ptr<const ProductProvider> host_product() {

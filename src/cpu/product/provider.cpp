@@ -14,8 +14,6 @@
 namespace ingot::cpu {
 namespace {
 
-using Providers = std::vector<std::shared_ptr<const ProductProvider>>;
-
 // Those that need nothing beyond vectors of floats.
 Providers plain_providers(const Isa& isa) {
   Providers found;
@@ -72,36 +70,15 @@ std::string use_of_amx(const Isa& isa) {
   return measured != nullptr ? measured->describe() : "no";
 }
 
-std::shared_ptr<const ProductProvider> provider_of(const Isa& isa, const ProductCall& call) {
-  for (auto& provider : product_providers(isa)) {
-    if (provider->takes(call)) return provider;
-  }
-  return nullptr;
+Providers providers_of(const Isa& isa, const ProductCall& call) {
+  Providers found = product_providers(isa);
+  std::erase_if(found, [&](const auto& provider) { return !provider->takes(call); });
+  return found;
 }
 
-bool some_provider_consumes(const Isa& isa, const ProductCall& call) {
-  const auto provider = provider_of(isa, call);
-  return provider != nullptr && provider->consumes(call);
-}
-
-bool run_with_consumer(const Isa& isa, const ProductCall& call) {
-  const auto provider = provider_of(isa, call);
-  return provider != nullptr && provider->consumes(call) && provider->run(call);
-}
-
-bool some_provider_adds_row(const Isa& isa, const ProductCall& call) {
-  const auto provider = provider_of(isa, call);
-  return provider != nullptr && provider->adds_row(call);
-}
-
-bool run_with_row(const Isa& isa, const ProductCall& call) {
-  const auto provider = provider_of(isa, call);
-  return provider != nullptr && provider->adds_row(call) && provider->run(call);
-}
-
-std::string run_product(const Isa& isa, const ProductCall& call) {
-  for (const auto& provider : product_providers(isa)) {
-    if (provider->takes(call) && provider->run(call)) return provider->name();
+std::string run_product(const Providers& providers, const ProductCall& call) {
+  for (const auto& provider : providers) {
+    if (provider->run(call)) return provider->name();
   }
   fail(INGOT_UNSUPPORTED, "matrix product of dtype {}: no provider takes it",
        static_cast<int>(call.dtype));

@@ -72,29 +72,23 @@ class ProductProvider {
   virtual void pack(const ProductCall&, std::byte* /*memory*/) const {}
 };
 
+using Providers = std::vector<std::shared_ptr<const ProductProvider>>;
+
 // In order of preference on a machine with these features. Cheap; holds what it returns alive.
-std::vector<std::shared_ptr<const ProductProvider>> product_providers(const Isa& isa);
+Providers product_providers(const Isa& isa);
+// Those of them that take the call. They change with registered_products() and, by what providers
+// ask, with the number of threads and in a forked child.
+Providers providers_of(const Isa& isa, const ProductCall& call);
 
 // Whether fp32 products run on AMX, and why: for doctor. Measures where that was not done yet.
 std::string use_of_amx(const Isa& isa);
 
-// Runs the first provider that takes the call and returns its name.
-std::string run_product(const Isa& isa, const ProductCall& call);
-
-// The same for a call with a consumer; false, with nothing done, where the provider that would run
-// the call hands out no blocks.
-bool run_with_consumer(const Isa& isa, const ProductCall& call);
-// Whether it would.
-bool some_provider_consumes(const Isa& isa, const ProductCall& call);
-
-// The same for a call with a row to add.
-bool run_with_row(const Isa& isa, const ProductCall& call);
-bool some_provider_adds_row(const Isa& isa, const ProductCall& call);
-
-// The provider that would take the call; nullptr where none does.
-std::shared_ptr<const ProductProvider> provider_of(const Isa& isa, const ProductCall& call);
+// Runs a call that all of them take: the first that does not find that it cannot gives its name.
+std::string run_product(const Providers& providers, const ProductCall& call);
 
 // The host process's own product (ingot_set_host_product); fn == nullptr removes it.
 void set_host_product(const std::string& name, ingot_product_fn fn, void* context);
+// Another number whenever one was registered or removed.
+uint64_t registered_products();
 
 }  // namespace ingot::cpu
