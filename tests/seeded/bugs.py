@@ -160,7 +160,7 @@ BUGS = [
     ),
     Bug(
         "broadcast tensors count as dense",
-        "src/cuda/lowering.cpp",
+        "src/program/program.cpp",
         "if (tensor.strides[axis] != expected) return false;",
         "if (tensor.strides[axis] > expected) return false;",
         "unit LaunchProgram.*",
@@ -224,10 +224,24 @@ BUGS = [
     ),
     Bug(
         "overlapping rows are given to a BLAS",
-        "src/cpu/sweep_product.cpp",
+        "src/cpu/product_lowering.cpp",
         "return rows <= 1 || stride >= columns;",
         "return rows <= 1 || stride >= 0;",
         "unit CpuExecutable.*",
+    ),
+    Bug(
+        "a program goes on with a product that is registered no longer",
+        "src/cpu/executable.cpp",
+        "uint64_t products = registered_products();",
+        "uint64_t products = 0;",
+        "unit HostProgram.*",
+    ),
+    Bug(
+        "what a sweep takes of the workspace is not told",
+        "src/cpu/lowering.cpp",
+        "program_.workspace_bytes = std::max(program_.workspace_bytes, used_);",
+        "",
+        "unit HostProgram.*",
     ),
     # src/standalone
     Bug(

@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from ingot.report.launches import launch_rows
+
 from . import options as shared
 from . import reports
 from .console import output, print_json, table
@@ -173,17 +175,14 @@ def _show_program(console: Any, program: dict) -> None:
 
 
 def _show_launches(console: Any, explanation: dict) -> None:
-    """The launch program, which only GPUs have."""
     program = explanation.get("executable", {}).get("program")
     if program is None:
         return
-    made = table("Launches", "step", "of sweep", "kernel", "blocks × threads", "memory")
-    for step in program["steps"]:
-        blocks = f"{step['blocks']} × {step['threads']}" if "blocks" in step else ""
-        if step.get("cluster", 1) > 1:
-            blocks += f" in clusters of {step['cluster']}"
-        kernel = step.get("kernel", "cuBLASLt's")
-        made.add_row(step["kind"], step["sweep"], kernel, blocks, ", ".join(step["memory"]))
+    on_cuda = explanation["executable"]["backend"] == "cuda"
+    title, grid = ("Launches", "blocks × threads") if on_cuda else ("Steps", "tasks")
+    made = table(title, "step", "of sweep", "what", grid, "memory")
+    for row in launch_rows(program):
+        made.add_row(*row.values())
     console.print(made)
     console.print(f"Launch program {program['hash']}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 
 from . import text
+from .launches import launch_rows
 from .scales import LinearScale
 
 _KINDS = {
@@ -34,6 +35,7 @@ def plan_view(program: dict) -> dict:
     runners = explanation.get("executable", {}).get("sweeps", [])
     largest = max((t["bytes"] for s in sweeps for t in [*s["loads"], *s["stores"]]), default=0)
     scale = LinearScale(largest)
+    launched = explanation.get("executable", {}).get("program")
     total = sum(s["predicted_ms"] for s in sweeps) or 1.0
     views = [
         _sweep_view(
@@ -52,6 +54,8 @@ def plan_view(program: dict) -> dict:
         "bytes": text.data_size(sum(s["bytes_read"] + s["bytes_written"] for s in sweeps)),
         "flops": text.operations(sum(s["flops"] for s in sweeps)),
         "workspace": text.data_size(explanation.get("workspace_bytes")),
+        "launches": launch_rows(launched) if launched else [],
+        "hash": launched["hash"] if launched else "",
     }
 
 
