@@ -17,6 +17,8 @@ namespace {
 // What a host program follows from beside its tensors, of whose addresses it only counts whether
 // they are those of whole elements.
 struct HostCall {
+  // Batch sizes that take turns: a small call takes less time than its lowering.
+  static constexpr size_t kKept = 256;
   int64_t batch;
   bool frozen;
   int threads = thread_count();

@@ -42,6 +42,7 @@ struct BatchLayout {
 // What a launch program follows from beside its tensors: of their addresses, the bits that decide
 // how wide accesses may be.
 struct CudaCall {
+  static constexpr size_t kKept = 32;
   int sm;
   int64_t batch;
   bool frozen;

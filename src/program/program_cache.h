@@ -14,8 +14,9 @@
 
 namespace ingot {
 
-// Call: all that a program follows from beside the tensors' layouts, with ==; and
-// Call::aligned_alike(a, b), of two tensors, whether what counts of their addresses is the same.
+// Call: all that a program follows from beside the tensors' layouts, with ==; Call::kKept, how many
+// are kept; and Call::aligned_alike(a, b), of two tensors, whether what counts of their addresses
+// is the same.
 template <class Program, class Call>
 class ProgramCache {
  public:
@@ -26,17 +27,16 @@ class ProgramCache {
     auto program = std::make_shared<const Program>(make());
     Kept made{call, {tensors.begin(), tensors.end()}, program};
     const std::unique_lock lock(mutex_);
-    if (kept_.size() < kMost) {
+    if (kept_.size() < Call::kKept) {
       kept_.push_back(std::move(made));
     } else {
       kept_[next_] = std::move(made);
-      next_ = (next_ + 1) % kMost;
+      next_ = (next_ + 1) % Call::kKept;
     }
     return program;
   }
 
  private:
-  static constexpr size_t kMost = 32;
   struct Kept {
     Call call;
     std::vector<ingot_tensor> tensors;
