@@ -29,7 +29,7 @@ class ProgramLowering {
     int64_t rows, n, k, a_count, b_count, c_count;
     BoundMemory a, b;
     RightLayout right{};
-    Address packed_b;
+    Address packed_b{};
   };
 
   const HostSweep& sweep_at(int sweep) const { return host_.sweeps[static_cast<size_t>(sweep)]; }
