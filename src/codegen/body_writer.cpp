@@ -149,7 +149,7 @@ std::string position(std::string index, int64_t inner, int64_t extent, int64_t o
 }  // namespace
 
 SweepContext::SweepContext(const Plan& plan, int sweep)
-    : plan_(plan), sweep_(plan.sweeps[static_cast<size_t>(sweep)]), functions_(plan.graph) {
+    : plan_(plan), sweep_(plan.sweeps[static_cast<size_t>(sweep)]), functions_(plan) {
   for (const auto* part : {&sweep_.body, &sweep_.statistics, &sweep_.tail}) {
     computed_.insert(part->begin(), part->end());
   }

@@ -88,7 +88,7 @@ std::optional<DeviceFunctions::Composition> DeviceFunctions::one_plus(ValueId id
   for (const size_t i : {0, 1}) {
     const Node& term = graph_[args[i]];
     if (term.kind != NodeKind::pointwise || term.dtype != DType::f32 ||
-        !is_constant(args[1 - i], 1) || users()[static_cast<size_t>(args[i])].size() != 1) {
+        !is_constant(args[1 - i], 1) || readers_of(args[i]).size() != 1) {
       continue;
     }
     if (term.op == PointwiseOp::tanh_) {
@@ -125,12 +125,12 @@ std::optional<DeviceFunctions::Composition> DeviceFunctions::normal_density(Valu
     if (constant.kind != NodeKind::constant || std::abs(constant.constant - kHalf) > 1e-9) {
       return false;
     }
-    const std::vector<ValueId>& readers = users()[static_cast<size_t>(user)];
+    const std::vector<ValueId>& readers = readers_of(user);
     return std::any_of(readers.begin(), readers.end(), [&](ValueId reader) {
       return graph_[reader].kind == NodeKind::pointwise && graph_[reader].op == PointwiseOp::erf_;
     });
   };
-  const std::vector<ValueId>& beside = users()[static_cast<size_t>(x)];
+  const std::vector<ValueId>& beside = readers_of(x);
   if (!std::any_of(beside.begin(), beside.end(), feeds_erf)) return std::nullopt;
   const std::string text =
       fmt::format("math::exp_of_minus_square({{}} * {})", literal(kHalf, "float"));
@@ -141,36 +141,10 @@ bool DeviceFunctions::is_constant(ValueId id, double number) const {
   return graph_[id].kind == NodeKind::constant && graph_[id].constant == number;
 }
 
-const std::vector<std::vector<ValueId>>& DeviceFunctions::users() {
-  if (users_.empty()) users_ = graph_.users();
-  return users_;
-}
-
-bool DeviceFunctions::is_rounded(ValueId id) {
-  if (rounded_.empty()) {
-    std::vector<bool> kept(graph_.nodes.size());
-    for (const auto& result : graph_.results) kept[static_cast<size_t>(result.value)] = true;
-    for (const Update& update : graph_.updates) kept[static_cast<size_t>(update.value)] = true;
-    rounded_.resize(graph_.nodes.size());
-    for (size_t i = graph_.nodes.size(); i-- > 0;) {
-      const Node& node = graph_.nodes[i];
-      const std::vector<ValueId>& readers = users()[i];
-      const bool is_half = node.dtype == DType::f16 || node.dtype == DType::bf16;
-      rounded_[i] = is_half || (node.dtype == DType::f32 && !kept[i] && !readers.empty() &&
-                                std::all_of(readers.begin(), readers.end(), [&](ValueId reader) {
-                                  const NodeKind kind = graph_[reader].kind;
-                                  return (kind == NodeKind::pointwise || kind == NodeKind::view) &&
-                                         rounded_[static_cast<size_t>(reader)];
-                                }));
-    }
-  }
-  return rounded_[static_cast<size_t>(id)];
-}
-
-bool DeviceFunctions::is_rounded_to_bf16(ValueId id) {
+bool DeviceFunctions::is_rounded_to_bf16(ValueId id) const {
   const Node& node = graph_[id];
   if (node.dtype == DType::bf16) return true;
-  const std::vector<ValueId>& readers = users()[static_cast<size_t>(id)];
+  const std::vector<ValueId>& readers = readers_of(id);
   return is_rounded(id) && std::all_of(readers.begin(), readers.end(), [&](ValueId reader) {
            return graph_[reader].kind == NodeKind::pointwise &&
                   graph_[reader].op == PointwiseOp::cast_ && graph_[reader].dtype == DType::bf16;

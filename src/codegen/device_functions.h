@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "graph/value_range.h"
+#include "plan/plan.h"
 
 namespace ingot {
 
@@ -16,7 +17,8 @@ std::string literal(double value, const std::string& type);
 
 class DeviceFunctions {
  public:
-  explicit DeviceFunctions(const Graph& graph) : graph_(graph), ranges_(graph) {}
+  explicit DeviceFunctions(const Plan& plan)
+      : graph_(plan.graph), readers_(plan.readers), ranges_(plan.graph) {}
 
   // A node's operator on arguments of a compute type.
   std::string expression(ValueId id, const std::string& type, const std::vector<std::string>& args);
@@ -36,16 +38,16 @@ class DeviceFunctions {
   std::optional<Composition> one_plus(ValueId id);
   std::optional<Composition> normal_density(ValueId id);
   bool is_constant(ValueId id, double number) const;
-  const std::vector<std::vector<ValueId>>& users();
-  // Whether all that follows from an element's value is rounded to 16 bits before it is kept.
-  bool is_rounded(ValueId id);
+  const std::vector<ValueId>& readers_of(ValueId id) const {
+    return readers_.of[static_cast<size_t>(id)];
+  }
+  bool is_rounded(ValueId id) const { return readers_.rounded[static_cast<size_t>(id)]; }
   // Whether that is done to the value itself, to bf16.
-  bool is_rounded_to_bf16(ValueId id);
+  bool is_rounded_to_bf16(ValueId id) const;
 
   const Graph& graph_;
+  const Readers& readers_;
   ValueRanges ranges_;
-  std::vector<std::vector<ValueId>> users_;  // empty until somebody asks
-  std::vector<bool> rounded_;
 };
 
 }  // namespace ingot

@@ -176,6 +176,7 @@ Plan make_plan(Graph graph, const Target& target, Precision precision) {
     }
     if (again) plan = plan_seeing_views(graph, target, precision, deferred);
   }
+  plan.readers = readers_of(plan.graph);
   describe_sweeps(plan);
   validate(plan);
   return plan;

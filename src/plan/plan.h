@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "graph/graph.h"
+#include "graph/readers.h"
 
 namespace ingot {
 
@@ -131,6 +132,7 @@ struct WorkspaceBuffer {
 
 struct Plan {
   Graph graph;  // after rewriting
+  Readers readers;
   Target target;
   Precision precision = Precision::fp32;
   std::vector<Sweep> sweeps;
