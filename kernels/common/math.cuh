@@ -141,6 +141,22 @@ INGOT_D float divide(float a, float b) {
 }
 #endif
 
+// a - b of a and b as they were rounded. Where a is a product that is the largest of its row and b
+// that largest, a fused multiply-subtract would leave the product's rounding error in the place of
+// 0: of numbers above 2^24 more than 1, whose exponential then is no probability.
+template <class T>
+INGOT_HD T difference(T a, T b) {
+#if defined(__CUDA_ARCH__) || defined(__CUDACC_RTC__)
+  if constexpr (sizeof(T) == sizeof(double)) {
+    return __dsub_rn(a, b);
+  } else {
+    return __fsub_rn(a, b);
+  }
+#else
+  return a - b;
+#endif
+}
+
 template <class T>
 INGOT_HD T rsqrt(T a) {
   return divide(T(1), sqrt(a));

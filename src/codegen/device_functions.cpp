@@ -32,6 +32,9 @@ std::string DeviceFunctions::expression(ValueId id, const std::string& type,
     case PointwiseOp::add_:
       return fmt::format("{} + {}", args[0], args[1]);
     case PointwiseOp::sub_:
+      if (type != "i64" && (is_extreme(node.args[0]) || is_extreme(node.args[1]))) {
+        return fmt::format("math::difference({}, {})", args[0], args[1]);
+      }
       return fmt::format("{} - {}", args[0], args[1]);
     case PointwiseOp::mul_:
       return fmt::format("{} * {}", args[0], args[1]);
@@ -135,6 +138,13 @@ std::optional<DeviceFunctions::Composition> DeviceFunctions::normal_density(Valu
   const std::string text =
       fmt::format("math::exp_of_minus_square({{}} * {})", literal(kHalf, "float"));
   return Composition{text, x, {scaled, power}};
+}
+
+bool DeviceFunctions::is_extreme(ValueId id) const {
+  const Node& node = graph_[behind_views(graph_, id)];
+  if (node.kind != NodeKind::reduce) return false;
+  return node.finish == Finish::max || node.finish == Finish::min ||
+         node.finish == Finish::max_exponent || node.finish == Finish::log_sum_exp;
 }
 
 bool DeviceFunctions::is_constant(ValueId id, double number) const {

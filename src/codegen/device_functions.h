@@ -37,6 +37,8 @@ class DeviceFunctions {
                        bool is_rounded);
   std::optional<Composition> one_plus(ValueId id);
   std::optional<Composition> normal_density(ValueId id);
+  // Whether a value is the largest or the smallest of others, or at the largest's scale.
+  bool is_extreme(ValueId id) const;
   bool is_constant(ValueId id, double number) const;
   const std::vector<ValueId>& readers_of(ValueId id) const {
     return readers_.of[static_cast<size_t>(id)];

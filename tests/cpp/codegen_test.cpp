@@ -323,6 +323,23 @@ TEST(Codegen, WhatIsRoundedTo16BitsTakesCoarserFunctions) {
   EXPECT_THAT(behind(PointwiseOp::tanh_, DType::bf16, true), HasSubstr("pointwise::tanh("));
 }
 
+// Else a multiply-subtract may keep what the largest product was rounded by.
+TEST(Codegen, WhatIsSubtractedFromItsLargestIsRoundedBefore) {
+  const auto behind = [](Finish finish) {
+    GraphBuilder builder;
+    const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, 256});
+    const ValueId s = builder.leaf(LeafRole::parameter, "s", DType::f32, {false, 1, 1, 256});
+    const ValueId z = builder.pointwise(PointwiseOp::mul_, {x, s});
+    const ValueId least = builder.reduce(finish, z, axis_bit(kFeatures));
+    builder.result(builder.pointwise(PointwiseOp::sub_, {z, least}), "y");
+    return generate(make_plan(builder.take(), cuda(false), Precision::fp32))[0].text;
+  };
+  for (const Finish finish : {Finish::max, Finish::min, Finish::log_sum_exp}) {
+    EXPECT_THAT(behind(finish), HasSubstr("math::difference(")) << name_of(finish);
+  }
+  EXPECT_THAT(behind(Finish::mean), Not(HasSubstr("math::difference(")));
+}
+
 TEST(Codegen, AnEpilogueFindsItsOperandsWithoutDividingTheElement) {
   const std::string text = epilogue_of([](GraphBuilder& builder, ValueId y) {
     const ValueId z = builder.leaf(LeafRole::input, "z", DType::f32, {true, 7, 1, 256});

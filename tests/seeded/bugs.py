@@ -137,6 +137,13 @@ BUGS = [
         "unit CodegenTurned.R*",
     ),
     Bug(
+        "what is subtracted from its largest may be fused with its product",
+        "src/codegen/device_functions.cpp",
+        "(is_extreme(node.args[0]) || is_extreme(node.args[1]))",
+        "is_extreme(node.args[0])",
+        "unit Codegen.What*",
+    ),
+    Bug(
         "any number and erf(u) count as 1 + erf(u)",
         "src/codegen/device_functions.cpp",
         "!is_constant(args[1 - i], 1) || ",
