@@ -51,11 +51,19 @@ ingot_status ingot_program_uses_library(ingot_program* program, int64_t batch,
                                         const ingot_tensor* tensors, int count, int* uses) {
   return REAL(ingot_program_uses_library)(program->planned, batch, tensors, count, uses);
 }
+static const ingot_tensor* on_host(const ingot_tensor* tensors, int count, ingot_tensor host[8]) {
+  for (int i = 0; i < count; ++i) {
+    host[i] = tensors[i];
+    host[i].device = -1;
+  }
+  return host;
+}
 ingot_status ingot_program_prepare_call(ingot_program* program, int64_t batch,
                                         const ingot_tensor* tensors, int count, size_t* bytes) {
-  (void)tensors, (void)count;
+  ingot_tensor host[8];
   if (fails("prepare")) return INGOT_FAILED;
-  const ingot_status status = REAL(ingot_program_workspace_size)(program->run, batch, bytes);
+  const ingot_status status = REAL(ingot_program_prepare_call)(
+      program->run, batch, on_host(tensors, count, host), count, bytes);
   *bytes += ((size_t)4 << 20) + (size_t)batch * 8192; /* a GPU's program needs some */
   return status;
 }
@@ -67,11 +75,8 @@ ingot_status ingot_program_run(ingot_program* program, int64_t batch, const ingo
   __atomic_add_fetch(&runs_so_far, 1, __ATOMIC_SEQ_CST);
   if (getenv("FAKE_IDLE")) return INGOT_OK;
   ingot_tensor host[8];
-  for (int i = 0; i < count; ++i) {
-    host[i] = tensors[i];
-    host[i].device = -1;
-  }
-  return REAL(ingot_program_run)(program->run, batch, host, count, workspace, bytes, stream);
+  return REAL(ingot_program_run)(program->run, batch, on_host(tensors, count, host), count,
+                                 workspace, bytes, stream);
 }
 ingot_status ingot_matrix_array_prepare(int device) { return device == 0 ? INGOT_OK : INGOT_FAILED; }
 ingot_status ingot_matrix_array_gather(const ingot_matrix_array* matrices, int device,

@@ -181,3 +181,17 @@ def test_non_finite_values_go_where_pytorch_sends_them(names, value):
     fed[2, 3] = value
     found, expected = ingot.optimize(module)(fed), twin(fed)
     torch.testing.assert_close(found, expected, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+def test_a_sum_over_the_batch_of_equal_terms_is_as_good_as_pytorchs():
+    """As the gradient of a mean makes them: rounding errors of one sign."""
+    layer = nn.Sequential(nn.Linear(32, 48), nn.Sigmoid())
+    new = ingot.optimize(copy.deepcopy(layer), [torch.randn(40, 32)])
+    exact = copy.deepcopy(layer).double()
+    x, terms = torch.randn(40, 32), torch.full((40, 48), 0.1)
+    with torch.enable_grad():
+        for module, of in ((new, torch.float32), (exact, torch.float64)):
+            module(x.to(of)).backward(terms.to(of))
+    (found,) = (p.grad.double() for n, p in new.named_parameters() if n.endswith("bias"))
+    wanted = exact[0].bias.grad
+    assert (found - wanted).norm() / wanted.norm() < 7e-8
