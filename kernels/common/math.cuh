@@ -125,7 +125,6 @@ INGOT_D float divide_by_normal(float a, float b) {
   return divide_by_estimate(a, b, 0.25f * reciprocal_estimate(0.25f * b));
 }
 
-// Scaling both by the same power of two keeps the estimate of 1/b a normal number.
 // 2^a within two units in the last place; 0 below 2^-126.
 INGOT_D float exp2_estimate(float a) {
   float result;
@@ -133,6 +132,7 @@ INGOT_D float exp2_estimate(float a) {
   return result;
 }
 
+// Scaling both by the same power of two keeps the estimate of 1/b a normal number.
 INGOT_D float divide(float a, float b) {
   constexpr float kSmallest = 1.17549435e-38f, kLarge = 8.50705917e37f;  // 2^-126, 2^126
   const float size = fabs(b);

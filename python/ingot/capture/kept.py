@@ -84,7 +84,7 @@ class Kept:
         self.written_leaves = frozenset(
             at
             for at, (node, _) in enumerate(self.region.leaves if cut.gradients else ())
-            if self._is_read(node) and self._may_be_written(_source_of(node))
+            if self._is_read(node) and self._may_be_written(source_of(node))
         )
 
     def _may_be_written(self, source: torch.fx.Node) -> bool:
@@ -145,7 +145,7 @@ class Kept:
             _keeps_operand(user)
             or schema_name(user.target) in _READ_BY_EAGER
             or (schema_name(user.target) in _READ_FOR_THE_OTHER and self._has_other(user, node))
-            or (schema_name(user.target) in SHAPE_OPERATORS - COPYING and self._is_eagers_too(user))
+            or (_is_view(user) and self._is_eagers_too(user))
             for user in node.users
         )
 
@@ -249,9 +249,14 @@ class Kept:
                 self.statistics.setdefault(node, {})[kind] = at
 
 
-def _source_of(node: torch.fx.Node) -> torch.fx.Node:
+def _is_view(node: torch.fx.Node) -> bool:
+    name = schema_name(node.target)
+    return name in SHAPE_OPERATORS and name not in COPYING
+
+
+def source_of(node: torch.fx.Node) -> torch.fx.Node:
     """What a view is of."""
-    while schema_name(node.target) in SHAPE_OPERATORS - COPYING:
+    while _is_view(node):
         node = node.args[0]
     return node
 

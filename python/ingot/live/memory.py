@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from ingot.capture.feed import Feed, needing_gradients
+from ingot.capture.kept import source_of
 from ingot.capture.nodes import LEFT_ALONE, mutates, schema_name
-from ingot.capture.table import COPYING, SHAPE_OPERATORS
+from ingot.capture.table import COPYING
 
 _aten = torch.ops.aten
 
@@ -56,13 +57,10 @@ def copies_of_inputs(feed: Feed) -> list[str]:
     for node in feed.graph.nodes:
         if schema_name(node.target) not in COPYING or _memory(node) == _memory(node.args[0]):
             continue
-        source = node.args[0]
-        while schema_name(source.target) in SHAPE_OPERATORS - COPYING:
-            source = source.args[0]
         # Copies for the sake of a layout are in the way of a fused read: those of activations.
         layout = node.kwargs.get("memory_format")
         asked = node.target is _aten.clone.default and layout in (None, torch.preserve_format)
-        known = feed.placeholders.get(source)
+        known = feed.placeholders.get(source_of(node.args[0]))
         if known and (asked or known.source.kind == "buffer") and _is_kept([node], needing):
             node.meta[LEFT_ALONE] = True
             found.append(node.name)
