@@ -10,6 +10,7 @@ import time
 import weakref
 
 import pytest
+import selection
 from ingot.runtime import ahead
 from ingot.runtime.library import IngotError
 
@@ -120,7 +121,7 @@ print("end", time.monotonic())
 """
 
 
-@pytest.mark.parametrize("pause", [0.0, 60.0])
+@pytest.mark.parametrize("pause", selection.quick([60.0], [0.0, 60.0]))
 def test_a_process_that_ends_waits_for_nobody_elses_kernels(pause):
     answer = subprocess.run(
         [sys.executable, "-c", ENDS.format(pause=pause)], capture_output=True, text=True, check=True

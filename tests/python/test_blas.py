@@ -171,6 +171,7 @@ def test_captured_products_work_in_memory_of_their_graph(fakes):
     assert found["library"] == 1
 
 
+@pytest.mark.thorough
 def test_without_user_objects_captured_products_are_the_librarys(fakes):
     found, rows = call(fakes, "captures", FAKE_NO_OBJECTS="1")
     assert found["one"] == [-1] * 4

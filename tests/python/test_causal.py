@@ -5,6 +5,7 @@ import warnings
 
 import ingot
 import pytest
+import selection
 import torch
 from ingot.capture.captured import TorchStep
 from ingot.capture.causal import is_causal, question_put_off, was_asked
@@ -64,7 +65,7 @@ def brought(module):
     yield module(padding=None, mask=causal(7, torch.bool), x=tokens(4, 7))
 
 
-@pytest.mark.parametrize("script", [made_here, brought])
+@pytest.mark.parametrize("script", selection.quick([made_here], [made_here, brought]))
 def test_results_are_pytorchs(script):
     compare(lambda: LanguageModel(0.1), script, gradients=[True])
     compare(lambda: LanguageModel(0.1).eval(), script, gradients=[False])
@@ -152,6 +153,7 @@ def test_a_mask_computed_from_a_call_is_compared_by_pytorch():
     assert any("cannot capture" in str(each.message) for each in said)
 
 
+@pytest.mark.thorough
 def test_tokens_in_front():
     """Their number is what changes from call to call, and no mask is a constant."""
 
@@ -174,7 +176,13 @@ def test_tokens_in_front():
     assert attentions(optimised) == [(False, True)] and not optimised._ingot.breaks
 
 
-@pytest.mark.parametrize("kept, expected", [(causal(20), True), (causal(20).T, False)])
+@pytest.mark.parametrize(
+    "kept, expected",
+    [
+        (causal(20), True),
+        pytest.param(causal(20).T, False, marks=pytest.mark.thorough),
+    ],
+)
 def test_a_part_of_a_mask_that_the_module_keeps(kept, expected):
     class Model(LanguageModel):
         def __init__(self):

@@ -92,6 +92,7 @@ def explain(*before: str, after: str = "", **variables: str) -> str:
     return answer.stderr
 
 
+@pytest.mark.thorough
 def test_levels_reach_front_and_library():
     assert "ingot: debug" not in explain()
     everything = explain("-vv")
@@ -162,6 +163,7 @@ def built(folder: Path, source: str) -> Path:
     return target
 
 
+@pytest.mark.thorough
 def test_a_library_of_another_abi_is_refused_clearly(tmp_path):
     fake = built(tmp_path, "int ingot_abi_version(void) { return 77; }\n")
     with pytest.raises(LibraryNotFoundError) as raised:

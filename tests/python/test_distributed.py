@@ -40,6 +40,7 @@ def _check(ways) -> None:
             assert each["regions"] >= 14, each
 
 
+@pytest.mark.thorough
 def test_ways_to_share_a_network():
     _check(QUICK)
 

@@ -126,6 +126,7 @@ def chains(draw):
 
 @settings(max_examples=40, deadline=None)
 @given(chains())
+@pytest.mark.thorough
 def test_any_chain_behind_a_convolution_is_pytorchs(chain):
     dimensions, steps, innermost = chain
 

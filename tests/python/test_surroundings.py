@@ -112,6 +112,7 @@ def test_tensors_without_data_are_pytorchs_without_an_error(caplog):
     assert ran
 
 
+@pytest.mark.thorough
 def test_parameters_can_be_swapped_after_a_call():
     """As PyTorch does where a module's conversion makes tensors of another class."""
     module = nn.Sequential(nn.Linear(8, 8), nn.ReLU())

@@ -250,6 +250,7 @@ def test_forms_of_answers():
 # Processor time and what is left behind
 
 
+@pytest.mark.thorough
 def test_time_of_child_processes_is_counted(tmp_path):
     """Those that were waited for, and those that left the session and still run."""
     burn = "import time\nt = time.process_time()\nwhile time.process_time() - t < 0.4: pass\n"

@@ -139,6 +139,7 @@ def test_rows_of_one_number_are_one_row():
     assert rows_of(torch.rand(1, 3)) == 1
 
 
+@pytest.mark.thorough
 def test_a_model_that_exits_is_bad_input(tmp_path):
     original = model("sys.exit(0)")
     good = model("return self.gemm(x)")
@@ -160,6 +161,7 @@ def test_a_candidate_that_exits_says_where(tmp_path):
     assert "SystemExit: 0 (new.py:" in why(result)
 
 
+@pytest.mark.thorough
 def test_timed_calls_of_a_random_model_are_not_held_against_fp64(tmp_path):
     original = model("return nn.functional.dropout(self.gemm(x), 0.5, self.training)")
     timed = {"timing": True, "compile_baseline": False, "timing_budget_s": 1}
@@ -211,6 +213,7 @@ def test_the_table_has_the_telling_statistic_and_gradient():
     assert telling_rows(rows)[-1] is rows[-1]
 
 
+@pytest.mark.thorough
 def test_refusing_gradients_aloud_is_declined(tmp_path):
     original = model("return self.gemm(x)")
     refusing = original.replace(
@@ -263,7 +266,14 @@ class Model""",
     ).replace("return self.gemm(x)", forward)
 
 
-@pytest.mark.parametrize(("times", "verified"), [(1, True), (2, True), (3, False)])
+@pytest.mark.parametrize(
+    ("times", "verified"),
+    [
+        pytest.param(1, True, marks=pytest.mark.thorough),
+        (2, True),
+        (3, False),
+    ],
+)
 def test_a_gradient_that_is_slightly_off_once_is_asked_for_again(tmp_path, times, verified):
     original = model("return self.gemm(x)")
     once = kinked(original, times, "g[0, 0] *= 0.95", "return Kink.apply(self.gemm(x))")
@@ -288,6 +298,7 @@ def test_a_kink_of_hostile_inputs_is_asked_for_again(tmp_path, times, verified):
     assert len(again) == min(times, 2)
 
 
+@pytest.mark.thorough
 def test_sigterm_leaves_nothing_behind(tmp_path):
     """Neither shared memory nor what the candidate started outside its session."""
     hanging = model("return self.gemm(x)").replace(
@@ -349,14 +360,28 @@ RESULT = """
 """
 
 
-@pytest.mark.parametrize("wrong", [None, ("y: torch", "w: torch"), ("* 2)", "* 2.001)")])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        ("y: torch", "w: torch"),
+        pytest.param(("* 2)", "* 2.001)"), marks=pytest.mark.thorough),
+    ],
+)
 def test_a_named_tuple_of_the_files_own(tmp_path, wrong):
     original = model("y = self.gemm(x)\nreturn Pair(y, y * 2)", extra=RESULT)
     result = verify(tmp_path, original, wrong and original.replace(*wrong))
     assert result.verified == (wrong is None), why(result)
 
 
-@pytest.mark.parametrize("wrong", [None, ("logits:", "scores:"), ("y * 1", "y * 1.001")])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        pytest.param(("logits:", "scores:"), marks=pytest.mark.thorough),
+        ("y * 1", "y * 1.001"),
+    ],
+)
 def test_a_data_class_is_looked_into(tmp_path, wrong):
     body = "y = self.gemm(x)\nreturn [Out(y * 1, {'a': Out(y.tanh())})]"
     original = model(body, extra=RESULT)
