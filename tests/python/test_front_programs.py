@@ -233,3 +233,32 @@ def test_results_that_share_memory_where_leading_axes_are_merged():
         yield y, same, z, y.data_ptr() == same.data_ptr()
 
     compare(Model, script)
+
+
+class Square(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+
+class ThroughConjugates(Square):
+    def forward(self, x):
+        y = torch.tanh(self.a(x)) * 2
+        return torch.tanh(self.b(torch.complex(y, y * 2).conj().imag)) * 2
+
+
+def test_negated_views_inside_a_forward_and_for_gradients():
+    """The memory of `.conj().imag` holds the numbers with the other sign."""
+
+    def script(m):
+        for batch in (4, 4, 2):
+            yield m(x(batch))
+            if torch.is_grad_enabled():
+                given = torch.randn(batch, 8, dtype=torch.complex64).conj().imag
+                assert given.is_neg()
+                y = m(x(batch))
+                yield torch.autograd.grad(y, list(m.parameters()), given, create_graph=True)
+                yield torch.autograd.grad(y, list(m.parameters()), given, retain_graph=True)
+                yield torch.autograd.grad(y, list(m.parameters()), -given, retain_graph=True)
+
+    compare(ThroughConjugates, script)

@@ -442,7 +442,9 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor, dynamic: tuple[int, ...]) 
     ]
     context = StatelessSymbolicContext(dynamic_sizes=sizes)
     like = tensor.detach()
-    if tensor.is_inference():  # one that is can be saved for no backward pass, not even recorded
+    # One of inference mode can be saved for no backward pass, not even recorded; of a negated view,
+    # the negation would be recorded, which a program has done already.
+    if tensor.is_inference() or tensor.is_neg():
         like = torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
         )

@@ -77,6 +77,7 @@ class Binding:
         "expected",
         "guards",
         "guards_made",
+        "is_negated",
         "on_cuda",
         "outputs",
         "slots",
@@ -102,18 +103,19 @@ class Binding:
 
 def description(tensors: Sequence[torch.Tensor]) -> tuple:
     """What decides how tensors are read, beside their addresses."""
-    return tuple((t.shape, t.stride(), t.dtype, t.device, type(t)) for t in tensors)
+    return tuple((t.shape, t.stride(), t.dtype, t.device, type(t), t.is_neg()) for t in tensors)
 
 
 def are_like(tensors: Sequence[torch.Tensor], expected: tuple) -> bool:
     """description(tensors) == expected, in a third of the time."""
-    for tensor, (shape, strides, dtype, device, kind) in zip(tensors, expected):
+    for tensor, (shape, strides, dtype, device, kind, is_neg) in zip(tensors, expected):
         if (
             tensor.shape != shape
             or tensor.stride() != strides
             or tensor.dtype is not dtype
             or tensor.device != device
             or type(tensor) is not kind
+            or tensor.is_neg() is not is_neg
         ):
             return False
     return True
@@ -306,6 +308,8 @@ class Program:
 
     def run_bound(self, binding: Binding, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """`run` for tensors that are known to match the binding."""
+        if binding.is_negated:  # the memory of a negated view holds other numbers
+            return self.run([tensor.resolve_neg() for tensor in tensors])
         try:
             slot = binding.slots.pop()
         except IndexError:
@@ -417,6 +421,7 @@ class Program:
         binding.outputs = outputs
         binding.batch = batch
         binding.expected = key
+        binding.is_negated = any(tensor.is_neg() for tensor in tensors)
         binding.on_cuda = self.on_cuda
         binding.device = tensors[0].device
         binding.count = len(array)
