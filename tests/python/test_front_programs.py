@@ -7,6 +7,7 @@ INGOT_PROGRAMS=2000 runs that many other ones than the few of every run.
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import hypothesis
 import ingot
@@ -262,3 +263,37 @@ def test_negated_views_inside_a_forward_and_for_gradients():
                 yield torch.autograd.grad(y, list(m.parameters()), -given, retain_graph=True)
 
     compare(ThroughConjugates, script)
+
+
+@pytest.mark.parametrize("norm", [nn.Identity, nn.LayerNorm, nn.BatchNorm1d])
+def test_gradients_of_many_directions_at_once(norm):
+    """Of torch.vmap's tensors, which have no memory of their own."""
+
+    class Model(Square):
+        def __init__(self):
+            super().__init__()
+            self.norm = norm(8)
+
+        def forward(self, x):
+            y = torch.tanh(self.norm(self.a(x))) * 2
+            return torch.relu(y), torch.tanh(self.b(y)) * 2
+
+    def script(m):
+        for batch in (4, 3):
+            fed = x(batch).requires_grad_()
+            leaves, directions = [fed, *m.a.parameters()], torch.randn(5, batch, 8)
+            first, last = m(fed)
+            for results, given in (
+                ([first], [directions]),
+                ([first, last], [directions, 2 * directions]),
+                ([first], [directions]),
+            ):
+                yield torch.autograd.grad(
+                    results, leaves, given, retain_graph=True, is_grads_batched=True
+                )
+            one = partial(torch.autograd.grad, last, leaves, retain_graph=True)
+            yield torch.vmap(one)(directions)
+            yield torch.autograd.functional.jacobian(m, fed, vectorize=True)
+            yield torch.autograd.grad((first * last).sum(), leaves)
+
+    compare(Model, script, gradients=(True,))

@@ -56,7 +56,7 @@ class Backward:
         compile: Callable[[Captured], Any],
     ):
         self._how = (region, leaves[0].device.type, precision, compile)
-        self.for_some: dict[tuple[bool, ...], tuple[Callable, tuple[bool, ...]]] = {}
+        self.for_some: dict[tuple, tuple[Callable, tuple[bool, ...]]] = {}
         call = (region, leaves, needed, batch)
         made = _by_regions(lambda: derivative_of(*call, BACKWARD_OPERATORS), *self._how)
         self.derivative, compiled = made or _by_operators(derivative_of(*call), *self._how)
@@ -74,16 +74,22 @@ class Backward:
         used = [bool(n.users) for n in self.again.graph.nodes if n.op == "placeholder"]
         self.read_again = tuple(at for at, has in enumerate(used) if has and not reads[at])
 
-    def of_some(self, given: tuple[bool, ...]) -> tuple[Callable, tuple[bool, ...]]:
+    def of_some(
+        self, given: tuple[bool, ...], transformed: bool
+    ) -> tuple[Callable, tuple[bool, ...]]:
         """What runs where only some of the differentiable results have a gradient, and which of
-        these gradients it reads: the others are to be zeros there. Kept in `for_some`; to be called
-        by one thread at a time."""
-        found = self.for_some.get(given)
+        these gradients it reads: the others are to be zeros there. transformed: by torch.vmap,
+        whose tensors have no memory. Kept in `for_some`; to be called by one thread at a time."""
+        found = self.for_some.get((given, transformed))
         if found is None:
-            derivative = of_some(self.derivative, given)
-            made = _by_regions(lambda: derivative, *self._how)
-            _, compiled = made or _by_operators(derivative, *self._how)
-            found = self.for_some[given] = compiled.run, derivative.reads[self.inputs :]
+            derivative = self.derivative if all(given) else of_some(self.derivative, given)
+            if transformed:
+                compiled = _InOrder(_copy(derivative))
+            else:
+                made = _by_regions(lambda: derivative, *self._how)
+                _, compiled = made or _by_operators(derivative, *self._how)
+            found = compiled.run, derivative.reads[self.inputs :]
+            self.for_some[given, transformed] = found
         return found
 
 
@@ -186,7 +192,8 @@ def _like(node: torch.fx.Node) -> torch.Tensor | None:
 
 
 class _InOrder:
-    """Operators that write into tensors: in the order of the graph, and nothing else."""
+    """Operators that write into tensors, or that torch.vmap transforms: PyTorch's, in the
+    order of the graph, and nothing else."""
 
     def __init__(self, graph: torch.fx.GraphModule):
         self.programs: list[Program] = []

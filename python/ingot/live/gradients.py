@@ -19,6 +19,7 @@ from ingot.runtime.program import Binding, Program
 
 _with_gradients = torch.is_grad_enabled
 _functorch_is_active = torch._C._are_functorch_transforms_active
+_is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 _compile_lock = torch._dynamo.convert_frame.compile_lock
 
 
@@ -110,13 +111,13 @@ class RegionCall:
         self._last = (binding, needed, autocast, found)
         return found
 
-    def of_some(self, way: Backward, given: tuple[bool, ...]) -> tuple:
-        if all(given):  # what has no gradient has no derivative either
+    def of_some(self, way: Backward, given: tuple[bool, ...], transformed: bool) -> tuple:
+        if all(given) and not transformed:  # what has no gradient has no derivative either
             return way.run, given
-        found = way.for_some.get(given)
+        found = way.for_some.get((given, transformed))
         if found is None:
             with _compile_lock:
-                found = way.of_some(given)
+                found = way.of_some(given, transformed)
         return found
 
     def _made(self, leaves, needed, batch: int | None, size: int) -> Backward:
@@ -186,9 +187,10 @@ class _RegionFunction(torch.autograd.Function):
             run, given = way.run, gradients
             if not way.all_differentiable:  # argmax and its like never have one
                 given = [gradients[at] for at in way.differentiable]
-            if any(gradient is None for gradient in given):
+            transformed = _functorch_is_active() or any(map(_is_batched, given))
+            if transformed or any(gradient is None for gradient in given):
                 unreached = _unreached(ctx, gradients)
-                run, given = _of_some(ctx, given)
+                run, given = _of_some(ctx, given, transformed)
             # What is read last is freed then: nothing here holds it.
             ctx.maybe_clear_saved_tensors()
             inputs += given
@@ -209,16 +211,24 @@ def _unreached(ctx, gradients: Sequence) -> set[int]:
     return set(range(len(ctx.call.region.leaves))) - reached
 
 
-def _of_some(ctx, gradients: Sequence) -> tuple[Callable, list[torch.Tensor | None]]:
-    """What runs the backward pass where some differentiable results have no gradient, and the
-    gradients for it."""
+def _of_some(
+    ctx, gradients: Sequence, transformed: bool
+) -> tuple[Callable, list[torch.Tensor | None]]:
+    """What runs the backward pass where some differentiable results have no gradient, or torch.vmap
+    transforms it, and the gradients for it."""
     binding = ctx.binding
     both = list(zip(gradients, (binding.outputs[at] for at in ctx.way.differentiable)))
-    run, reads = ctx.call.of_some(ctx.way, tuple(g is not None for g, _ in both))
+    which = tuple(gradient is not None for gradient, _ in both)
+    run, reads = ctx.call.of_some(ctx.way, which, transformed)
     return run, [
         torch.zeros(shape, dtype=dtype, device=binding.device) if g is None and read else g
         for (g, (shape, _, dtype)), read in zip(both, reads)
     ]
+
+
+def _is_batched(gradient: torch.Tensor | None) -> bool:
+    """Whether it is many, of `is_grads_batched=True`: that is told by the tensor alone."""
+    return gradient is not None and _is_legacy_batched(gradient)
 
 
 # Without looking for tensors of functorch's transforms.
