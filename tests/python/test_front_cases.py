@@ -645,6 +645,23 @@ def test_lazy_modules():
     )
 
 
+def test_lazy_layers_draw_their_weights_as_pytorchs():
+    def script(m):
+        for batch in (4, 4, 3):
+            yield m(x(batch)), torch.rand(3)
+
+    def make():
+        return nn.Sequential(nn.LazyLinear(6), nn.Tanh(), nn.LazyLinear(4), nn.Dropout(0.5))
+
+    compare(make, script)
+    with pytest.warns(ingot.IngotWarning, match="is captured later: its lazy layers"):
+        optimised = ingot.optimize(make(), x())
+    with pytest.raises(ingot.IngotError, match="cannot be prepared: its lazy layers"):
+        optimised.ingot_prepare(x())
+    optimised(x())
+    optimised.ingot_prepare(x())
+
+
 def test_warnings_come_once():
     class Model(Base):
         def forward(self, x):

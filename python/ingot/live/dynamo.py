@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 import torch._dynamo
+from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils import _pytree as pytree
 
 from ingot.capture.captured import CaptureError
@@ -179,6 +181,8 @@ class _Careful:
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         values = list(frame.f_locals.values())
         self._seen(values[0] if values else None)
+        if any(map(has_no_weights_yet, values)):
+            return _by_pytorch_this_time("SKIP")
         tensors = [t for t in pytree.tree_leaves(values) if type(t) is torch.Tensor]
         batch = batched_inputs(tensors)[1]
         for tensor in tensors:
@@ -252,6 +256,15 @@ class _Careful:
                 "optimised by itself. TORCH_LOGS=graph_breaks tells the lines to change"
             )
         return found
+
+
+def has_no_weights_yet(value: Any) -> bool:
+    """Whether it is a module with lazy ones that were not called. Dynamo would make their weights
+    while it traces, and give what is drawn next the same random numbers again."""
+    if not isinstance(value, nn.Module) or "_modules" not in vars(value):
+        return False
+    lazy = (part for part in value.modules() if isinstance(part, LazyModuleMixin))
+    return any(part.has_uninitialized_params() for part in lazy)
 
 
 def _by_pytorch_this_time(callees: str) -> Any:

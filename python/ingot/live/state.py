@@ -164,6 +164,12 @@ class State(Session):
 
     def prepare(self, module: nn.Module, args: tuple, kwargs: dict, with_kernels: bool) -> None:
         """Captures and plans what a call like this one needs, and compiles its kernels."""
+        if dynamo.has_no_weights_yet(module):
+            problem = "its lazy layers have no weights yet, which its first call makes"
+            if with_kernels:
+                raise IngotError(f"{self.name} cannot be prepared: {problem}")
+            self.warn(f"it is captured later: {problem}")
+            return
         tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         batch = batched_inputs(tensors)[1]
         self._calling.batch = batch if with_kernels else None
