@@ -14,11 +14,14 @@ import ingot
 import pytest
 import torch
 from hypothesis import strategies as st
+from ingot.live import products
 from live import compare, regions_run, x
 from program_runs import difference
 from programs import draw_program
 from random_agreement import by_compile, by_optimize
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._vmap_internals import _vmap
 from torch.nn import functional as F
 
 COUNT = int(os.environ.get("INGOT_PROGRAMS", "25"))
@@ -297,3 +300,33 @@ def test_gradients_of_many_directions_at_once(norm):
             yield torch.autograd.grad((first * last).sum(), leaves)
 
     compare(Model, script, gradients=(True,))
+
+
+def test_gradients_of_many_directions_through_an_encoder():
+    """Its derivative reads sizes of the batch and of the length."""
+
+    def script(m):
+        for batch in (2, 3):
+            fed = torch.randn(batch, 3, 8, requires_grad=True)
+            directions = torch.randn(5, batch, 3, 8)
+            leaves = [fed, *m.parameters()]
+            y = m(fed)
+            yield torch.autograd.grad(y, leaves, directions, is_grads_batched=True)
+
+    def make():
+        return nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True))
+
+    compare(make, script, gradients=(True,))
+
+
+def test_products_of_many_directions_at_once_are_pytorchs():
+    def one(direction, weight):
+        found.append(products.pays(direction, weight))
+        return direction
+
+    found: list[bool] = []
+    with FakeTensorMode():  # of a GPU's tensors
+        directions = torch.empty(3, 1024, 1024, device="cuda")
+        one(directions[0], directions[1])
+        _vmap(one, in_dims=(0, None))(directions, directions[1])
+    assert found == [True, False]

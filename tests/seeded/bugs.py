@@ -442,8 +442,8 @@ BUGS = [
     Bug(
         "a result without a gradient has one of zeros",
         "python/ingot/live/gradients.py",
-        "if all(given):  #",
-        "if any(given):  #",
+        "and all(given):  #",
+        "and any(given):  #",
         "python tests/python/test_front_programs.py",
     ),
 ]

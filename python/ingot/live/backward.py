@@ -197,6 +197,9 @@ class _InOrder:
 
     def __init__(self, graph: torch.fx.GraphModule):
         self.programs: list[Program] = []
+        for node in graph.graph.nodes:
+            if node.target is _aten.sym_size.int:  # torch.vmap has no rule for it
+                node.target = torch.Tensor.size
         graph.recompile()
         self.run = lambda inputs: graph(*inputs)
 

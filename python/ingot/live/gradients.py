@@ -13,13 +13,13 @@ from ingot.capture.captured import Region
 from ingot.capture.forms import form_of
 from ingot.capture.reference import gradients_reach
 from ingot.live.backward import Backward
+from ingot.live.products import is_batched
 from ingot.live.releases import unseen
 from ingot.runtime.ahead import compile_ahead
 from ingot.runtime.program import Binding, Program
 
 _with_gradients = torch.is_grad_enabled
 _functorch_is_active = torch._C._are_functorch_transforms_active
-_is_legacy_batched = torch._C._functorch.is_legacy_batchedtensor
 _compile_lock = torch._dynamo.convert_frame.compile_lock
 
 
@@ -112,7 +112,7 @@ class RegionCall:
         return found
 
     def of_some(self, way: Backward, given: tuple[bool, ...], transformed: bool) -> tuple:
-        if all(given) and not transformed:  # what has no gradient has no derivative either
+        if not transformed and all(given):  # what has no gradient has no derivative either
             return way.run, given
         found = way.for_some.get((given, transformed))
         if found is None:
@@ -187,7 +187,9 @@ class _RegionFunction(torch.autograd.Function):
             run, given = way.run, gradients
             if not way.all_differentiable:  # argmax and its like never have one
                 given = [gradients[at] for at in way.differentiable]
-            transformed = _functorch_is_active() or any(map(_is_batched, given))
+            transformed = _functorch_is_active() or any(
+                g is not None and is_batched(g) for g in given
+            )
             if transformed or any(gradient is None for gradient in given):
                 unreached = _unreached(ctx, gradients)
                 run, given = _of_some(ctx, given, transformed)
@@ -224,11 +226,6 @@ def _of_some(
         torch.zeros(shape, dtype=dtype, device=binding.device) if g is None and read else g
         for (g, (shape, _, dtype)), read in zip(both, reads)
     ]
-
-
-def _is_batched(gradient: torch.Tensor | None) -> bool:
-    """Whether it is many, of `is_grads_batched=True`: that is told by the tensor alone."""
-    return gradient is not None and _is_legacy_batched(gradient)
 
 
 # Without looking for tensors of functorch's transforms.

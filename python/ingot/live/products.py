@@ -27,6 +27,8 @@ LEAST_WORK = 1 << 24
 _MOST_PROGRAMS = 256
 
 _functorch_is_active = torch._C._are_functorch_transforms_active
+# Of a tensor: whether it is many, of `is_grads_batched=True`. Nothing but the tensor tells.
+is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def with_own_products(captured: Captured, precision: str) -> Captured:
@@ -95,6 +97,7 @@ def pays(a: torch.Tensor, b: torch.Tensor) -> bool:
         and _gains(a, b)
         and not (a.is_neg() or b.is_neg())
         and not _functorch_is_active()
+        and not (is_batched(a) or is_batched(b))
     )
 
 
