@@ -662,6 +662,22 @@ def test_lazy_layers_draw_their_weights_as_pytorchs():
     optimised.ingot_prepare(x())
 
 
+def test_a_lazy_layer_that_is_never_called_is_in_nobodys_way():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.never = nn.LazyLinear(6), nn.Linear(6, 4), nn.LazyLinear(2)
+
+        def forward(self, x):
+            return self.b(torch.relu(self.a(x)))
+
+    optimised = ingot.optimize(Model())
+    for _ in range(3):
+        with regions_run() as ran:
+            optimised(x())
+    assert ran
+
+
 def test_warnings_come_once():
     class Model(Base):
         def forward(self, x):

@@ -173,7 +173,7 @@ class _Careful:
     ):
         self._callback, self._code, self._seen = callback, code, seen
         self._warn, self._broke = warn, broke
-        self._given_up = self._failed = 0
+        self._given_up = self._failed = self._lazy = 0
         # By this name (before 2.7, the second) Dynamo finds the backend behind a callback.
         self._torchdynamo_orig_backend = self._torchdynamo_orig_callable = callback
         self._settings = _known(_WHILE_COMPILING)
@@ -181,7 +181,9 @@ class _Careful:
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         values = list(frame.f_locals.values())
         self._seen(values[0] if values else None)
-        if any(map(has_no_weights_yet, values)):
+        lazy = sum(map(parts_without_weights, values))
+        if lazy not in (0, self._lazy):  # where a call has made none, no other one will
+            self._lazy = lazy
             return _by_pytorch_this_time("SKIP")
         tensors = [t for t in pytree.tree_leaves(values) if type(t) is torch.Tensor]
         batch = batched_inputs(tensors)[1]
@@ -258,13 +260,13 @@ class _Careful:
         return found
 
 
-def has_no_weights_yet(value: Any) -> bool:
-    """Whether it is a module with lazy ones that were not called. Dynamo would make their weights
-    while it traces, and give what is drawn next the same random numbers again."""
+def parts_without_weights(value: Any) -> int:
+    """How many lazy modules in one were not called. Dynamo would make the weights while it traces,
+    and give what is drawn next the same random numbers again."""
     if not isinstance(value, nn.Module) or "_modules" not in vars(value):
-        return False
+        return 0
     lazy = (part for part in value.modules() if isinstance(part, LazyModuleMixin))
-    return any(part.has_uninitialized_params() for part in lazy)
+    return sum(part.has_uninitialized_params() for part in lazy)
 
 
 def _by_pytorch_this_time(callees: str) -> Any:
