@@ -662,19 +662,25 @@ def test_lazy_layers_draw_their_weights_as_pytorchs():
     optimised.ingot_prepare(x())
 
 
-def test_a_lazy_layer_that_is_never_called_is_in_nobodys_way():
+def test_a_lazy_layer_that_is_called_late():
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            self.a, self.b, self.never = nn.LazyLinear(6), nn.Linear(6, 4), nn.LazyLinear(2)
+            self.a, self.b, self.late = nn.LazyLinear(6), nn.Linear(6, 4), nn.LazyLinear(2)
 
-        def forward(self, x):
-            return self.b(torch.relu(self.a(x)))
+        def forward(self, x, late=False):
+            y = self.b(torch.relu(self.a(x)))
+            return self.late(y) if late else y
 
+    def script(m):
+        for late in (False, False, True, True):
+            yield m(x(), late), torch.rand(3)
+
+    compare(Model, script)
     optimised = ingot.optimize(Model())
-    for _ in range(3):
-        with regions_run() as ran:
-            optimised(x())
+    optimised(x())
+    with regions_run() as ran:
+        optimised(x())
     assert ran
 
 

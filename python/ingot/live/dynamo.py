@@ -10,10 +10,12 @@ import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._dynamo
 from torch import nn
+from torch._dynamo.variables import nn_module
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.utils import _pytree as pytree
 
@@ -121,6 +123,23 @@ def _capturing(settings: dict[str, Any], put_off: bool = True) -> Iterator[None]
         yield
 
 
+class _NoWeightsError(Exception):
+    """A lazy module was met that was not called yet."""
+
+
+def _leave_to_pytorch(_: Any, module: nn.Module, *arguments: Any) -> None:
+    """Dynamo would make a lazy module's weights while it traces, and give what is drawn next the
+    same random numbers again."""
+    if hasattr(module, "_initialize_hook"):
+        raise _NoWeightsError("a lazy module has no weights yet")
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
 def _told(error: Exception) -> str:
     """The first line of an error's message, with the line of the user's that it is about."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -173,7 +192,7 @@ class _Careful:
     ):
         self._callback, self._code, self._seen = callback, code, seen
         self._warn, self._broke = warn, broke
-        self._given_up = self._failed = self._lazy = 0
+        self._given_up = self._failed = 0
         # By this name (before 2.7, the second) Dynamo finds the backend behind a callback.
         self._torchdynamo_orig_backend = self._torchdynamo_orig_callable = callback
         self._settings = _known(_WHILE_COMPILING)
@@ -181,10 +200,6 @@ class _Careful:
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         values = list(frame.f_locals.values())
         self._seen(values[0] if values else None)
-        lazy = sum(map(parts_without_weights, values))
-        if lazy not in (0, self._lazy):  # where a call has made none, no other one will
-            self._lazy = lazy
-            return _by_pytorch_this_time("SKIP")
         tensors = [t for t in pytree.tree_leaves(values) if type(t) is torch.Tensor]
         batch = batched_inputs(tensors)[1]
         for tensor in tensors:
@@ -198,7 +213,7 @@ class _Careful:
             if isinstance(wrong_use, IngotError):
                 raise wrong_use from None
             logger.info("TorchDynamo could not compile a call: %s", error)
-            self._failed += 1
+            self._failed += not isinstance(_first_cause(error), _NoWeightsError)
             if self._failed == _TRIES:
                 self._warn(
                     f"TorchDynamo has failed at {_TRIES} calls, which PyTorch ran, and tries the "
@@ -209,7 +224,8 @@ class _Careful:
 
     def _captured(self, *arguments: Any, put_off: bool = True, **named: Any) -> Any:
         try:
-            with _capturing(self._limited_settings(), put_off), self._telling_breaks():
+            lazy = mock.patch.object(nn_module, "initialize_lazy_module", _leave_to_pytorch)
+            with _capturing(self._limited_settings(), put_off), self._telling_breaks(), lazy:
                 return self._callback(*arguments, **named)
         except Exception as error:  # Dynamo's, around the backend's
             if not isinstance(getattr(error, "inner_exception", None), AskedInVainError):
@@ -260,13 +276,10 @@ class _Careful:
         return found
 
 
-def parts_without_weights(value: Any) -> int:
-    """How many lazy modules in one were not called. Dynamo would make the weights while it traces,
-    and give what is drawn next the same random numbers again."""
-    if not isinstance(value, nn.Module) or "_modules" not in vars(value):
-        return 0
-    lazy = (part for part in value.modules() if isinstance(part, LazyModuleMixin))
-    return sum(part.has_uninitialized_params() for part in lazy)
+def has_no_weights_yet(module: nn.Module) -> bool:
+    """Whether there are lazy modules in one that were not called."""
+    lazy = (part for part in module.modules() if isinstance(part, LazyModuleMixin))
+    return any(part.has_uninitialized_params() for part in lazy)
 
 
 def _by_pytorch_this_time(callees: str) -> Any:

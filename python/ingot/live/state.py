@@ -164,7 +164,7 @@ class State(Session):
 
     def prepare(self, module: nn.Module, args: tuple, kwargs: dict, with_kernels: bool) -> None:
         """Captures and plans what a call like this one needs, and compiles its kernels."""
-        if not self.graphs and dynamo.parts_without_weights(module):
+        if not self.graphs and dynamo.has_no_weights_yet(module):
             problem = "its lazy layers have no weights yet, which its first call makes"
             if with_kernels:
                 raise IngotError(f"{self.name} cannot be prepared: {problem}")
