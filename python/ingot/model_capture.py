@@ -125,7 +125,7 @@ class _Capture:
     def __init__(
         self, module: nn.Module, leaves: list, spec: Any, batch: int | None, gradients: bool
     ):
-        self.module = module
+        self.module, self.gradients = module, gradients
         self.tensors, batched, leaves = _stand_ins(leaves, batch)
         self._problem: CaptureError | None = None
         self._given: Sequence[Any] | None = None  # what the graph is called with
@@ -183,8 +183,14 @@ class _Capture:
                 batched = self.feed.placeholders[node].batched
                 known = self.feed.placeholders[node] = self._placeholder(node, tensor)
                 known.batched = batched
+                known.requires_grad = self._may_require_grad(known, tensor)
                 if known.source.kind == "parameter":
                     node.meta[PARAMETER] = known.source.path
+
+    def _may_require_grad(self, known: Placeholder, tensor: torch.Tensor) -> bool:
+        """Of an input the caller says so, at each call."""
+        may = tensor.requires_grad or known.source.kind == "input"
+        return self.gradients and may and tensor.is_floating_point()
 
     def _placeholder(self, node: torch.fx.Node, tensor: torch.Tensor) -> Placeholder:
         for index, own in enumerate(self.tensors):

@@ -19,6 +19,7 @@ from ingot.capture import Captured, CaptureError
 from ingot.capture.captured import Region
 from ingot.capture.feed import batched_inputs
 from ingot.live.compiled import _blamed
+from ingot.live.memory import copies_of_inputs
 from ingot.live.reporting import add_program, empty_report
 from ingot.model_capture import captured_graph, import_whole
 from ingot.model_file import ModelFile, write_whole
@@ -83,7 +84,7 @@ class Standalone:
     def _captured(self, name: str) -> _Mode:
         """Products that have no kernels to write down are left to PyTorch."""
         feed = captured_graph(self.module, self.inputs, gradients=True)
-        refused: dict[str, str] = {}
+        refused = dict.fromkeys(copies_of_inputs(feed), "")
         while True:
             captured = import_whole(feed, refused=refused)
             storing = import_whole(feed, refused=refused, gradients=True)
@@ -92,7 +93,7 @@ class Standalone:
             layouts = self._layouts(captured)
             for region in captured.regions:
                 try:
-                    twin = self._storing(region, storing)
+                    twin = self._twin(region, storing)
                     regions.append(self._file_region(region, twin, layouts, captured.static_batch))
                 except IngotError as error:
                     if error.status != STATUS_UNSUPPORTED:
@@ -105,26 +106,27 @@ class Standalone:
     def _layouts(self, captured: Captured) -> Layouts:
         return Layouts(captured, self.module, _tensors(self.inputs))
 
-    def _storing(self, region: Region, storing: Captured) -> tuple[Region, Layouts] | None:
+    def _twin(self, region: Region, storing: Captured) -> tuple[Region, Layouts] | None:
         """The same region as captured for gradients, which may compute statistics beside."""
         values, count = region.graph["values"], len(region.results)
         for found in storing.regions:
             alike = found.graph["values"][: len(values)] == values
             alike = alike and found.graph["results"][:count] == region.graph["results"]
-            if alike and found.leaves == region.leaves and found.reference.products:
+            if alike and found.leaves == region.leaves:
                 return found, self._layouts(storing)
         return None
 
-    def _file_region(self, region, storing, layouts: Layouts, batch: int | None) -> FileRegion:
-        made = FileRegion(region, layouts, batch, self.precision, self.sm)
+    def _file_region(self, region, twin, layouts: Layouts, batch: int | None) -> FileRegion:
+        how = (batch, self.precision, self.sm)
+        if twin is not None:
+            how = (*how, (twin[0].written_leaves, twin[0].written))
+        made = FileRegion(region, layouts, *how)
         known = self.regions.get(made.key())
         if known is None:
             made.name = "region"
             cuda_sources([made])  # raises where it cannot be written
-            twin = None
-            if storing is not None:
-                twin = FileRegion(*storing, batch, self.precision, self.sm)
-            made.take_gradients(twin)
+            stores = twin is not None and twin[0].reference.products
+            made.take_gradients(FileRegion(*twin, *how) if stores else None)
             known = self.regions[made.key()] = made
         return known
 
@@ -200,6 +202,9 @@ class Standalone:
             common=self.common,
             groups=groups,
             regions=self._listed(),
+            stores=any(r.storing for r in self._listed()),
+            copies=any(r.copies() for r in self._listed()),
+            updates=any(leaf.updated for r in self._listed() for leaf in r.leaves),
             programs=", ".join(name for r in self._listed() for name in r.programs()),
             modules=self._modules(),
             declined=self._declined(),

@@ -200,7 +200,7 @@ def test_parts_that_no_gradient_reaches(tmp_path):
     _, namespace, _ = on_the_host(tmp_path, Standalone(load_model_file(path)))
 
     class Both(namespace._IngotRegion):
-        name, count, storing = "both", 2, "kernels"
+        name, count, storing, read = "both", 2, "kernels", (0, 1)
 
         @staticmethod
         def reference(u, v):

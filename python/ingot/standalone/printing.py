@@ -213,7 +213,8 @@ class FunctionPrinter:
         results = self.output.args[0] if results is None else results
         self.results = list(results) if isinstance(results, (list, tuple)) else [results]
         self.needs = list(needs) if needs else [""] * len(self.results)
-        tensors = [t for n, t in self.texts.items() if isinstance(n.meta.get("val"), torch.Tensor)]
+        # What is not read may not be given.
+        tensors = [t for n, t in self.texts.items() if n.users and _is_tensor(n)]
         self.device = f"{tensors[0]}.device" if tensors else ""
 
     def lines(self, indent: str = "") -> list[str]:

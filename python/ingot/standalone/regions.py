@@ -148,9 +148,17 @@ class FileRegion:
     """One region as the file holds it, however often the model's forward runs it."""
 
     def __init__(
-        self, region: Region, layouts: Layouts, batch: int | None, precision: str, sm: int
+        self,
+        region: Region,
+        layouts: Layouts,
+        batch: int | None,
+        precision: str,
+        sm: int,
+        written: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset()),
     ):
-        self.region, self.batch = region, batch
+        """written: places of leaves and of results that the caller may write into before
+        backward, which reads them."""
+        self.region, self.batch, self.written = region, batch, written
         graph = region.graph
         self.program = Program(
             graph,
@@ -185,7 +193,7 @@ class FileRegion:
         text = json.dumps([values, results])
         leaves = [(s.dtype, s.sizes, s.strides, s.updated) for s in self.leaves]
         layouts = (tuple(self.region.leaf_layouts), tuple(self.region.result_layouts))
-        return text, tuple(leaves), layouts, self.batch
+        return text, tuple(leaves), layouts, self.batch, self.written
 
     def leaf_strides(self) -> list[list[int]]:
         """Over the graph's axes."""
@@ -279,10 +287,7 @@ class FileRegion:
         if self.storing is not None:
             group = "_INGOT_STORING" if self._stores() else "_INGOT_PLAIN"
             lines += [f"storing, count = {group}, {len(self.results)}"]
-            if self.derivative is not None and self.derivative.stored:
-                lines += [f"stored = {self.derivative.stored!r}"]
-            if unread := self.unread():
-                lines += [f"unread = {unread!r}"]
+            lines += [f"{name} = {places!r}" for name, places in self._kept().items() if places]
             if constant := self.constant_results():
                 lines += [f"constant = {constant!r}"]
         return lines
@@ -316,10 +321,30 @@ class FileRegion:
         header = wrapped(f"def derivative(needs, {', '.join(arguments)}):", indent)
         return [*header, *printer.lines(indent + "    ")]
 
-    def unread(self) -> tuple[int, ...]:
-        """Leaves that nothing backwards reads."""
+    def copies(self) -> bool:
+        """Whether backward reads what may be written before."""
+        kept = self._kept() if self.storing is not None else {}
+        return bool(kept.get("copied") or kept.get("copied_results"))
+
+    def _kept(self) -> dict[str, tuple[int, ...]]:
+        """Places of leaves and results, by what backward does with them."""
         nodes = [n for n in self.region.reference.module.graph.nodes if n.op == "placeholder"]
-        return tuple(at for at, node in enumerate(nodes) if not node.users)
+        read = again = tuple(at for at, node in enumerate(nodes) if node.users)
+        stored: tuple[int, ...] = ()
+        if self.derivative is not None:
+            stored, reads = self.derivative.stored, self.derivative.reads
+            read = tuple(at for at in range(len(nodes)) if reads[at])
+        return {
+            "read": read,
+            "again": tuple(at for at in again if at not in read),
+            "stored": stored,
+            "copied": tuple(at for at in read if at in self.written[0]),
+            "copied_results": tuple(
+                place
+                for at, place in enumerate(stored, len(nodes))
+                if place in self.written[1] and reads[at]
+            ),
+        }
 
     def constant_results(self) -> tuple[int, ...]:
         """Results that no gradient goes through."""

@@ -1,0 +1,138 @@
+"""What a caller of a standalone file writes between forward and backward: allowed where it is with
+the original, which keeps something else for backward."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+import torch
+from ingot.model_file import load_model_file
+from ingot.standalone_writer import Standalone
+from standalone_support import on_the_host
+
+MODEL = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.register_buffer("shift", torch.ones(64))
+
+    def forward(self, x):
+{}
+
+
+def get_inputs():
+    return [torch.randn(32, 64)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def of_file(folder, forward: str):
+    """(the original's module, the file's, its namespace)"""
+    path = folder / "model.py"
+    path.write_text(MODEL.format(textwrap.indent(forward, " " * 8)))
+    standalone = Standalone(load_model_file(path))
+    file, namespace, calls = on_the_host(folder, standalone)
+    reference, ours = standalone.original.make_module(), file.make_module()
+    ours.load_state_dict(reference.state_dict())
+    return reference, ours, namespace, calls
+
+
+def the_input(module, x, results):
+    x += 1
+
+
+def what_is_handed_out(module, x, results):
+    results[0].add_(1)
+
+
+def the_biases(module, x, results):
+    module.a.bias += 1
+    module.b.bias += 1
+
+
+def the_buffer(module, x, results):
+    module.shift += 1
+
+
+def gradients(module, write, *, again: bool = False) -> list[torch.Tensor]:
+    """Of the last result, something being written before backward."""
+    torch.manual_seed(2)
+    source = torch.randn(32, 64, requires_grad=True)
+    x = source * 1
+    results = module(x)
+    results = results if isinstance(results, tuple) else (results,)
+    with torch.no_grad():
+        write(module, x, results)
+    wanted = [source, module.a.weight, module.b.weight]
+    options = {"allow_unused": True, "create_graph": again}
+    found = torch.autograd.grad(results[-1].sum(), wanted, **options)
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted)]
+
+
+WRITES = {
+    "a residual": ("return x + self.a(torch.relu(self.b(x.sigmoid())))", the_input),
+    "a copied input": ("return self.a(nn.functional.gelu(x.clone()))", the_input),
+    "a copied buffer": ("return self.a(x) * self.shift.clone()", the_buffer),
+    "a sum": ("h = x + self.a(x)\nreturn h, self.b(torch.relu(h) * 2)", what_is_handed_out),
+    "a product": ("h = self.a(x)\nreturn h, self.b(torch.relu(h))", what_is_handed_out),
+    "a copied product": (
+        "h = self.a(x)\nreturn h, nn.functional.gelu(h.clone())",
+        what_is_handed_out,
+    ),
+    "biases": ("return self.b(torch.relu(self.a(x)))", the_biases),
+    "a term": ("return torch.relu(self.a(x)) + self.shift.sum()", the_buffer),
+}
+
+
+@pytest.mark.parametrize("case", WRITES)
+def test_what_the_original_does_not_keep_may_be_written(case, tmp_path):
+    forward, write = WRITES[case]
+    reference, ours, _, calls = of_file(tmp_path, forward)
+    expected = gradients(reference, write)
+    for found, like in zip(gradients(ours, write), expected):
+        torch.testing.assert_close(found, like, rtol=1e-4, atol=1e-4)
+    assert calls
+
+
+KEPT = {
+    "an operand": ("return self.a(x)", the_input),
+    "a result": ("h = torch.relu(self.a(x))\nreturn h, self.b(h)", what_is_handed_out),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_what_the_original_keeps_is_not_copied(case, tmp_path):
+    forward, write = KEPT[case]
+    reference, ours, namespace, _ = of_file(tmp_path, forward)
+    for module in (reference, ours):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradients(module, write)
+    for region in namespace._IngotRegion.__subclasses__():
+        assert not region.copied and not region.copied_results
+
+
+def test_a_second_derivative_says_that_a_bias_was_written(tmp_path):
+    """It computes the region once more, from the bias as well."""
+    _, ours, _, _ = of_file(tmp_path, WRITES["biases"][0])
+    gradients(ours, lambda *_: None, again=True)
+    with pytest.raises(RuntimeError, match="written after forward"):
+        gradients(ours, the_biases, again=True)
+
+
+def test_nothing_is_held_once_backward_has_run(tmp_path):
+    _, ours, _, _ = of_file(tmp_path, WRITES["biases"][0])
+    result = ours(torch.randn(32, 64))
+    region = result.grad_fn
+    result.sum().backward(retain_graph=True)
+    assert region.again
+    result.sum().backward()
+    assert not region.again
