@@ -32,6 +32,8 @@ from ingot.standalone.regions import FileRegion, Layouts, cuda_sources
 
 # Names that the written text imports.
 _IMPORTED = ("functools", "os", "re", "torch", "warnings")
+# What the names that it defines begin with.
+_OURS = ("_ingot", "_Ingot", "_INGOT")
 _PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "bilinear", "einsum"}
 _MOST_FLAGS = 2  # of which every combination gets its own branch
 
@@ -51,6 +53,13 @@ class Standalone:
             raise StandaloneError(
                 f"{original.path}: its precision is {precision}, and only fp32 and tf32 have "
                 "kernels that can be written down; without --standalone every precision can be had"
+            )
+        names = vars(sys.modules[original.Model.__module__])
+        taken = [name for name in names if name.startswith(_OURS)]
+        if taken:
+            raise StandaloneError(
+                f"{original.path}: its name {taken[0]} begins as those of standalone files do, "
+                "which would take its place"
             )
         self.original, self.precision, self.sm = original, precision, sm
         self.module, self.inputs = original.make_module(), original.make_inputs()
@@ -202,9 +211,7 @@ class Standalone:
             common=self.common,
             groups=groups,
             regions=self._listed(),
-            stores=any(r.storing for r in self._listed()),
-            copies=any(r.copies() for r in self._listed()),
-            updates=any(leaf.updated for r in self._listed() for leaf in r.leaves),
+            **self._needed(),
             programs=", ".join(name for r in self._listed() for name in r.programs()),
             modules=self._modules(),
             declined=self._declined(),
@@ -217,6 +224,17 @@ class Standalone:
         text += _renamed(ours, sys.modules.get(self.original.Model.__module__))
         compile(text, "model_new.py", "exec")
         return text
+
+    def _needed(self) -> dict[str, bool]:
+        """Which of the runtime's parts a region needs; the others are left out."""
+        regions = self._listed()
+        return {
+            "stores": any(region.storing for region in regions),
+            "mixed": not all(region.storing for region in regions),
+            "copies": any(region.copies() for region in regions),
+            "severed": any(region.storing and region.constant_results() for region in regions),
+            "updates": any(leaf.updated for region in regions for leaf in region.leaves),
+        }
 
     def _groups(self) -> list[tuple[str, str, str]]:
         """(name, what it is, CUDA text) of what is compiled together."""
@@ -419,12 +437,16 @@ def _optimisations(report: dict) -> list[str]:
     made = report["optimisations"]
     sentences = {item["what"] for item in made}
     # A rewrite's rule is there by itself and as a sentence.
-    return [_optimisation(i) for i in made if f"rewrite: {i['what']}" not in sentences]
-
-
-def _optimisation(item: dict) -> str:
-    why = f": {item['identity_or_reason']}" if item["identity_or_reason"] else ""
-    return item["what"] + why + (f" ({item['where']})" if item["where"] else "")
+    places: dict[str, list[str]] = {}
+    for item in made:
+        if f"rewrite: {item['what']}" not in sentences:
+            why = f": {item['identity_or_reason']}" if item["identity_or_reason"] else ""
+            places.setdefault(item["what"] + why, []).append(item["where"])
+    found = []
+    for text, where in places.items():
+        known = "; ".join(dict.fromkeys(filter(None, where)))
+        found.append(f"{text} ({known})" if known else text)
+    return found
 
 
 def _figures(verification: dict | None) -> list[str]:

@@ -304,6 +304,11 @@ def test_refuses_constants_too_large_to_write_down(tmp_path):
         Standalone(model(tmp_path, forward))
 
 
+def test_refuses_names_that_are_its_own(tmp_path):
+    with pytest.raises(StandaloneError, match="its name _IngotRegion begins as those"):
+        Standalone(model(tmp_path, "return self.linear(x).relu()", extra="_IngotRegion = nn.ReLU"))
+
+
 def test_equal_layers_are_one_region(tmp_path):
     standalone = Standalone(model(tmp_path, *FORWARDS["a list of layers"]))
     assert len(standalone.regions) == 1

@@ -52,12 +52,15 @@ class TensorSpec:
         sizes = [
             "batch" if s == BATCH else f"{-s} * batch" if s < 0 else str(s) for s in self.sizes
         ]
-        text = f'"{self.name}", {_CPP_DTYPES[self.dtype]}, {{{", ".join(sizes)}}}'
-        if not _is_contiguous(self):
-            text += f", {{{', '.join(map(str, self.strides))}}}"
-        elif self.updated:
-            text += ", {}"
-        return "{" + text + (", true}" if self.updated else "}")
+        dense, fp32 = _is_contiguous(self), self.dtype == torch.float32
+        fields = [f'"{self.name}"', f"{{{', '.join(sizes)}}}"]
+        if not (dense and fp32 and not self.updated):
+            fields.append("{}" if dense else f"{{{', '.join(map(str, self.strides))}}}")
+        if not fp32 or self.updated:
+            fields.append(_CPP_DTYPES[self.dtype])
+        if self.updated:
+            fields.append("true")
+        return f"{{{', '.join(fields)}}}"
 
 
 def _is_contiguous(spec: TensorSpec) -> bool:
@@ -208,18 +211,17 @@ class FileRegion:
         storing = "bool storing" if self._stores() else "bool"
         lines = [f"Tensors {self.name}(const Tensors& given, {storing}) {{"]
         lines += [f"  const int64_t batch = {self._batch_text()};"]
-        lines += ["  const std::vector<Spec> leaves =", *_initialisers(self.leaves)]
-        if not self._stores():
-            lines += ["  const std::vector<Spec> made =", *_initialisers(self.results)]
-            lines += [f"  return run(run_{self.name}, batch, given, leaves, made);", "}"]
-            return "\n".join(lines)
-        count = len(self.results)
-        assert self.storing.results[:count] == self.results
-        lines += ["  std::vector<Spec> made =", *_initialisers(self.results)]
-        more = _initialisers(self.storing.results[count:])
-        lines += ["  const std::vector<Spec> stored =", *more]
-        lines += ["  if (storing) made.insert(made.end(), stored.begin(), stored.end());"]
-        kernels = f"storing ? run_{self.storing.name} : run_{self.name}"
+        lines += _list_of_specs("leaves", self.leaves)
+        kernels = f"run_{self.name}"
+        if self._stores():
+            count = len(self.results)
+            assert self.storing.results[:count] == self.results
+            kernels = f"storing ? run_{self.storing.name} : {kernels}"
+            lines += _list_of_specs("made", self.results, constant=False)
+            lines += _list_of_specs("stored", self.storing.results[count:])
+            lines += ["  if (storing) made.insert(made.end(), stored.begin(), stored.end());"]
+        else:
+            lines += _list_of_specs("made", self.results)
         return "\n".join([*lines, f"  return run({kernels}, batch, given, leaves, made);", "}"])
 
     def programs(self) -> list[str]:
@@ -312,13 +314,14 @@ class FileRegion:
             if differs
         ]
         arguments = [*leaves, *stored, *gradients]
+        given = [*(leaves[at] for at in self._kept()["read"]), *stored, *gradients]
         results: list[Any] = [None] * len(leaves)
         needs = [""] * len(leaves)
         output = next(n for n in graph.nodes if n.op == "output")
         for at, result in zip(found.wanted, output.args[0], strict=True):
             results[at], needs[at] = result, f"needs[{at}]"
         printer = FunctionPrinter(graph, arguments, results=results, needs=needs, free=True)
-        header = wrapped(f"def derivative(needs, {', '.join(arguments)}):", indent)
+        header = wrapped(f"def derivative(needs, {', '.join(given)}):", indent)
         return [*header, *printer.lines(indent + "    ")]
 
     def copies(self) -> bool:
@@ -359,15 +362,17 @@ class FileRegion:
         return tuple(at for at, result in enumerate(results) if not result.requires_grad)
 
 
-def _initialisers(specs: Sequence[TensorSpec]) -> list[str]:
-    """A list of them, several on a line."""
-    lines = ["      {"]
+def _list_of_specs(name: str, specs: Sequence[TensorSpec], constant: bool = True) -> list[str]:
+    """Its definition, several of them on a line."""
+    lines = [f"  {'const ' if constant else ''}std::vector<Spec> {name} = {{"]
+    if len(lines[0]) + sum(len(spec.cpp()) + 2 for spec in specs) > 98:
+        lines.append("      ")
     for at, spec in enumerate(specs):
-        text = spec.cpp() + ("," if at < len(specs) - 1 else "")
-        if len(lines[-1]) + len(text) > 96:
-            lines.append("       ")
-        lines[-1] += text if lines[-1].endswith("{") or not lines[-1].strip() else " " + text
-    lines[-1] += "};"
+        text = spec.cpp() + (", " if at < len(specs) - 1 else "};")
+        if len((lines[-1] + text).rstrip()) > 100:
+            lines[-1] = lines[-1].rstrip()
+            lines.append("      ")
+        lines[-1] += text
     return lines
 
 
