@@ -6,11 +6,11 @@ import contextlib
 import itertools
 import logging
 import os
+import threading
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 import torch._dynamo
@@ -127,11 +127,32 @@ class _NoWeightsError(Exception):
     """A lazy module was met that was not called yet."""
 
 
-def _leave_to_pytorch(_: Any, module: nn.Module, *arguments: Any) -> None:
-    """Dynamo would make a lazy module's weights while it traces, and give what is drawn next the
-    same random numbers again."""
-    if hasattr(module, "_initialize_hook"):
+_initialize_lazy_module = nn_module.initialize_lazy_module
+_lazy_lock = threading.Lock()
+_leaving: list[int] = []  # threads, each as often as it is within _lazy_modules_left()
+
+
+@contextlib.contextmanager
+def _lazy_modules_left() -> Iterator[None]:
+    """Within it a lazy module's first call is PyTorch's, in this thread: Dynamo would make the
+    weights while it traces, and give what is drawn next the same random numbers again."""
+    own = threading.get_ident()
+    with _lazy_lock:
+        _leaving.append(own)
+        nn_module.initialize_lazy_module = _initialize_elsewhere
+    try:
+        yield
+    finally:
+        with _lazy_lock:
+            _leaving.remove(own)
+            if not _leaving:
+                nn_module.initialize_lazy_module = _initialize_lazy_module
+
+
+def _initialize_elsewhere(tx: Any, module: nn.Module, *arguments: Any) -> None:
+    if threading.get_ident() in _leaving and hasattr(module, "_initialize_hook"):
         raise _NoWeightsError("a lazy module has no weights yet")
+    _initialize_lazy_module(tx, module, *arguments)
 
 
 def _first_cause(error: BaseException) -> BaseException:
@@ -224,8 +245,8 @@ class _Careful:
 
     def _captured(self, *arguments: Any, put_off: bool = True, **named: Any) -> Any:
         try:
-            lazy = mock.patch.object(nn_module, "initialize_lazy_module", _leave_to_pytorch)
-            with _capturing(self._limited_settings(), put_off), self._telling_breaks(), lazy:
+            capturing = _capturing(self._limited_settings(), put_off)
+            with capturing, self._telling_breaks(), _lazy_modules_left():
                 return self._callback(*arguments, **named)
         except Exception as error:  # Dynamo's, around the backend's
             if not isinstance(getattr(error, "inner_exception", None), AskedInVainError):
