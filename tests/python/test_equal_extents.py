@@ -9,6 +9,7 @@ import random
 
 import ingot
 import pytest
+import selection
 import torch
 from live import compare
 from random_agreement import agree
@@ -128,7 +129,7 @@ PROGRAMS = {
 
 
 @pytest.mark.filterwarnings("ignore:The use of `x.T`")
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", selection.every(2, PROGRAMS))
 def test_results_gradients_and_state_are_pytorchs(name, caplog):
     function, shapes = PROGRAMS[name]
     torch._dynamo.reset()

@@ -5,6 +5,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import selection
 import torch
 from click.testing import CliRunner
 from ingot.cli import main
@@ -63,7 +64,7 @@ def test_text(model):
     assert max(map(len, ours.splitlines())) <= 120
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", selection.every(3, MODELS))
 def test_runs_the_original_on_the_host(model, tmp_path):
     original = small(EXAMPLES / f"{model}.py")
     file, _ = loaded(tmp_path, Standalone(original).render())
