@@ -25,29 +25,17 @@ using namespace bench;
 
 namespace {
 
-template <i64 kColumns, int V>
+template <class Body, int V>
 __global__ void __launch_bounds__(256)
-    stored_kernel(const __grid_constant__ typename Gradient<kColumns>::Operands operands,
-                  i64 samples, i64 split_samples, void* partials) {
-  columns_sweep<StoredGradient<kColumns>, V, 32, 8, 4>(operands, samples, split_samples, partials);
+    sweep_kernel(const __grid_constant__ typename Body::Operands operands, i64 samples,
+                 i64 split_samples, void* partials) {
+  columns_sweep<Body, V, 32, 8, 4>(operands, samples, split_samples, partials);
 }
-template <i64 kColumns>
+template <class Body>
 __global__ void __launch_bounds__(512)
-    merge_kernel(const __grid_constant__ typename Gradient<kColumns>::Operands operands,
-                 const void* partials, i64 splits) {
-  merge_sweep<StoredGradient<kColumns>, 16, 32>(operands, partials, splits);
-}
-template <i64 kColumns, int V>
-__global__ void __launch_bounds__(256)
-    means_kernel(const __grid_constant__ typename Gradient<kColumns>::Operands operands,
-                 i64 samples, i64 split_samples, void* partials) {
-  columns_sweep<Means<kColumns>, V, 32, 8, 4>(operands, samples, split_samples, partials);
-}
-template <i64 kColumns>
-__global__ void __launch_bounds__(512)
-    merge_means_kernel(const __grid_constant__ typename Gradient<kColumns>::Operands operands,
-                       const void* partials, i64 splits) {
-  merge_sweep<Means<kColumns>, 16, 32>(operands, partials, splits);
+    merge_kernel(const __grid_constant__ typename Body::Operands operands, const void* partials,
+                 i64 splits) {
+  merge_sweep<Body, 16, 32>(operands, partials, splits);
 }
 constexpr int kWholeWarps = 16;
 template <i64 kColumns>
@@ -148,9 +136,9 @@ class Case {
     for (float* memory : memory_) cudaFree(memory);
   }
 
-  void run_means() { sweep(means_kernel<kColumns, kVector>, merge_means_kernel<kColumns>); }
+  void run_means() { sweep(sweep_kernel<Means<kColumns>, kVector>, merge_kernel<Means<kColumns>>); }
   void run_apart() {
-    sweep(stored_kernel<kColumns, kVector>, merge_kernel<kColumns>);
+    sweep(sweep_kernel<StoredGradient<kColumns>, kVector>, merge_kernel<StoredGradient<kColumns>>);
     SplitArgs args = {operands_.made, 1,       kColumns,   i32(kColumns),
                       i32(samples_),  packed_, exponents()};
     void* split[] = {&args};
@@ -169,7 +157,7 @@ class Case {
       stored ? start(packed_kernel<kColumns, 8, true>, grid, sweep)
              : start(packed_kernel<kColumns, 8, false>, grid, sweep);
     }
-    merge(merge_kernel<kColumns>, std::max(step_.cluster, 1u));
+    merge(merge_kernel<StoredGradient<kColumns>>, std::max(step_.cluster, 1u));
   }
   // Means, dY and sums; false where the GPU takes no such cluster.
   bool run_whole() {
@@ -180,7 +168,7 @@ class Case {
     i32* exponent = exponents();
     void* sweep[] = {&operands_, &samples_, &partials_, &packed_, &exponent};
     start(whole_kernel<kColumns>, grid, sweep);
-    merge(merge_kernel<kColumns>, grid.cluster);
+    merge(merge_kernel<StoredGradient<kColumns>>, grid.cluster);
     return true;
   }
 

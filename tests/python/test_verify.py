@@ -71,10 +71,6 @@ def test_honest_candidate_is_verified(tmp_path, name):
     assert any(row.tensor == "bn.running_var" for row in result.accuracy)
 
 
-def _trick(name: str) -> str:
-    return pairs.DISHONEST[name][1]
-
-
 # A hang is caught at the end of its time; the others end when they are found out.
 _LIMITS = {"hangs": {"time_limit_s": 6}, "takes all memory": {"memory_limit": 1 << 30}}
 
