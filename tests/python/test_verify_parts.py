@@ -139,6 +139,28 @@ def test_disturbances_are_as_large_in_blocks_as_whole(monkeypatch):
         assert error == spread.relative_error == 0 or 0.3 < error / spread.relative_error < 3, name
 
 
+class Pairs(nn.Module):
+    """Each pair of numbers normalised: what comes out is ±1, whatever rounding each had, but for
+    that of their mean."""
+
+    def __init__(self, mean: float, by_groups: bool):
+        super().__init__()
+        self.register_buffer("apart", torch.tensor([mean - 1.0, mean + 1.0]).repeat(24))
+        self.norm = nn.GroupNorm(24, 48) if by_groups else nn.LayerNorm(2)
+
+    def forward(self, x):
+        x = 0.1 * x + self.apart
+        return self.norm(x) if isinstance(self.norm, nn.GroupNorm) else self.norm(x.view(-1, 2))
+
+
+@pytest.mark.parametrize("by_groups", [False, True])
+def test_a_norms_mean_is_rounded_too(by_groups):
+    (near_zero,), _ = _spread(lambda: Pairs(0.0, by_groups))
+    (far_away,), _ = _spread(lambda: Pairs(1e3, by_groups))
+    assert near_zero.relative_error < 3e-7
+    assert 1e-4 < far_away.relative_error < 1e-3
+
+
 @pytest.mark.parametrize("model", [Chain, Clipping])
 def test_every_call_begins_from_the_state_that_was_asked_for(model):
     original = Reference(model, [], 5, CPU)

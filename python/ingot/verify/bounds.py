@@ -100,8 +100,11 @@ class Disturbance(TorchDispatchMode):
                 if isinstance(other, torch.Tensor) and other.is_floating_point():
                     self._disturb(other, _SUM_ROUNDINGS)
         if func in _BATCH_NORMS and isinstance(result, (tuple, list)) and result[1].numel():
-            self._disturb_statistics(*result[:3], args[1])
+            self._disturb_statistics(*result[:3], args[1], _by_channel)
             self._disturb_running(*args[3:5], *result[1:3], momentum=args[6])
+        if func in _ROW_NORMS and first.numel():
+            weight, by_channel = _ROW_NORMS[func](args)
+            self._disturb_statistics(*result[:3], weight, by_channel)
         if func in _BATCH_NORM_GRADIENTS:
             self._disturb_gradient_sums(first, *_BATCH_NORM_GRADIENTS[func](args))
         return result
@@ -112,14 +115,16 @@ class Disturbance(TorchDispatchMode):
         mean: torch.Tensor,
         inverse_deviation: torch.Tensor,
         weight: torch.Tensor | None,
+        by_channel: Callable,
     ) -> None:
-        """The mean of a batch is itself a rounded sum, and all rows share its error: it shows where
-        a column hardly varies, and again in the gradient, for which both statistics are kept."""
+        """The mean of a batch, group or row is itself a rounded sum, and all that it is subtracted
+        from share its error: it shows where they hardly vary, and again in the gradient, for which
+        both statistics are kept. by_channel(statistic or weight, output): so that it broadcasts."""
         shift = self._sum_noise(mean)
-        shown = shift * inverse_deviation
+        shown = by_channel(shift * inverse_deviation, output)
         if weight is not None:
-            shown = shown * weight
-        output.add_(_by_channel(torch.where(torch.isfinite(shown), shown, 0.0), output))
+            shown = shown * by_channel(weight, output)
+        output.add_(torch.where(torch.isfinite(shown), shown, 0.0))
         mean.sub_(shift)
         inverse_deviation.add_(self._sum_noise(inverse_deviation))
 
@@ -261,6 +266,18 @@ def _by_channel(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return value.reshape([1, -1] + [1] * (like.dim() - 2))
 
 
+def _by_group(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """[B, groups], or [C], as a value of each channel of [B, C, ...]."""
+    if value.dim() == 2:
+        value = value.repeat_interleave(like.size(1) // value.size(1), 1)
+    return value.reshape([-1, like.size(1)] + [1] * (like.dim() - 2))
+
+
+def _by_row(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A layer norm's statistics and weight broadcast as they are."""
+    return value
+
+
 def _tensors(tree: Any) -> list:
     return [t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
 
@@ -277,6 +294,11 @@ _BATCH_NORMS = frozenset(
     for name in ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm")
     if hasattr(_aten, name)
 )
+# (weight, how statistics and weight become those of each channel)
+_ROW_NORMS = {
+    _aten.native_layer_norm.default: lambda args: (args[2], _by_row),
+    _aten.native_group_norm.default: lambda args: (args[1], _by_group),
+}
 # (incoming gradient, input, weight, mean and inverse deviation of the batch); no mean in eval mode.
 _BATCH_NORM_GRADIENTS = {
     _aten.native_batch_norm_backward.default: lambda args: (
