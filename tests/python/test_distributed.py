@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from distributed_runs import WAYS
+from distributed_runs import WAYS, judge
 
 QUICK = ("ddp of optimized", "optimized fsdp")
 
@@ -29,15 +28,7 @@ def _check(ways) -> None:
     found = [json.loads(line) for line in answer.stdout.splitlines() if line.startswith("{")]
     assert [each["way"] for each in found] == list(ways)
     for each in found:
-        eager, ours = (torch.tensor(r, dtype=torch.float64) for r in each["results"])
-        tolerance = 2e-3 if "bf16" in each["way"] else 1e-5
-        torch.testing.assert_close(ours, eager, rtol=tolerance, atol=0, msg=str(each))
-        told = " ".join(each["warnings"])
-        assert "fault" not in told, each
-        if "tensor" in each["way"]:
-            assert "DTensor" in told and not each["regions"], each
-        else:  # both blocks and the head, in training and in eval mode
-            assert each["regions"] >= 14, each
+        judge(each)
 
 
 @pytest.mark.thorough

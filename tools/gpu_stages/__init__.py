@@ -66,10 +66,13 @@ STAGES = {
         seconds=75.0,
     ),
     "devices": Stage(
-        lambda settings: [Step("two GPUs")],
+        lambda settings: [
+            Step("one process", "check_devices.py"),
+            Step("a process a GPU", "check_ranks.py", alone=True),
+        ],
         scripts.devices,
-        "the same bits on each of several GPUs, in one process",
-        seconds=40.0,
+        "several GPUs: the same bits on each; DDP, FSDP2, tensor parallel beside PyTorch's",
+        seconds=90.0,
     ),
     "golden": Stage(
         lambda settings: [Step("outputs", "outputs"), Step("times", "times", alone=True)],

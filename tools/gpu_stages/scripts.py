@@ -73,8 +73,8 @@ def latency(_: Any, settings: Settings) -> Outcome:
     return check("check_latency.py", settings, spare=5.0)
 
 
-def devices(_: Any, settings: Settings) -> Outcome:
-    return outcome(*run_script([sys.executable, CHECKS / "check_devices.py"], settings))
+def devices(script: str, settings: Settings) -> Outcome:
+    return outcome(*run_script([sys.executable, CHECKS / script], settings), about=16)
 
 
 def blas_missing(settings: Settings) -> str:
