@@ -570,6 +570,18 @@ def test_bad_arguments_of_optimize():
         ingot.optimize(Model(), 3)
 
 
+def test_arguments_that_do_not_fit_are_refused_as_by_pytorch_in_one_message(pair, caplog):
+    optimised, twin = pair
+    refused = []
+    for module in (twin, optimised):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as error:
+            module(torch.randn(4, 9))
+        refused.append(str(error.value))
+    assert refused[0] == refused[1]
+    assert not [r for r in caplog.records if r.exc_info]
+    agree(optimised, twin, torch.randn(4, 8))
+
+
 def test_optimising_twice(pair):
     optimised, twin = pair
     again = ingot.optimize(optimised, (x(),), precision="ieee")

@@ -119,8 +119,34 @@ def _run_once(function: Callable, backend: Callable, arguments: tuple, nopython:
 @contextlib.contextmanager
 def _capturing(settings: dict[str, Any], put_off: bool = True) -> Iterator[None]:
     patched = torch._dynamo.config.patch(_known(settings))
-    with patched, unwatched(), traceable(), question_put_off(put_off):
+    with patched, unwatched(), traceable(), question_put_off(put_off), _told_once():
         yield
+
+
+_fake_tensors = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+class _Tracebacks(logging.Filter):
+    """Lets through all but what this thread's operators on tensors without memory raised."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._thread = threading.get_ident()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.thread != self._thread or record.exc_info is None
+
+
+@contextlib.contextmanager
+def _told_once() -> Iterator[None]:
+    """An operator that its arguments do not suit is PyTorch's to refuse, in the call itself, with a
+    line; a traceback of the tracer's before it would say nothing more."""
+    tracebacks = _Tracebacks()
+    _fake_tensors.addFilter(tracebacks)
+    try:
+        yield
+    finally:
+        _fake_tensors.removeFilter(tracebacks)
 
 
 class _NoWeightsError(Exception):
