@@ -157,7 +157,7 @@ class _Capture:
             if has_pieces(gm):
                 raise dynamo.NotWholeError(
                     "its forward calls torch.utils.checkpoint or a torch.autograd.Function, which "
-                    "have a backward of their own (ingot.optimize runs such a module in pieces)"
+                    "have a backward of their own"
                 )
             switches.refuse(gm.graph)
             self.feed = feed_of(gm, examples)

@@ -19,6 +19,7 @@ from ingot.capture import Captured, CaptureError
 from ingot.capture.captured import Region
 from ingot.capture.feed import batched_inputs
 from ingot.live.compiled import _blamed
+from ingot.live.dynamo import NotWholeError
 from ingot.live.memory import copies_of_inputs
 from ingot.live.reporting import add_program, empty_report
 from ingot.model_capture import captured_graph, import_whole
@@ -74,7 +75,9 @@ class Standalone:
                 self._body(mode, "")
             self.common, self.sources = self._sources()
         except (CaptureError, UnprintableError, IngotError) as error:
-            raise StandaloneError(f"{original.path}: {error}") from error
+            whole = not isinstance(error, NotWholeError)
+            instead = "" if whole else "; without --standalone it is taken in pieces"
+            raise StandaloneError(f"{original.path}: {error}{instead}") from error
         self.report = self._report()
 
     def _modes(self) -> list[_Mode]:

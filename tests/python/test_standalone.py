@@ -310,6 +310,12 @@ def test_refuses_names_that_are_its_own(tmp_path):
         Standalone(model(tmp_path, "return self.linear(x).relu()", extra="_IngotRegion = nn.ReLU"))
 
 
+def test_refuses_a_forward_of_several_graphs_and_says_what_takes_it(tmp_path):
+    forward = "y = self.linear(x)\n        torch._dynamo.graph_break()\n        return y.relu()"
+    with pytest.raises(StandaloneError, match=r"one graph: .*; without --standalone it is taken"):
+        Standalone(model(tmp_path, forward))
+
+
 def test_equal_layers_are_one_region(tmp_path):
     standalone = Standalone(model(tmp_path, *FORWARDS["a list of layers"]))
     assert len(standalone.regions) == 1
