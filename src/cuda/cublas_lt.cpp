@@ -124,6 +124,7 @@ const CublasInfo& cublas_info() {
 struct CublasLt::Chosen {
   void *descriptor = nullptr, *a = nullptr, *b = nullptr, *d = nullptr;
   Algorithm algorithm{};
+  size_t workspace = 0;
   bool wide = false;  // scalars are double
 
   ~Chosen() {
@@ -201,7 +202,7 @@ const CublasLt::Chosen& CublasLt::choose(const LibraryProduct& p) {
 
   void* preference = nullptr;
   check_status(l.preference_create(&preference), "stating a preference");
-  const uint64_t workspace = library_workspace(p.batches * p.m * p.n);
+  const uint64_t workspace = kLibraryWorkspace;
   check_status(l.preference_set(preference, kMaxWorkspace, &workspace, sizeof(workspace)),
                "stating a preference");
   set_preference(preference, kAlignmentA, static_cast<uint32_t>(p.w.alignment));
@@ -218,6 +219,7 @@ const CublasLt::Chosen& CublasLt::choose(const LibraryProduct& p) {
          p.n, p.k, status);
   }
   chosen->algorithm = result.algorithm;
+  chosen->workspace = result.workspace;
   const std::unique_lock lock(mutex_);
   return *chosen_.emplace(p, std::move(chosen)).first->second;
 }
@@ -227,16 +229,15 @@ void CublasLt::prepare(const LibraryProduct& product) {
 }
 
 void CublasLt::run(const LibraryProduct& product, const void* x, const void* w, void* y,
-                   void* workspace, CUstream stream) {
+                   void* workspace, size_t workspace_bytes, CUstream stream) {
   const Chosen& chosen = choose(product);
-  const size_t workspace_bytes = library_workspace(product.batches * product.m * product.n);
   const float one = 1, zero = 0;
   const double wide_one = 1, wide_zero = 0;
   const void* alpha = chosen.wide ? static_cast<const void*>(&wide_one) : &one;
   const void* beta = chosen.wide ? static_cast<const void*>(&wide_zero) : &zero;
   check_status(library().matmul(handle_, chosen.descriptor, alpha, w, chosen.a, x, chosen.b, beta,
                                 y, chosen.d, y, chosen.d, &chosen.algorithm, workspace,
-                                workspace_bytes, stream),
+                                std::min(workspace_bytes, kLibraryWorkspace), stream),
                "launching a product");
 }
 

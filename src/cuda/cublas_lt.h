@@ -1,7 +1,6 @@
 // The library product: y = x · op(w) through cuBLASLt, loaded at run time.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -21,13 +20,8 @@ struct CublasInfo {
 };
 const CublasInfo& cublas_info();
 
-// What a library product of so many results may use of the caller's workspace, bytes: partial sums
-// where k is split, and no more than PyTorch grants it.
-inline size_t library_workspace(int64_t results) {
-  constexpr int64_t kMost = int64_t{32} << 20, kBytesAResult = 16 * sizeof(float);
-  const int64_t most_results = kMost / kBytesAResult;
-  return static_cast<size_t>(std::min(results, most_results) * kBytesAResult);
-}
+// What a library product may use of the caller's workspace.
+inline constexpr size_t kLibraryWorkspace = size_t{32} << 20;
 
 // cuBLASLt in one context, with its choice of algorithm for each product met so far. Thread-safe.
 class CublasLt {
@@ -39,9 +33,8 @@ class CublasLt {
 
   // Chooses the algorithm now rather than at the first run.
   void prepare(const LibraryProduct& product);
-  // workspace: of library_workspace().
   void run(const LibraryProduct& product, const void* x, const void* w, void* y, void* workspace,
-           CUstream stream);
+           size_t workspace_bytes, CUstream stream);
 
  private:
   struct Chosen;

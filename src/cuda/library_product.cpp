@@ -39,10 +39,9 @@ LibraryLowering::Layout LibraryLowering::layout(int64_t batch) const {
   Layout l;
   l.w = align_up(x_copy_.bytes(batch), kWorkspaceAlignment);
   l.library = l.w + (converts(1) ? align_up(w_copy_.bytes(batch), kWorkspaceAlignment) : 0);
-  const int64_t elements = plan_.graph[sweep_.matmul].shape.elements(batch);
-  l.product = l.library + align_up(library_workspace(elements), kWorkspaceAlignment);
-  const size_t result_bytes = static_cast<size_t>(elements) * size_of(result_);
-  l.behind = l.product + (placed_ ? 0 : align_up(result_bytes, kWorkspaceAlignment));
+  l.product = l.library + kLibraryWorkspace;
+  const auto elements = static_cast<size_t>(plan_.graph[sweep_.matmul].shape.elements(batch));
+  l.behind = l.product + (placed_ ? 0 : align_up(elements * size_of(result_), kWorkspaceAlignment));
   l.end = l.behind;
   for (const KernelLowering& kernel : behind_) {
     l.end = std::max(l.end, l.behind + kernel.scratch_bytes(batch));
