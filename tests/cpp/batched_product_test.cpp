@@ -214,6 +214,14 @@ TEST(BatchedProduct, ThinMatricesAreTheLibrarys) {
   EXPECT_EQ(plan_product(tf32, {}).variant, Variant::unsupported);
 }
 
+TEST(BatchedProduct, PackedWeightsThatDifferFromSampleToSampleHaveNoTileOfHighs) {
+  ProductShape shape = batch_of(64, 512, 512, 512);
+  shape.scheme = Scheme::high;
+  EXPECT_NE(plan_product(shape, {}).variant, Variant::unsupported);
+  shape.weight_packed = true;
+  EXPECT_EQ(plan_product(shape, {}).variant, Variant::unsupported);
+}
+
 std::string provider(const std::string& options) {
   constexpr const char* kScores = R"({
     "ingot_graph": 1, "name": "scores", "values": [

@@ -396,6 +396,10 @@ inline ProductPlan plan_product(const ProductShape& shape, const DeviceLimits& d
     return plan;
   }
   const std::vector<TileChoice> choices = tile_choices(shape, device);
+  if (choices.empty()) {
+    plan.reason = "no tile takes packed weights that differ from sample to sample";
+    return plan;
+  }
   const TileChoice* best = nullptr;
   double least = 0;
   for (const TileChoice& c : choices) {
