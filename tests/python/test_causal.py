@@ -199,6 +199,7 @@ def test_a_part_of_a_mask_that_the_module_keeps(kept, expected):
     assert [reads for reads, *_ in attentions(optimised)] == [not expected]
 
 
+@pytest.mark.thorough
 def test_a_decoders_mask():
     class Translator(nn.Module):
         def __init__(self):
