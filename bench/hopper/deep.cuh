@@ -1,0 +1,356 @@
+// fp32-accurate product of few rows and features over a long k, neither operand packed before: an
+// experiment (bench/hopper/deep.cu).
+//
+//   sums[slice][m][n] = Σ_{k of the slice} x[m, k] · w[n, k]; deep_merged adds the slices in order
+//
+// Operands   fp32, contiguous along k, rows 16-byte aligned: TMA boxes of 128 rows × 32 floats.
+// Tile       128 features × 128 samples; a block for each tile and slice of K, blocks of one slice
+//            beside each other, so that what they share comes from L2.
+// Threads    512. Warpgroup 0 loads: warp 0 the w ring, warp 1 the x ring. Warpgroup 1 converts x:
+//            a thread a sample splits its 64 of k and stores halves as packed operands lie
+//            (product/split.cuh). Warpgroups 2 and 3 consume, 64 features each: w is split into
+//            registers, as in product/hopper/fused_split.cuh.
+// Pipeline   Converting x, splitting w and promoting sums are some 900 issue slots a chunk of a
+//            scheduler, beside 1536 cycles of wgmma. Consumers have one set of fragments each:
+//            while one multiplies the other promotes and splits (named barriers say whose turn it
+//            is).
+// Scaling    Of both operands as fused_split.cuh's weights: a row's power of two comes from its
+//            first chunk of the slice and has head room. Where a sample's must grow, the converter
+//            leaves the bits by which in the slot's table, and consumers let their sums follow.
+//
+// Not here: Inf and NaN computed again, epilogues, operands contiguous along their rows.
+#pragma once
+
+#include "product/hopper/fused_split.cuh"
+
+namespace bench {
+
+using namespace ingot;
+using namespace ingot::hopper;
+
+struct DeepArgs {
+  i32 m, n, chunks;  // chunks: of 64 of k
+  i32 sample_tiles, tiles, slices;
+  float* sums;  // [slices][m][n]
+};
+
+template <int kWeightStages_, int kRawStages_, int kPackedStages_>
+struct DeepConfig {
+  static constexpr int kWeightStages = kWeightStages_, kRawStages = kRawStages_;
+  static constexpr int kPackedStages = kPackedStages_;
+  static constexpr int kRows = 128, kChunk = 64, kThreads = 512;
+  static constexpr int kSlabBytes = kRows * 128, kSlotBytes = 2 * kSlabBytes;
+  static constexpr int kStages = kWeightStages + kRawStages + kPackedStages;
+  static constexpr int kSharedBytes =
+      1024 + kStages * (kSlotBytes + 16) + kPackedStages * (kRows * 4 + 16) + kRows * 4;
+  static_assert(kSharedBytes <= 232448, "more shared memory than a Hopper block can have");
+};
+
+// Where it lies.
+template <class Config>
+struct DeepMemory {
+  static constexpr u32 kSlot = Config::kSlotBytes;
+  u32 base = aligned_shared_memory();
+  u32 raw_slots = base + Config::kWeightStages * kSlot;
+  u32 packed_slots = raw_slots + Config::kRawStages * kSlot;
+  u32 flags = packed_slots + Config::kPackedStages * kSlot;  // four words a packed slot
+  u32 shifts = flags + 16 * Config::kPackedStages;           // one a sample of a packed slot
+  u32 exponents = shifts + Config::kPackedStages * Config::kRows * 4;
+  u32 w_barriers = exponents + Config::kRows * 4;
+  u32 raw_barriers = w_barriers + 16 * Config::kWeightStages;
+  u32 packed_barriers = raw_barriers + 16 * Config::kRawStages;
+  Ring w = {base, kSlot, w_barriers, w_barriers + 8 * Config::kWeightStages};
+  Ring raw = {raw_slots, kSlot, raw_barriers, raw_barriers + 8 * Config::kRawStages};
+  Ring packed = {packed_slots, kSlot, packed_barriers, packed_barriers + 8 * Config::kPackedStages};
+};
+
+// Of a block: its tile, and its chunks.
+struct DeepShare {
+  i32 feature, sample, slice, begin, end;
+
+  INGOT_D explicit DeepShare(const DeepArgs& args) {
+    const i32 block = static_cast<i32>(blockIdx.x), tile = block % args.tiles;
+    feature = tile / args.sample_tiles * 128;
+    sample = tile % args.sample_tiles * 128;
+    slice = block / args.tiles;
+    begin = static_cast<i32>(static_cast<i64>(slice) * args.chunks / args.slices);
+    end = static_cast<i32>(static_cast<i64>(slice + 1) * args.chunks / args.slices);
+  }
+};
+
+// One thread fills a ring with the rows from `row` on.
+template <int kStages>
+INGOT_D void deep_produce(const Ring& ring, const TensorMap& map, i32 row, const DeepShare& share) {
+  RingCursor<kStages> cursor;
+  cursor.parity = 1;
+  for (i32 chunk = share.begin; chunk < share.end; ++chunk) {
+    const u32 full = ring.full_barrier(cursor.slot), slot = ring.slot(cursor.slot);
+    ptx::mbarrier_wait(ring.empty_barrier(cursor.slot), cursor.parity);
+    ptx::mbarrier_expect_bytes(full, ring.slot_bytes);
+    ptx::tma_load(slot, &map, full, chunk * 64, row);
+    ptx::tma_load(slot + ring.slot_bytes / 2, &map, full, chunk * 64 + 32, row);
+    cursor.advance();
+  }
+}
+
+// Of the thread's sample: where its line lies in a slot, and its running scale.
+struct SampleRow {
+  u32 line, swizzle;
+  float scale = 1.f;
+  i32 exponent = kMinExponent;
+
+  INGOT_D u32 piece(u32 slot, u32 slab, u32 index) const {
+    return slot + slab * (128 * 128) + line + ((index ^ swizzle) << 4);
+  }
+
+  INGOT_D void grow(u32 raw) {
+    float amax = 0.f;
+#pragma unroll 4
+    for (u32 i = 0; i < 16; ++i) {
+      amax = max_magnitude(amax, ptx::load_shared_vector(piece(raw, i >> 3, i & 7)));
+    }
+    const i32 wanted = scale_exponent(amax, kRunningTarget);
+    if (wanted > exponent) exponent = wanted;
+    scale = pow2(-exponent);
+  }
+
+  // Element 8c + 4j + 2h + e of 32 stands at 16j + 8h + 2c + e. True as split_chunk() says.
+  INGOT_D bool convert(u32 raw, u32 packed) const {
+    u32 seen = 0;
+#pragma unroll
+    for (u32 slab = 0; slab < 2; ++slab) {
+#pragma unroll
+      for (u32 j = 0; j < 2; ++j) {
+        u32 hi[2][4], lo[2][4];
+#pragma unroll
+        for (u32 c = 0; c < 4; ++c) {
+          const float4 v = ptx::load_shared_vector(piece(raw, slab, 2 * c + j));
+          split_pair(v.x, v.y, scale, hi[0][c], lo[0][c]);
+          split_pair(v.z, v.w, scale, hi[1][c], lo[1][c]);
+          seen |= lo[0][c] | lo[1][c];
+        }
+#pragma unroll
+        for (u32 h = 0; h < 2; ++h) {
+          ptx::store_shared_words(piece(packed, slab, 2 * j + h),
+                                  uint4{hi[h][0], hi[h][1], hi[h][2], hi[h][3]});
+          ptx::store_shared_words(piece(packed, slab, 4 + 2 * j + h),
+                                  uint4{lo[h][0], lo[h][1], lo[h][2], lo[h][3]});
+        }
+      }
+    }
+    return (seen & 0x40004000) != 0;
+  }
+};
+
+constexpr int kExponentsBarrier = 5;  // of the converter and both consumers
+
+template <class Config>
+INGOT_D void deep_convert(const DeepMemory<Config>& memory, const DeepShare& share, i32 warp,
+                          i32 lane) {
+  const u32 row = static_cast<u32>(warp * 32 + lane);
+  SampleRow sample = {row * 128, row & 7};
+  RingCursor<Config::kRawStages> from;
+  RingCursor<Config::kPackedStages> to;
+  to.parity = 1;
+  for (i32 chunk = share.begin; chunk < share.end; ++chunk) {
+    const u32 raw = memory.raw.slot(from.slot), packed = memory.packed.slot(to.slot);
+    ptx::mbarrier_wait(memory.raw.full_barrier(from.slot), from.parity);
+    ptx::mbarrier_wait(memory.packed.empty_barrier(to.slot), to.parity);
+    if (chunk == share.begin) sample.grow(raw);
+    const i32 before = sample.exponent;
+    bool again = ptx::warp_any(sample.convert(raw, packed));
+    if (again) {
+      // Of the lanes whose samples had room all values come out as before.
+      sample.grow(raw);
+      again = ptx::warp_any(sample.convert(raw, packed));  // Inf or NaN: left as they are
+    }
+    const i32 shift = sample.exponent - before;
+    ptx::store_shared(memory.shifts + (to.slot * Config::kRows + row) * 4, shift);
+    const bool moved = ptx::warp_any(shift != 0);
+    if (lane == 0) {
+      ptx::store_shared(memory.flags + to.slot * 16 + static_cast<u32>(warp) * 4,
+                        static_cast<i32>(moved));
+    }
+    ptx::fence_async_proxy();
+    __syncwarp();
+    if (lane == 0) {
+      ptx::mbarrier_arrive(memory.packed.full_barrier(to.slot));
+      ptx::mbarrier_arrive(memory.raw.empty_barrier(from.slot));
+    }
+    from.advance();
+    to.advance();
+  }
+  ptx::store_shared(memory.exponents + row * 4, sample.exponent);
+  ptx::barrier_arrive(kExponentsBarrier, 384);
+}
+
+template <class Config>
+struct DeepConsumer {
+  static constexpr int kValues = 64;
+  static constexpr int kTurnBarrier = 3;
+
+  const DeepMemory<Config>& memory;
+  i32 group, warp, lane;
+  FragmentSource source;
+  RingCursor<Config::kWeightStages> w_cursor;
+  RingCursor<Config::kPackedStages> x_cursor;
+  RowScales rows;
+
+  INGOT_D void release(u32 barrier) const {
+    if (lane == 0) ptx::mbarrier_arrive(barrier);
+  }
+
+  // Of value i, of the tile.
+  INGOT_D u32 sample_of(int i) const {
+    return static_cast<u32>((i >> 2) * 8 + 2 * (lane & 3) + (i & 1));
+  }
+
+  INGOT_D void split(Fragments& fragments, i32 (&shift)[2], bool first) {
+    const u32 slot = memory.w.slot(w_cursor.slot);
+    ptx::mbarrier_wait(memory.w.full_barrier(w_cursor.slot), w_cursor.parity);
+    if (first) choose_scales(source, slot, rows, false);
+    convert_at_some_scale(source, slot, rows, shift,
+                          [&] { return split_chunk(source, slot, rows, fragments); });
+    release(memory.w.empty_barrier(w_cursor.slot));
+    w_cursor.advance();
+  }
+
+  // As FusedSplitConsumer's: cross terms first.
+  INGOT_D void multiply(float (&sum)[kValues], const Fragments& f) const {
+    constexpr u64 kSlabStep = Config::kSlabBytes / 16, kLowPlane = 64 / 16;
+    const u64 b = shared_matrix_descriptor(memory.packed.slot(x_cursor.slot));
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const u64 hi = b + (step >> 1) * kSlabStep + (step & 1) * 2;
+      const u32 *fh = f.hi + 4 * step, *fl = f.lo + 4 * step;
+      Wgmma<Config::kRows>::rs(sum, fl[0], fl[1], fl[2], fl[3], hi, step > 0);
+      Wgmma<Config::kRows>::rs(sum, fh[0], fh[1], fh[2], fh[3], hi + kLowPlane, 1);
+    }
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const u64 hi = b + (step >> 1) * kSlabStep + (step & 1) * 2;
+      const u32* fh = f.hi + 4 * step;
+      Wgmma<Config::kRows>::rs(sum, fh[0], fh[1], fh[2], fh[3], hi, 1);
+    }
+  }
+
+  // Sums of the chunks before follow the scales of this one.
+  INGOT_D void follow(float (&acc)[kValues], const i32 (&shift)[2]) const {
+    if (ptx::warp_any(shift[0] != 0)) {
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) acc[i] = shift_down(acc[i], shift[(i >> 1) & 1] - kRetried);
+    }
+    const uint4 moved = ptx::load_shared_words(memory.flags + x_cursor.slot * 16);
+    if (ptx::warp_any((moved.x | moved.y | moved.z | moved.w) != 0)) {
+      const u32 table = memory.shifts + x_cursor.slot * (Config::kRows * 4);
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) {
+        acc[i] = shift_down(acc[i], ptx::load_shared_int(table + 4 * sample_of(i)));
+      }
+    }
+  }
+
+  INGOT_D void accumulate(float (&acc)[kValues], const DeepShare& share) {
+    float sum[kValues];
+    Fragments fragments;
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) acc[i] = 0.f;
+#pragma unroll 1
+    for (i32 chunk = share.begin; chunk < share.end; ++chunk) {
+      i32 shift[2] = {0, 0};
+      split(fragments, shift, chunk == share.begin);
+      ptx::mbarrier_wait(memory.packed.full_barrier(x_cursor.slot), x_cursor.parity);
+      ptx::barrier_sync(kTurnBarrier + group, 256);
+      multiply(sum, fragments);
+      ptx::barrier_arrive(kTurnBarrier + 1 - group, 256);
+      ptx::wgmma_commit();
+      follow(acc, shift);
+      ptx::wgmma_wait<0>();
+      ptx::pin(sum);
+      ptx::pin(fragments.hi);
+      ptx::pin(fragments.lo);
+      release(memory.packed.empty_barrier(x_cursor.slot));
+      x_cursor.advance();
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) acc[i] += sum[i];
+    }
+  }
+
+  INGOT_D void store(const float (&acc)[kValues], const DeepArgs& args,
+                     const DeepShare& share) const {
+    ptx::barrier_sync(kExponentsBarrier, 384);
+    const i32 first = share.feature + group * 64 + warp * 16 + (lane >> 2);
+    float* sums = args.sums + static_cast<i64>(share.slice) * args.m * args.n;
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      const i32 sample = share.sample + static_cast<i32>(sample_of(i));
+      const i32 feature = first + ((i >> 1) & 1) * 8;
+      const i32 exponent =
+          rows.exponent[(i >> 1) & 1] + ptx::load_shared_int(memory.exponents + 4 * sample_of(i));
+      if (sample < args.m && feature < args.n) {
+        sums[static_cast<i64>(sample) * args.n + feature] = shift_down(acc[i], -exponent);
+      }
+    }
+  }
+};
+
+template <class Config>
+INGOT_D void product_deep(const TensorMap& w_map, const TensorMap& x_map, const DeepArgs& args) {
+  const DeepMemory<Config> memory;
+  const ThreadRole role;
+  const i32 warp = role.warp, lane = role.lane;
+  if (threadIdx.x == 0) {
+    constexpr u32 kConvertingWarps = 4, kConsumingWarps = 8;
+    for (u32 i = 0; i < Config::kWeightStages; ++i) {
+      ptx::mbarrier_init(memory.w.full_barrier(i), 1);
+      ptx::mbarrier_init(memory.w.empty_barrier(i), kConsumingWarps);
+    }
+    for (u32 i = 0; i < Config::kRawStages; ++i) {
+      ptx::mbarrier_init(memory.raw.full_barrier(i), 1);
+      ptx::mbarrier_init(memory.raw.empty_barrier(i), kConvertingWarps);
+    }
+    for (u32 i = 0; i < Config::kPackedStages; ++i) {
+      ptx::mbarrier_init(memory.packed.full_barrier(i), kConvertingWarps);
+      ptx::mbarrier_init(memory.packed.empty_barrier(i), kConsumingWarps);
+    }
+    ptx::fence_mbarrier_init();
+    ptx::tma_prefetch(&w_map);
+    ptx::tma_prefetch(&x_map);
+  }
+  __syncthreads();
+  const DeepShare share(args);
+  if (role.warpgroup == 0) {
+    ptx::register_decrease<40>();
+    if (lane != 0) return;
+    if (warp == 0) deep_produce<Config::kWeightStages>(memory.w, w_map, share.feature, share);
+    if (warp == 1) deep_produce<Config::kRawStages>(memory.raw, x_map, share.sample, share);
+  } else if (role.warpgroup == 1) {
+    ptx::register_decrease<72>();
+    deep_convert(memory, share, warp, lane);
+  } else {
+    ptx::register_increase<200>();
+    const i32 group = role.warpgroup - 2;
+    using Consumer = DeepConsumer<Config>;
+    Consumer consumer = {memory, group, warp, lane, fragment_source<true>(group, warp, lane),
+                         {},     {},    {}};
+    if (group == 1) ptx::barrier_arrive(Consumer::kTurnBarrier, 256);
+    float acc[Consumer::kValues];
+    consumer.accumulate(acc, share);
+    if (group == 0) ptx::barrier_sync(Consumer::kTurnBarrier, 256);  // group 1's last arrival
+    consumer.store(acc, args, share);
+  }
+}
+
+// A thread a result: the slices in their order, four loads under way.
+INGOT_D void deep_merged(const DeepArgs& args, float* y) {
+  const i64 results = static_cast<i64>(args.m) * args.n;
+  const i64 i = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= results) return;
+  float sum = 0.f;
+#pragma unroll 4
+  for (i32 slice = 0; slice < args.slices; ++slice) sum += __ldcg(args.sums + slice * results + i);
+  y[i] = sum;
+}
+
+}  // namespace bench
