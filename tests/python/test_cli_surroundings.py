@@ -51,6 +51,7 @@ def test_completion_scripts_parse(shell, tmp_path):
         subprocess.run([shell, "-n", script], check=True)
 
 
+@pytest.mark.thorough
 def test_bash_completes_commands_options_and_values(tmp_path):
     """In a bash of its own, as a user's would: source the script, call its function."""
     folder = tmp_path / "bin"

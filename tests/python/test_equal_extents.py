@@ -155,11 +155,11 @@ def test_a_batch_norm_of_a_transposed_tensor_lies_as_pytorchs(gradients):
 
 
 def test_a_few_random_programs_of_equal_extents():
-    agree(range(6, 16), draw_program, difference)
+    agree(range(6, 12), draw_program, difference)
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(300 + 10 * COUNT)
 def test_random_programs_of_equal_extents():
-    seeds = random.sample(range(10**6, 10**9), COUNT) if COUNT else range(100, 160)
+    seeds = random.sample(range(10**6, 10**9), COUNT) if COUNT else range(100, 164)
     agree(seeds, draw_program, difference)

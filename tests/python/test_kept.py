@@ -264,6 +264,7 @@ def test_what_a_forward_copies_may_be_written_before_backward(reader):
         torch.testing.assert_close(own, eagers, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.thorough
 def test_residual_layers_keep_two_tensors_a_layer():
     """A product and a sum: the norm between them is computed again."""
     module, x = residual(12), torch.randn(48, 64)
