@@ -18,12 +18,22 @@ using namespace bench;
 
 namespace {
 
-using Config = DeepConfig<3, 2, 2>;
+template <bool kWAlongK, bool kXAlongK>
+using ConfigOf = DeepConfig<3, 2, 2, kWAlongK, kXAlongK>;
+using Config = ConfigOf<true, true>;  // all are of one size
 
-__global__ void __launch_bounds__(Config::kThreads, 1)
+template <class Own>
+__global__ void __launch_bounds__(Own::kThreads, 1)
     deep_kernel(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,
                 const __grid_constant__ DeepArgs args) {
-  product_deep<Config>(w, x, args);
+  product_deep<Own>(w, x, args);
+}
+using Kernel = void (*)(TensorMap, TensorMap, DeepArgs);
+Kernel kernel_for(bool w_along_k, bool x_along_k) {
+  if (w_along_k) {
+    return x_along_k ? deep_kernel<ConfigOf<true, true>> : deep_kernel<ConfigOf<true, false>>;
+  }
+  return x_along_k ? deep_kernel<ConfigOf<false, true>> : deep_kernel<ConfigOf<false, false>>;
 }
 __global__ void __launch_bounds__(256)
     merged_kernel(const __grid_constant__ DeepArgs args, float* y) {
@@ -32,14 +42,21 @@ __global__ void __launch_bounds__(256)
 
 // Both kernels on a problem's buffers; its workspace holds the slices' sums.
 struct Deep {
+  Kernel kernel;
   TensorMap w, x;
   DeepArgs args;
   float* y;
 
   Deep(const Problem& problem, int slices, int multiprocessors = 132) {
     const ProductShape& s = problem.shape;
-    w = encode_map(matrix_map(s.k, s.n, s.w.row_stride, Config::kRows), problem.w);
-    x = encode_map(matrix_map(s.k, s.m, s.x.row_stride, Config::kRows), problem.x);
+    const bool w_along_k = s.w.k_stride == 1, x_along_k = s.x.k_stride == 1;
+    kernel = kernel_for(w_along_k, x_along_k);
+    w = encode_map(w_along_k ? matrix_map(s.k, s.n, s.w.row_stride, Config::kRows)
+                             : columns_map(s.n, s.k, s.w.k_stride),
+                   problem.w);
+    x = encode_map(x_along_k ? matrix_map(s.k, s.m, s.x.row_stride, Config::kRows)
+                             : matrix_map(s.m, s.k, s.x.k_stride, 32),
+                   problem.x);
     args.m = i32(s.m), args.n = i32(s.n);
     args.chunks = i32(divide_up(s.k, Config::kChunk));
     args.sample_tiles = i32(divide_up(s.m, Config::kRows));
@@ -48,12 +65,12 @@ struct Deep {
     args.slices = std::min(args.chunks, slices > 0 ? slices : most);
     args.sums = reinterpret_cast<float*>(problem.workspace);
     y = problem.y;
-    CHECK(cudaFuncSetAttribute(deep_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                Config::kSharedBytes));
   }
   void run() const {
-    deep_kernel<<<unsigned(args.tiles * args.slices), Config::kThreads, Config::kSharedBytes>>>(
-        w, x, args);
+    kernel<<<unsigned(args.tiles * args.slices), Config::kThreads, Config::kSharedBytes>>>(w, x,
+                                                                                           args);
     const i64 results = i64(args.m) * args.n;
     merged_kernel<<<unsigned(divide_up(results, 256)), 256>>>(args, y);
     CHECK(cudaGetLastError());
@@ -91,7 +108,10 @@ void check_all(bool small) {
       {"1x4x4", row_major(1, 4, 4), u, w, 1e-6, 6},
       {"ragged 100x200x132", row_major(100, 200, 132), u, w, 1e-6, 6},
       {"ragged 65x130x1100", row_major(65, 130, 1100), u, w, 1e-6, 6},
+      {"w along rows", transposed(100, 132, 1096, false), u, w, 1e-6, 6},
+      {"both along rows", transposed(100, 132, 1096, true), u, w, 1e-6, 6},
   };
+  const auto along_rows = transposed(260, 132, 4104, true);
   const auto shape = row_major(260, 131, 4100);
   if (!small) {
     const std::vector<Case> more = {
@@ -113,6 +133,12 @@ void check_all(bool small) {
         {"huge x tiny w", shape, Data::huge, Data::tiny, 1e-6, 6},
         {"tiny x huge w", shape, Data::tiny, Data::huge, 1e-6, 6},
         {"constant", shape, Data::constant, Data::constant, 1e-6, 6},
+        {"rows: 256x256x131072", transposed(256, 256, 131072, true), u, w, 1e-6, 6},
+        {"rows: rows 2^+-60", along_rows, Data::wide_rows, Data::wide_rows, 2e-6, 6},
+        {"rows: x chunks 2^+-30", along_rows, Data::wide_chunks, u, 2e-6, 6},
+        {"rows: w chunks 2^+-30", along_rows, u, Data::wide_chunks, 2e-6, 6},
+        {"rows: growing both", along_rows, Data::growing, Data::growing, 2e-6, 6},
+        {"rows: zero start x", along_rows, Data::zero_start, Data::normal, 1e-6, 6},
     };
     cases.insert(cases.end(), more.begin(), more.end());
   }
@@ -124,8 +150,8 @@ void check_all(bool small) {
 
 // Medians, L2 cold: a copy of the operands' bytes, cuBLAS, the kernel with several numbers of
 // slices.
-void time_shape(int64_t m, int64_t n, int64_t k) {
-  const ProductShape shape = row_major(m, n, k);
+void time_shape(const ProductShape& shape) {
+  const int64_t m = shape.m, n = shape.n, k = shape.k;
   const Problem problem(shape, Data::uniform01, Data::weight, sums_bytes(shape));
   static const Blas blas;
   constexpr size_t kFlushed = size_t(256) << 20;
@@ -149,9 +175,9 @@ void time_shape(int64_t m, int64_t n, int64_t k) {
     return median(times);
   };
   const double bytes = 4.0 * double(m + n) * double(k);
-  std::printf("%lld x %lld -> %lld: %.0f MB, 3 x 2MNK at 750 TF/s %.1f us\n", (long long)m,
-              (long long)k, (long long)n, bytes * 1e-6,
-              6.0 * double(m) * double(n) * double(k) / 750e6);
+  std::printf("%lld x %lld -> %lld, along %s: %.0f MB, 3 x 2MNK at 750 TF/s %.1f us\n",
+              (long long)m, (long long)k, (long long)n, shape.x.k_stride == 1 ? "k" : "rows",
+              bytes * 1e-6, 6.0 * double(m) * double(n) * double(k) / 750e6);
   if (blas.ready()) {
     const double us = cold([&] { blas.run(shape, problem.x, problem.w, problem.y); });
     std::printf("  cuBLAS fp32          %8.2f us\n", us);
@@ -172,12 +198,17 @@ int main(int count, char** arguments) {
   const std::string what = count > 1 ? arguments[1] : "";
   if (what != "time") check_all(what == "small");
   if (what.empty() || what == "time") {
-    time_shape(256, 256, 131072);
-    time_shape(64, 64, 262144);
-    time_shape(128, 128, 1000000);
-    time_shape(256, 256, 16384);
-    time_shape(512, 512, 65536);
-    time_shape(384, 128, 65536);
+    for (const bool along_rows : {false, true}) {
+      const auto time = [&](int64_t m, int64_t n, int64_t k) {
+        time_shape(along_rows ? transposed(m, n, k, true) : row_major(m, n, k));
+      };
+      time(256, 256, 131072);
+      time(64, 64, 262144);
+      time(128, 128, 1000000);
+      time(256, 256, 16384);
+      time(512, 512, 65536);
+      time(384, 128, 65536);
+    }
   }
   return failures == 0 ? 0 : 1;
 }

@@ -3,7 +3,10 @@
 //
 //   sums[slice][m][n] = Σ_{k of the slice} x[m, k] · w[n, k]; deep_merged adds the slices in order
 //
-// Operands   fp32, contiguous along k, rows 16-byte aligned: TMA boxes of 128 rows × 32 floats.
+// Operands   fp32, lines 16-byte aligned. Along k: TMA boxes of 128 rows × 32 floats. Along their
+//            rows, as for a weight's gradient (kWAlongK, kXAlongK = false): four boxes of 32 of k ×
+//            32 rows in the place of one, of w in the order that fused_split.cuh says (k in whole
+//            eights).
 // Tile       128 features × 128 samples; a block for each tile and slice of K, blocks of one slice
 //            beside each other, so that what they share comes from L2.
 // Threads    512. Warpgroup 0 loads: warp 0 the w ring, warp 1 the x ring. Warpgroup 1 converts x:
@@ -18,7 +21,7 @@
 //            first chunk of the slice and has head room. Where a sample's must grow, the converter
 //            leaves the bits by which in the slot's table, and consumers let their sums follow.
 //
-// Not here: Inf and NaN computed again, epilogues, operands contiguous along their rows.
+// Not here: Inf and NaN computed again, epilogues.
 #pragma once
 
 #include "product/hopper/fused_split.cuh"
@@ -34,8 +37,9 @@ struct DeepArgs {
   float* sums;  // [slices][m][n]
 };
 
-template <int kWeightStages_, int kRawStages_, int kPackedStages_>
+template <int kWeightStages_, int kRawStages_, int kPackedStages_, bool kWAlongK_, bool kXAlongK_>
 struct DeepConfig {
+  static constexpr bool kWAlongK = kWAlongK_, kXAlongK = kXAlongK_;
   static constexpr int kWeightStages = kWeightStages_, kRawStages = kRawStages_;
   static constexpr int kPackedStages = kPackedStages_;
   static constexpr int kRows = 128, kChunk = 64, kThreads = 512;
@@ -78,36 +82,77 @@ struct DeepShare {
   }
 };
 
+// How a slab lies in memory.
+enum class Lines { along_k, along_rows, along_rows_in_eights };
+
 // One thread fills a ring with the rows from `row` on.
-template <int kStages>
+template <int kStages, Lines kLines>
 INGOT_D void deep_produce(const Ring& ring, const TensorMap& map, i32 row, const DeepShare& share) {
+  constexpr u32 kBoxBytes = 32 * 128;
   RingCursor<kStages> cursor;
   cursor.parity = 1;
   for (i32 chunk = share.begin; chunk < share.end; ++chunk) {
-    const u32 full = ring.full_barrier(cursor.slot), slot = ring.slot(cursor.slot);
+    const u32 full = ring.full_barrier(cursor.slot);
     ptx::mbarrier_wait(ring.empty_barrier(cursor.slot), cursor.parity);
     ptx::mbarrier_expect_bytes(full, ring.slot_bytes);
-    ptx::tma_load(slot, &map, full, chunk * 64, row);
-    ptx::tma_load(slot + ring.slot_bytes / 2, &map, full, chunk * 64 + 32, row);
+#pragma unroll
+    for (i32 slab = 0; slab < 2; ++slab) {
+      const u32 place = ring.slot(cursor.slot) + static_cast<u32>(slab) * (ring.slot_bytes / 2);
+      const i32 k = chunk * 64 + slab * 32;
+      if constexpr (kLines == Lines::along_k) {
+        ptx::tma_load(place, &map, full, k, row);
+      } else {
+#pragma unroll
+        for (i32 box = 0; box < 4; ++box) {
+          const u32 there = place + static_cast<u32>(box) * kBoxBytes;
+          if constexpr (kLines == Lines::along_rows) {
+            ptx::tma_load(there, &map, full, row + box * 32, k);
+          } else {
+            ptx::tma_load(there, &map, full, row + box * 32, 0, k / 8, 0);
+          }
+        }
+      }
+    }
     cursor.advance();
   }
 }
 
 // Of the thread's sample: where its line lies in a slot, and its running scale.
+template <bool kAlongK>
 struct SampleRow {
-  u32 line, swizzle;
+  static constexpr u32 kSlabBytes = 128 * 128;
+
+  u32 line, swizzle;  // of a packed slot, and of one that lies along k
+  u32 word;           // of one that lies along rows: in its line of 32 samples, and of which box
   float scale = 1.f;
   i32 exponent = kMinExponent;
 
+  INGOT_D explicit SampleRow(u32 row)
+      : line(row * 128), swizzle(row & 7), word((row >> 5) * (32 * 128) + (row & 31) * 4) {}
+
   INGOT_D u32 piece(u32 slot, u32 slab, u32 index) const {
-    return slot + slab * (128 * 128) + line + ((index ^ swizzle) << 4);
+    return slot + slab * kSlabBytes + line + ((index ^ swizzle) << 4);
+  }
+
+  // Elements 4·index … 4·index + 3 of a slab.
+  INGOT_D float4 load(u32 raw, u32 slab, u32 index) const {
+    if constexpr (kAlongK) {
+      return ptx::load_shared_vector(piece(raw, slab, index));
+    } else {
+      const u32 first = raw + slab * kSlabBytes + word;
+      const auto at = [&](u32 i) {
+        const u32 k = 4 * index + i;
+        return ptx::load_shared((first ^ ((k & 7) << 4)) + k * 128);
+      };
+      return {at(0), at(1), at(2), at(3)};
+    }
   }
 
   INGOT_D void grow(u32 raw) {
     float amax = 0.f;
 #pragma unroll 4
     for (u32 i = 0; i < 16; ++i) {
-      amax = max_magnitude(amax, ptx::load_shared_vector(piece(raw, i >> 3, i & 7)));
+      amax = max_magnitude(amax, load(raw, i >> 3, i & 7));
     }
     const i32 wanted = scale_exponent(amax, kRunningTarget);
     if (wanted > exponent) exponent = wanted;
@@ -116,15 +161,17 @@ struct SampleRow {
 
   // Element 8c + 4j + 2h + e of 32 stands at 16j + 8h + 2c + e. True as split_chunk() says.
   INGOT_D bool convert(u32 raw, u32 packed) const {
+    // Words that are loaded one by one would all be under way, and have no registers.
+    constexpr int kAtOnce = kAlongK ? 2 : 1;
     u32 seen = 0;
-#pragma unroll
+#pragma unroll(kAtOnce)
     for (u32 slab = 0; slab < 2; ++slab) {
-#pragma unroll
+#pragma unroll(kAtOnce)
       for (u32 j = 0; j < 2; ++j) {
         u32 hi[2][4], lo[2][4];
 #pragma unroll
         for (u32 c = 0; c < 4; ++c) {
-          const float4 v = ptx::load_shared_vector(piece(raw, slab, 2 * c + j));
+          const float4 v = load(raw, slab, 2 * c + j);
           split_pair(v.x, v.y, scale, hi[0][c], lo[0][c]);
           split_pair(v.z, v.w, scale, hi[1][c], lo[1][c]);
           seen |= lo[0][c] | lo[1][c];
@@ -148,7 +195,7 @@ template <class Config>
 INGOT_D void deep_convert(const DeepMemory<Config>& memory, const DeepShare& share, i32 warp,
                           i32 lane) {
   const u32 row = static_cast<u32>(warp * 32 + lane);
-  SampleRow sample = {row * 128, row & 7};
+  SampleRow<Config::kXAlongK> sample(row);
   RingCursor<Config::kRawStages> from;
   RingCursor<Config::kPackedStages> to;
   to.parity = 1;
@@ -191,7 +238,7 @@ struct DeepConsumer {
 
   const DeepMemory<Config>& memory;
   i32 group, warp, lane;
-  FragmentSource source;
+  decltype(fragment_source<Config::kWAlongK>(0, 0, 0)) source;
   RingCursor<Config::kWeightStages> w_cursor;
   RingCursor<Config::kPackedStages> x_cursor;
   RowScales rows;
@@ -323,8 +370,10 @@ INGOT_D void product_deep(const TensorMap& w_map, const TensorMap& x_map, const 
   if (role.warpgroup == 0) {
     ptx::register_decrease<40>();
     if (lane != 0) return;
-    if (warp == 0) deep_produce<Config::kWeightStages>(memory.w, w_map, share.feature, share);
-    if (warp == 1) deep_produce<Config::kRawStages>(memory.raw, x_map, share.sample, share);
+    constexpr Lines kW = Config::kWAlongK ? Lines::along_k : Lines::along_rows_in_eights;
+    constexpr Lines kX = Config::kXAlongK ? Lines::along_k : Lines::along_rows;
+    if (warp == 0) deep_produce<Config::kWeightStages, kW>(memory.w, w_map, share.feature, share);
+    if (warp == 1) deep_produce<Config::kRawStages, kX>(memory.raw, x_map, share.sample, share);
   } else if (role.warpgroup == 1) {
     ptx::register_decrease<72>();
     deep_convert(memory, share, warp, lane);
@@ -332,8 +381,8 @@ INGOT_D void product_deep(const TensorMap& w_map, const TensorMap& x_map, const 
     ptx::register_increase<200>();
     const i32 group = role.warpgroup - 2;
     using Consumer = DeepConsumer<Config>;
-    Consumer consumer = {memory, group, warp, lane, fragment_source<true>(group, warp, lane),
-                         {},     {},    {}};
+    const auto source = fragment_source<Config::kWAlongK>(group, warp, lane);
+    Consumer consumer = {memory, group, warp, lane, source, {}, {}, {}};
     if (group == 1) ptx::barrier_arrive(Consumer::kTurnBarrier, 256);
     float acc[Consumer::kValues];
     consumer.accumulate(acc, share);
