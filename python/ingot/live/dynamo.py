@@ -127,14 +127,16 @@ _fake_tensors = logging.getLogger("torch._subclasses.fake_tensor")
 
 
 class _Tracebacks(logging.Filter):
-    """Lets through all but what this thread's operators on tensors without memory raised."""
+    """Lets through all but what this thread's operators on tensors without memory raised, and that
+    too where TORCH_LOGS asks for details."""
 
     def __init__(self) -> None:
         super().__init__()
         self._thread = threading.get_ident()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.thread != self._thread or record.exc_info is None
+        own = record.thread == self._thread and record.exc_info is not None
+        return not own or _fake_tensors.isEnabledFor(logging.DEBUG)
 
 
 @contextlib.contextmanager
