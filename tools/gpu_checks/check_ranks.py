@@ -28,7 +28,9 @@ for folder in ("python", "tests/python"):
 
 import distributed_runs as runs  # noqa: E402
 import ingot  # noqa: E402
+import torch._dynamo  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from ingot.live.backend import ingot_backend  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
@@ -166,6 +168,8 @@ def rank_of(rank: int, ranks: int, port: int, ways: list[str], timing: bool) -> 
     dist.init_process_group(
         "nccl", rank=rank, world_size=ranks, device_id=torch.device("cuda", rank)
     )
+    if "ingot" not in torch._dynamo.list_backends():  # run from the sources, not installed
+        torch._dynamo.register_backend(ingot_backend, name="ingot")
     failures = check_bits(rank) + check_ways(rank, ways)
     if timing:
         failures += time_steps(rank)
