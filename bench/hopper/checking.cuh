@@ -31,20 +31,32 @@ inline void verdict(const char* name, const std::string& config, const char* wha
   failures += !ok;
 }
 
+// The same product several times, over memory that held NaN: how many results are NaN, and how many
+// runs differ from the first.
+struct Repeats {
+  unsigned long long nans = 0;
+  int differing = 0;
+};
+template <class Run>
+Repeats repeated(const Problem& problem, int count, Run run) {
+  Repeats repeats;
+  unsigned long long first = 0;
+  for (int i = 0; i < count; ++i) {
+    problem.poison();
+    run();
+    CHECK(cudaDeviceSynchronize());
+    const auto [hash_value, nan_count] = problem.digest_result();
+    if (i == 0) first = hash_value, repeats.nans = nan_count;
+    repeats.differing += hash_value != first;
+  }
+  return repeats;
+}
+
 template <class B, class Finish>
 void check_runs(const Case& c, Problem& problem, B& bound, const char* what, Finish finish,
                 bool redo) {
   bound.args.redo_all = redo;
-  unsigned long long first = 0, nans = 0;
-  int differing = 0;
-  for (int i = 0; i < c.repeats; ++i) {
-    problem.poison();
-    bound.run();
-    CHECK(cudaDeviceSynchronize());
-    const auto [hash_value, nan_count] = problem.digest_result();
-    if (i == 0) first = hash_value, nans = nan_count;
-    differing += hash_value != first;
-  }
+  const auto [nans, differing] = repeated(problem, c.repeats, [&] { bound.run(); });
   const Errors e = problem.errors(finish, c.x == Data::huge ? c.unit_limit : 0);
   const bool special = c.x == Data::special || c.w == Data::special || c.x == Data::huge;
   const bool padded = c.shape.y_stride != c.shape.n || !c.shape.y_aligned;

@@ -84,16 +84,7 @@ size_t sums_bytes(const ProductShape& s) {
 void check_case(const Case& c, int slices) {
   const Problem problem(c.shape, c.x, c.w, sums_bytes(c.shape));
   const Deep deep(problem, slices);
-  unsigned long long first = 0, nans = 0;
-  int differing = 0;
-  for (int i = 0; i < c.repeats; ++i) {
-    problem.poison();
-    deep.run();
-    CHECK(cudaDeviceSynchronize());
-    const auto [hash_value, nan_count] = problem.digest_result();
-    if (i == 0) first = hash_value, nans = nan_count;
-    differing += hash_value != first;
-  }
+  const auto [nans, differing] = repeated(problem, c.repeats, [&] { deep.run(); });
   const Errors e = problem.errors([](double t, int64_t, int64_t) { return t; });
   const bool ok = e.worst_row <= c.limit && e.units <= c.unit_limit && e.class_mismatches == 0 &&
                   differing == 0 && nans == 0;
