@@ -75,8 +75,8 @@ class Standalone:
                 self._body(mode, "")
             self.common, self.sources = self._sources()
         except (CaptureError, UnprintableError, IngotError) as error:
-            whole = not isinstance(error, NotWholeError)
-            instead = "" if whole else "; without --standalone it is taken in pieces"
+            in_pieces = isinstance(error, NotWholeError)
+            instead = "; without --standalone it is taken in pieces" if in_pieces else ""
             raise StandaloneError(f"{original.path}: {error}{instead}") from error
         self.report = self._report()
 
