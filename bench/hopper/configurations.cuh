@@ -1,6 +1,7 @@
-// The product kernels of every configuration that product/hopper/candidates.h names, and of the
-// portable product's tiles, each compiled with the epilogues that a program asks for. Templates
-// have to be written out; require_candidates() holds the list here to the one there.
+// The product kernels of every configuration that product/hopper/candidates.h names, but for those
+// that read operands unpacked (streamed.cu, deep.cu), and of the portable product's tiles, each
+// compiled with the epilogues that a program asks for. Templates have to be written out;
+// require_candidates() holds the list here to the one there.
 #pragma once
 
 #include "device.cuh"
@@ -77,6 +78,7 @@ void add_configurations(const std::string& epilogue) {
 inline void require_candidates(const std::string& epilogue) {
   const auto require = [&](const ProductShape& shape) {
     for (const TileChoice& choice : candidate_choices(shape, {})) {
+      if (is_unpacked(choice.variant)) continue;
       const ProductPlan plan = plan_with(shape, choice, {});
       if (kernels().count(plan.config + "/" + epilogue) == 0) {
         std::printf("configurations.cuh lacks %s\n", plan.config.c_str());

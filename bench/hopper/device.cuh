@@ -12,6 +12,7 @@
 #include "launch/runtime_maps.h"
 #include "product/crossed_rows.cuh"
 #include "product/hopper/crossed.cuh"
+#include "product/hopper/deep.cuh"
 #include "product/hopper/fused_scaled.cuh"
 #include "product/hopper/fused_split.cuh"
 #include "product/hopper/launch.h"
@@ -91,6 +92,20 @@ __global__ void __launch_bounds__(384, 1)
                   const __grid_constant__ TensorMap y, const __grid_constant__ ProductArgs args,
                   const __grid_constant__ typename Epilogue::Params params) {
   product_scaled<Config, Epilogue>(w, x, y, args, params);
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    deep_kernel(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,
+                const __grid_constant__ ProductArgs args) {
+  deep_slices<Config>(w, x, args);
+}
+template <class Config, class Epilogue>
+__global__ void __launch_bounds__(kMergeThreads, 1)
+    merged_kernel(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,
+                  const __grid_constant__ TensorMap y, const __grid_constant__ ProductArgs args,
+                  const __grid_constant__ typename Epilogue::Params params) {
+  product_merged<Config, Epilogue>(w, x, y, args, params);
 }
 
 template <class Config, class Epilogue>
@@ -199,6 +214,7 @@ struct Bound {
   TensorMap w{}, x{}, y{};
   portable::PackedOperands packed{};
   const void* kernel = nullptr;
+  const void* sliced = nullptr;
 
   void split() const {
     for (const SplitStep& step : plan.splits) {
@@ -212,6 +228,13 @@ struct Bound {
       launch(kernels().at(step.kernel), grid, arguments, nullptr, false);
     }
   }
+  void slices() {
+    if (sliced == nullptr) return;
+    void* arguments[] = {&w, &x, &args};
+    const SlicedStep& step = plan.sliced;
+    const Grid grid = {step.grid, int(step.threads), step.shared_bytes, 0};
+    launch(sliced, grid, arguments, nullptr, !plan.splits.empty());
+  }
   void product(bool dependent = false) {
     void* arguments[] = {&w, &x, &y, &args, &params};
     void* portable_arguments[] = {&packed, &args, &params};
@@ -221,6 +244,7 @@ struct Bound {
   }
   void run() {
     split();
+    slices();
     product(true);
   }
 };
@@ -239,6 +263,7 @@ Bound<Params> bind(const ProductPlan& plan, const ProductShape& shape, const Buf
     std::exit(1);
   }
   bound.kernel = kernels().at(name);
+  if (!plan.sliced.kernel.empty()) bound.sliced = kernels().at(plan.sliced.kernel + plan.config);
   unsigned char* ws = buffers.workspace;
   const auto base = [&](TensorMapSpec::Source source) -> void* {
     using Source = TensorMapSpec::Source;
@@ -267,6 +292,7 @@ Bound<Params> bind(const ProductPlan& plan, const ProductShape& shape, const Buf
   a.x_exponent = reinterpret_cast<i32*>(ws + plan.x_exponent_offset);
   a.w_exponent = reinterpret_cast<i32*>(ws + plan.w_exponent_offset);
   a.y = buffers.y;
+  a.sums = reinterpret_cast<float*>(ws + plan.sums_offset);
   for (int i = 0; i < kMaxMoments; ++i) a.partials[i] = buffers.partials[i];
   return bound;
 }

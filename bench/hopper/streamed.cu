@@ -1,12 +1,13 @@
-// Checks and times the product that streams its operands (product/hopper/streamed.cuh) in every
-// tile and number of slices that `ingot tune` may choose, against fp64 on the host.
+// Checks and times the products that read their operands unpacked (product/hopper/streamed.cuh and
+// deep.cuh) in every tile and number of slices that `ingot tune` may choose, against fp64 on the
+// host.
 //
 //   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++20 -Ikernels \
 //     bench/hopper/streamed.cu -ldl
 //   ./a.out         one line a tile: µs with a cold L2, relative error; the exit status is whether
 //                   one is wrong
 //   ./a.out table   the same over the shapes that the cost model is held to, cuBLAS beside it, as
-//                   JSON: bench/results/config-sweep/nvidia-h200-streamed.json
+//                   JSON: bench/results/config-sweep/nvidia-h200-unpacked.json
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -22,6 +23,7 @@
 #include "epilogues.cuh"
 #include "launch/runtime_maps.h"
 #include "product/hopper/candidates.h"
+#include "product/hopper/deep.cuh"
 #include "product/hopper/streamed.cuh"
 #include "status.cuh"
 
@@ -42,6 +44,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kResident)
     slices_kernel(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,
                   const __grid_constant__ ProductArgs args) {
   streamed_slices<Config>(w, x, args);
+}
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    deep_kernel(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,
+                const __grid_constant__ ProductArgs args) {
+  deep_slices<Config>(w, x, args);
 }
 template <class Config>
 __global__ void __launch_bounds__(kMergeThreads, 1)
@@ -71,6 +79,12 @@ struct Tile {
     add<false, true, true>(numbers, "false, true, true");
   }
 };
+template <bool kWAlongK, bool kXAlongK>
+void add_deep(const std::string& flags) {
+  using Config = DeepConfig<kWAlongK, kXAlongK>;
+  kernels["deep_slicesDeepConfig<" + flags + ">"] = (const void*)deep_kernel<Config>;
+  kernels["product_mergedDeepConfig<" + flags + ">"] = (const void*)merged_kernel<Config>;
+}
 #define TILE(...) Tile<__VA_ARGS__>::add_orders(#__VA_ARGS__)
 
 void add_kernels() {
@@ -84,6 +98,9 @@ void add_kernels() {
   TILE(2, 4, 2, 2, 1, 6);
   TILE(2, 8, 2, 2, 1, 4);
   TILE(2, 8, 1, 4, 1, 3);
+  add_deep<true, true>("true, true");
+  add_deep<false, true>("false, true");
+  add_deep<false, false>("false, false");
 }
 
 constexpr double kMostError = 6e-7;
@@ -142,7 +159,7 @@ void launch(const void* kernel, const ProductPlan& plan, ProductArgs args, float
 }
 
 void run(const ProductPlan& plan, const ProductArgs& args, float* x, float* w) {
-  if (plan.sliced.kernel != nullptr) {
+  if (!plan.sliced.kernel.empty()) {
     ProductPlan first = plan;
     first.grid = plan.sliced.grid;
     first.threads = plan.sliced.threads;
@@ -214,6 +231,7 @@ void time_shape(const Extents& e, const std::function<void(const TileChoice&, Ti
   CHECK(cudaMalloc(&y, size_t(e.batches * e.m * e.n) * 4));
   std::vector<TileChoice> menu;
   add_streamed_tiles(menu, shape, DeviceLimits());
+  add_deep_tiles(menu, shape, DeviceLimits());
   for (TileChoice& tile : menu) {
     tile.batched = e.batches > 1;
     each(tile, time_tile(shape, tile, x, w, y));
@@ -270,7 +288,9 @@ constexpr Extents kTable[] = {
 };
 
 void print_table() {
-  std::printf("{\"shapes\": [\n");
+  cudaDeviceProp properties;
+  CHECK(cudaGetDeviceProperties(&properties, 0));
+  std::printf("{\"gpu\": \"%s\", \"shapes\": [\n", properties.name);
   for (const Extents& e : kTable) {
     const char* between = &e == kTable ? "" : ",\n";
     std::printf("%s {\"m\": %lld, \"k\": %lld, \"n\": %lld, \"batches\": %lld, \"w_along_k\": %d, ",

@@ -188,7 +188,7 @@ const OwnProduct::Prepared& OwnProduct::prepared(const ProductShape& shape) cons
   if (p->plan.variant != hopper::Variant::unsupported) {
     p->product_unit = modules_.add(
         {{epilogue_.kernel, kernel_text(p->plan)}, {epilogue_.kernel}, p->plan.shared_bytes});
-    if (p->plan.sliced.kernel != nullptr) p->sliced_unit = modules_.add(sliced_unit(p->plan));
+    if (!p->plan.sliced.kernel.empty()) p->sliced_unit = modules_.add(sliced_unit(p->plan));
     for (const SplitStep& step : p->plan.splits) {
       p->split_units.push_back(modules_.add(split_unit(step)));
     }
@@ -484,7 +484,7 @@ nlohmann::json OwnProduct::describe(int64_t batch) {
     const Unit unit = split_unit(step);
     kernels.push_back({{"name", unit.source.name}, {"text", unit.source.text}});
   }
-  if (p.plan.sliced.kernel != nullptr) {
+  if (!p.plan.sliced.kernel.empty()) {
     const Unit unit = sliced_unit(p.plan);
     kernels.push_back({{"name", unit.source.name}, {"text", unit.source.text}});
   }

@@ -97,7 +97,7 @@ void add_operands(const ProductPlan& plan, const ProductOperands& operands, Argu
     return;
   }
   // The kernel has the addresses of slices' sums from its ProductArgs.
-  if (plan.sliced.kernel != nullptr) {
+  if (!plan.sliced.kernel.empty()) {
     for (int map = 0; map < 3; ++map) arguments.add_zeros(sizeof(CUtensorMap));
     return;
   }

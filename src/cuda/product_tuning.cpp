@@ -177,7 +177,7 @@ ProductTuning::Choice ProductTuning::choose(ProductFamily family, const ProductS
   }
   choice.name = choice.plan.config;
   if (family == ProductFamily::hopper) {
-    if (choice.plan.sliced.kernel != nullptr) {
+    if (!choice.plan.sliced.kernel.empty()) {
       choice.name += fmt::format(" slices {}", choice.plan.slices);
     }
     choice.name += fmt::format(" raster {}", choice.plan.raster_group);

@@ -9,7 +9,7 @@ namespace ingot::hopper {
 
 // What tells a configuration from another: the kernel's template arguments and the raster.
 inline std::string name_of(const TileChoice& c) {
-  const bool merged = c.variant == Variant::streamed && c.slices > 1;
+  const bool merged = is_unpacked(c.variant) && c.slices > 1;
   return config_text(c, c.slices == 1) + (merged ? " slices " + std::to_string(c.slices) : "") +
          " raster " + std::to_string(c.raster_group);
 }
@@ -42,6 +42,7 @@ inline std::vector<TileChoice> neighbours(const ProductShape& shape, const Devic
   }
   std::vector<TileChoice> list;
   add_streamed_tiles(list, shape, device);
+  add_deep_tiles(list, shape, device);
   const std::vector<TileChoice> packed = {
       {.variant = Variant::packed, .samples = 64, .stages = 8, .staging = 1},
       {.variant = Variant::packed, .samples = 128, .stages = 6, .staging = 2, .cluster = 2},

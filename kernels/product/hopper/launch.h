@@ -37,7 +37,7 @@ struct SplitStep {
 // The kernel that multiplies slices of K, whose sums the product kernel adds. It takes the maps of
 // w and x, and ProductArgs.
 struct SlicedStep {
-  const char* kernel = nullptr;  // of the plan's header and configuration; none without slices
+  std::string kernel;  // of the plan's header and configuration; empty without slices
   unsigned grid = 0, threads = 0, resident = 1;
   size_t shared_bytes = 0;
 };
@@ -230,6 +230,8 @@ inline const char* name_of(Variant variant) {
       return "crossed";
     case Variant::streamed:
       return "streamed";
+    case Variant::deep:
+      return "deep";
     case Variant::half:
       return "half";
     default:
@@ -243,12 +245,15 @@ inline int chunks_of(Variant variant, int64_t k) {
   return int(divide_up(k, is_fused(variant) ? 128 : 64) * 2);
 }
 
-// An operand as TMA streams it, in boxes of 32 of K.
-inline TensorMapSpec streamed_map(TensorMapSpec::Source source, const OperandShape& operand,
-                                  int64_t rows, int tile, const ProductShape& shape) {
-  const bool along_k = operand.k_stride == 1;
-  TensorMapSpec spec = along_k ? matrix_map(shape.k, rows, operand.row_stride, tile)
-                               : columns_map(rows, shape.k, operand.k_stride);
+// An operand as TMA reads it unpacked, in boxes of 32 of K; along its rows in the order of
+// TensorMapSpec::eights, but for samples that threads convert, one each.
+inline TensorMapSpec unpacked_map(TensorMapSpec::Source source, const OperandShape& operand,
+                                  int64_t rows, int tile, const ProductShape& shape,
+                                  Variant variant) {
+  const bool in_order = variant == Variant::deep && source == TensorMapSpec::Source::x;
+  TensorMapSpec spec = operand.k_stride == 1 ? matrix_map(shape.k, rows, operand.row_stride, tile)
+                       : in_order            ? matrix_map(rows, shape.k, operand.k_stride, 32)
+                                             : columns_map(rows, shape.k, operand.k_stride);
   if (shape.batches > 1) {
     spec.entries = operand.batch_stride == 0 ? 1 : uint64_t(shape.batches);
     spec.entry_bytes = operand.batch_stride == 0 ? 16 : uint64_t(operand.batch_stride) * 4;
@@ -256,7 +261,7 @@ inline TensorMapSpec streamed_map(TensorMapSpec::Source source, const OperandSha
   return from(source, spec);
 }
 
-inline ProductPlan streamed_plan(const ProductShape& shape, const TileChoice& choice,
+inline ProductPlan unpacked_plan(const ProductShape& shape, const TileChoice& choice,
                                  const DeviceLimits& device) {
   using Source = TensorMapSpec::Source;
   ProductPlan plan;
@@ -271,19 +276,21 @@ inline ProductPlan streamed_plan(const ProductShape& shape, const TileChoice& ch
   plan.moment_tiles = shape.batches * divide_up(shape.m, streamed_part_samples(choice));
   plan.raster_feature_tiles = int(divide_up(shape.n, choice.features));
   plan.raster_group = std::min(choice.raster_group, plan.raster_feature_tiles);
-  plan.kernel = "product_streamed";
-  plan.header = "product/hopper/streamed.cuh";
-  plan.threads = unsigned(128 + 32 * streamed_warps(choice));
-  plan.resident = unsigned(streamed_resident(choice));
-  plan.chunks = int(divide_up(shape.k, kStreamedChunk));
+  const bool streamed = choice.variant == Variant::streamed;
+  const std::string name = name_of(choice.variant);
+  plan.kernel = "product_" + name;
+  plan.header = "product/hopper/" + name + ".cuh";
+  plan.threads = unsigned(streamed ? 128 + 32 * streamed_warps(choice) : kDeepThreads);
+  plan.resident = unsigned(streamed ? streamed_resident(choice) : 1);
+  plan.chunks = int(divide_up(shape.k, streamed ? kStreamedChunk : kDeepChunk));
   plan.slices = choice.slices;
-  plan.w_map = streamed_map(Source::w, shape.w, shape.n, choice.features, shape);
-  plan.x_map = streamed_map(Source::x, shape.x, shape.m, choice.samples, shape);
+  plan.w_map = unpacked_map(Source::w, shape.w, shape.n, choice.features, shape, choice.variant);
+  plan.x_map = unpacked_map(Source::x, shape.x, shape.m, choice.samples, shape, choice.variant);
   const int64_t tiles = tiles_of(shape, choice);
   plan.grid = unsigned(
       std::min(tiles * choice.slices, int64_t(device.multiprocessors) * int64_t(plan.resident)));
-  if (choice.slices == 1) return plan;
-  plan.sliced = {"streamed_slices", plan.grid, plan.threads, plan.resident, plan.shared_bytes};
+  if (streamed && choice.slices == 1) return plan;
+  plan.sliced = {name + "_slices", plan.grid, plan.threads, plan.resident, plan.shared_bytes};
   const int64_t tile_values = int64_t(choice.features) * choice.samples;
   plan.kernel = "product_merged";
   plan.threads = kMergeThreads;
@@ -301,7 +308,7 @@ inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice
   if (shape.scheme == Scheme::high && choice.variant != Variant::crossed) {
     return plan_with(as_split(shape), choice, device);
   }
-  if (choice.variant == Variant::streamed) return streamed_plan(shape, choice, device);
+  if (is_unpacked(choice.variant)) return unpacked_plan(shape, choice, device);
   ProductPlan plan;
   plan.variant = choice.variant;
   plan.scheme = shape.scheme;

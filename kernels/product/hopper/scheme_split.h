@@ -2,7 +2,7 @@
 // fitted to measured tables; cost_model_test.cpp holds the choice to them.
 #pragma once
 
-#include "product/hopper/streamed_tiles.h"
+#include "product/hopper/deep_tiles.h"
 
 namespace ingot::hopper::scheme_split {
 
@@ -56,7 +56,10 @@ inline std::vector<TileChoice> tiles(const ProductShape& shape, const DeviceLimi
     const TileChoice thin = {.variant = Variant::packed, .samples = 64, .stages = 8, .staging = 1};
     if (tiles_of(shape, thin) <= device.multiprocessors) menu.push_back(thin);
   }
-  if (shape.may_stream) add_streamed_tiles(menu, shape, device);
+  if (shape.may_stream) {
+    add_streamed_tiles(menu, shape, device);
+    add_deep_tiles(menu, shape, device);
+  }
   return menu;
 }
 
@@ -74,6 +77,7 @@ inline TileCycles tile_cycles(const TileChoice& c) {
 // bench/results/config-sweep (36 shapes on an H200), where its choice is within 3% of the best.
 inline double estimate(const ProductShape& shape, const TileChoice& c, const DeviceLimits& device) {
   if (c.variant == Variant::streamed) return estimate_streamed(shape, c, device);
+  if (c.variant == Variant::deep) return estimate_deep(shape, c);
   constexpr double kLaunch = 6.3, kSplitLaunch = 1.8;
   constexpr double kSplitPerElement = 8 / 3.85e6;  // 8 bytes at 3.85 TB/s
   constexpr double kBytesPerMicrosecond = 3.3e6;

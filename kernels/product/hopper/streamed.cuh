@@ -15,12 +15,9 @@
 //            warp holds its part as a wgmma warp does, so that the epilogue is shared.
 //            kDepthWarps groups of such warps share K, chunk by chunk in turn; their sums meet in
 //            shared memory and are added in the order of the groups.
-// Slices     where tiles are few, K is cut into args.slices, each multiplied by blocks of its own
-//            (streamed_slices); their sums go to memory as warps hold them, and a second kernel
-//            (product_merged) adds them in order and runs the epilogue.
+// Slices     where tiles are few, K is cut into args.slices, which meet in memory (slices.cuh).
 // Roles      of the first warpgroup one thread loads, the others multiply. Blocks are persistent:
-// the
-//            next tile's chunks arrive while this one is stored.
+//            the next tile's chunks arrive while this one is stored.
 // Pipeline   a ring of kStages chunks of 32 of k, w behind x, under TMA's 128-byte swizzle.
 //              along k     128 bytes a row; lane t of a quad reads its piece 2t + h at once
 //              along rows  boxes of 32 rows × 32 of k, each a line of 128 bytes, in the order of
@@ -30,7 +27,7 @@
 #pragma once
 
 #include "product/hopper/ring.cuh"
-#include "product/hopper/store.cuh"
+#include "product/hopper/slices.cuh"
 #include "product/hopper/tf32.cuh"
 
 namespace ingot::hopper {
@@ -81,9 +78,7 @@ struct StreamedConfig {
 
 namespace streamed {
 
-inline constexpr int kChunk = 32;           // of k
-inline constexpr int kMergeWarps = 16;      // of a block of product_merged
-inline constexpr int kMostMergeGroups = 2;  // of samples, of a warp there
+inline constexpr int kChunk = 32;  // of k
 
 // Where a lane's elements of row 8·group + lane / 4 lie in an operand's part of a stage.
 template <bool kAlongK>
@@ -106,20 +101,6 @@ struct FragmentReader {
       return {ptx::load_shared(at), ptx::load_shared(at + 1024), ptx::load_shared(at + 2048),
               ptx::load_shared(at + 3072)};
     }
-  }
-};
-
-// The chunks of K of one slice, and the tile: unit `index` of the grid's work.
-struct Work {
-  i32 feature_tile, sample_tile, first, chunks;
-
-  INGOT_D Work(const ProductArgs& args, i32 index, bool sliced) {
-    const i32 tiles = args.raster.count();
-    const i32 slice = sliced ? index / tiles : 0, slices = sliced ? args.slices : 1;
-    args.raster.locate(index - slice * tiles, feature_tile, sample_tile);
-    const i32 each = args.chunks / slices, rest = args.chunks - each * slices;
-    first = slice * each + (slice < rest ? slice : rest);
-    chunks = each + (slice < rest ? 1 : 0);
   }
 };
 
@@ -151,7 +132,7 @@ INGOT_D void produce(const Ring& ring, const TensorMap& w_map, const TensorMap& 
   cursor.parity = 1;
   const i32 units = args.raster.count() * (sliced ? args.slices : 1);
   for (i32 unit = blockIdx.x; unit < units; unit += gridDim.x) {
-    const Work work(args, unit, sliced);
+    const slices::Work work(args, unit, sliced);
     if (unit + static_cast<i32>(gridDim.x) >= units) ptx::launch_dependents();
     const i32 entry = Config::kBatched ? entry_of(args, work.sample_tile) : 0;
     const i32 feature = work.feature_tile * Config::kFeatures;
@@ -299,51 +280,6 @@ INGOT_D void meet(const Sums<Config>& sum, Part<Config>& part, u32 exchange, con
   }
 }
 
-// Which of the partial statistics those of samples from `sample` on are: one for each kRows of an
-// entry.
-template <class Config, int kRows>
-INGOT_D i32 moment_tile(const ProductArgs& args, i32 sample_tile, i32 sample) {
-  if constexpr (Config::kBatched) {
-    const i32 entry = entry_of(args, sample_tile);
-    return entry * ((args.m + kRows - 1) / kRows) + (sample - entry * args.m) / kRows;
-  } else {
-    return sample / kRows;
-  }
-}
-
-// From sums to what is stored, of kGroups groups of samples of a block of features.
-template <class Config, class Epilogue, int kGroups>
-INGOT_D void finish(float (&values)[4 * kGroups], i32 feature, i32 sample, i32 sample_tile,
-                    i32 lane, const ProductArgs& given, const typename Epilogue::Params& params) {
-  decltype(auto) args = args_of_tile<Config>(given, sample_tile);
-  if (sample >= args.m) return;
-  const ThreadTile tile = thread_tile(feature, sample, 0, lane, 0);
-  TileEpilogue<Epilogue, 4 * kGroups> epilogue(tile, args, params);
-  finish_unscaled_product(values, tile, args);
-  finish_direct(values, tile, args, epilogue,
-                moment_tile<Config, 8 * kGroups>(given, sample_tile, sample));
-}
-
-// Where the sums of a warp of a unit of work lie, of this lane: 512 bytes for each block of
-// features and group of samples.
-template <class Config>
-INGOT_D float* place_of_sums(const ProductArgs& args, i32 unit, i32 warp, i32 block, i32 group,
-                             i32 lane) {
-  constexpr i32 kVectors = Config::kWarpValues / 4;
-  const i64 vector = (static_cast<i64>(unit) * Config::kGroupWarps + warp) * kVectors +
-                     block * Config::kSampleGroups + group;
-  return args.sums + vector * 128 + lane * 4;
-}
-
-template <class Config, int kGroups>
-INGOT_D void store_sums(const float* values, float* to) {
-#pragma unroll
-  for (int i = 0; i < kGroups; ++i) {
-    *reinterpret_cast<float4*>(to + 128 * i) =
-        float4{values[4 * i], values[4 * i + 1], values[4 * i + 2], values[4 * i + 3]};
-  }
-}
-
 // Runs finish(values, unit, place, block, first group) for every part of every tile, in the
 // warp that owns it.
 template <class Config, class Finish>
@@ -353,7 +289,7 @@ INGOT_D void consume(const Ring& ring, u32 exchange, const ProductArgs& args, co
   u32 start = 0;
   for (i32 unit = blockIdx.x; unit < units; unit += gridDim.x) {
     Sums<Config> sum = {};
-    const i32 chunks = Work(args, unit, sliced).chunks;
+    const i32 chunks = slices::Work(args, unit, sliced).chunks;
     accumulate<Config>(sum, ring, start, chunks, place);
     start += chunks;
     if constexpr (Config::kDepthWarps > 1) {
@@ -411,13 +347,13 @@ INGOT_D void product_streamed(const TensorMap& w_map, const TensorMap& x_map, co
   const auto finish = [&](float(&values)[4 * Config::kPartGroups], i32 unit,
                           const streamed::Place& place, i32 block, i32 group) {
     // Computed again, not kept in registers while all are needed.
-    const streamed::Work work(args, ptx::opaque(unit), false);
+    const slices::Work work(args, ptx::opaque(unit), false);
     const i32 feature = work.feature_tile * Config::kFeatures +
                         16 * (place.feature_warp * Config::kFeatureBlocks + block);
     const i32 sample = first_sample<Config>(args, work.sample_tile) +
                        8 * (place.sample_warp * Config::kSampleGroups + group);
-    streamed::finish<Config, Epilogue, Config::kPartGroups>(
-        values, feature, sample, work.sample_tile, place.lane, args, params);
+    slices::finish<Config, Epilogue, Config::kPartGroups>(values, feature, sample, work.sample_tile,
+                                                          place.lane, args, params);
   };
   streamed::run<Config>(w_map, x_map, args, false, finish);
 }
@@ -429,67 +365,10 @@ INGOT_D void streamed_slices(const TensorMap& w_map, const TensorMap& x_map,
   const auto finish = [&](float(&values)[4 * Config::kPartGroups], i32 unit,
                           const streamed::Place& place, i32 block, i32 group) {
     const i32 warp = place.sample_warp * Config::kFeatureWarps + place.feature_warp;
-    streamed::store_sums<Config, Config::kPartGroups>(
-        values, streamed::place_of_sums<Config>(args, unit, warp, block, group, place.lane));
+    slices::store_sums<Config, Config::kPartGroups>(
+        values, slices::place_of_sums<Config>(args, unit, warp, block, group, place.lane));
   };
   streamed::run<Config>(w_map, x_map, args, true, finish);
-}
-
-// Adds the slices' sums: a block for 16 features and a few groups of samples of a tile, whose warps
-// share the slices in turn and add theirs in order, then warp 0 the warps' in order.
-template <class Config, class Epilogue>
-INGOT_D void product_merged(const TensorMap&, const TensorMap&, const TensorMap&,
-                            const ProductArgs& args, const typename Epilogue::Params& params) {
-  constexpr int kGroups = Config::kSampleGroups < streamed::kMostMergeGroups
-                              ? Config::kSampleGroups
-                              : streamed::kMostMergeGroups;
-  constexpr i32 kFeatureParts = Config::kFeatures / 16;
-  constexpr i32 kPieces = kFeatureParts * (Config::kSamples / (8 * kGroups));
-  __shared__ float4 met[streamed::kMergeWarps][kGroups][32];
-  const i32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-  const i32 tile = blockIdx.x / kPieces, piece = blockIdx.x % kPieces;
-  const i32 feature_part = piece % kFeatureParts, group = piece / kFeatureParts * kGroups;
-  const i32 owner =
-      group / Config::kSampleGroups * Config::kFeatureWarps + feature_part / Config::kFeatureBlocks;
-  const i32 tiles = args.raster.count();
-  ptx::dependency_wait();
-  ptx::launch_dependents();
-  float sum[4 * kGroups] = {};
-#pragma unroll 4
-  for (i32 slice = warp; slice < args.slices; slice += streamed::kMergeWarps) {
-    const float* from = streamed::place_of_sums<Config>(args, slice * tiles + tile, owner,
-                                                        feature_part % Config::kFeatureBlocks,
-                                                        group % Config::kSampleGroups, lane);
-#pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      const float4 v = *reinterpret_cast<const float4*>(from + 128 * i);
-      sum[4 * i] += v.x;
-      sum[4 * i + 1] += v.y;
-      sum[4 * i + 2] += v.z;
-      sum[4 * i + 3] += v.w;
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kGroups; ++i) {
-    met[warp][i][lane] = float4{sum[4 * i], sum[4 * i + 1], sum[4 * i + 2], sum[4 * i + 3]};
-  }
-  __syncthreads();
-  if (warp > 0) return;
-  for (int from = 1; from < streamed::kMergeWarps; ++from) {
-#pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      const float4 v = met[from][i][lane];
-      sum[4 * i] += v.x;
-      sum[4 * i + 1] += v.y;
-      sum[4 * i + 2] += v.z;
-      sum[4 * i + 3] += v.w;
-    }
-  }
-  i32 feature_tile, sample_tile;
-  args.raster.locate(tile, feature_tile, sample_tile);
-  streamed::finish<Config, Epilogue, kGroups>(
-      sum, feature_tile * Config::kFeatures + 16 * feature_part,
-      first_sample<Config>(args, sample_tile) + 8 * group, sample_tile, lane, args, params);
 }
 
 }  // namespace ingot::hopper

@@ -95,7 +95,7 @@ inline void add_streamed_tiles(std::vector<TileChoice>& menu, const ProductShape
 }
 
 // Microseconds, launches included. Fitted on an H200 to bench/results/config-sweep's table of 56
-// shapes in up to 30 tiles and slices: its choice takes 2 % more than the best on average, 21 at
+// shapes in up to 30 tiles and slices: its choice takes 3 % more than the best on average, 21 at
 // most. Rows of that table begin anywhere; of those that fill whole lines it is right on the safe
 // side.
 inline double estimate_streamed(const ProductShape& shape, const TileChoice& c,

@@ -22,10 +22,11 @@ enum class Scheme {
 };
 
 enum class Variant {
-  fused_split,   // fp32 weight split inside the product; only x is packed beforehand
-  packed,        // both operands packed beforehand
-  streamed,      // fp32 operands by TMA as they are, split in registers: small, thin and deep
-                 // products, and batches of them
+  fused_split,  // fp32 weight split inside the product; only x is packed beforehand
+  packed,       // both operands packed beforehand
+  streamed,     // fp32 operands by TMA as they are, split in registers: small, thin and deep
+                // products, and batches of them
+  deep,         // fp32 operands by TMA as they are, split into fp16 halves: small results of long K
   fused_scaled,  // Scheme::scaled: fp32 weight rounded inside the product
   scaled,        // Scheme::scaled, both operands packed beforehand
   crossed,       // Scheme::high, both operands packed beforehand
@@ -36,6 +37,11 @@ enum class Variant {
 
 inline bool is_fused(Variant variant) {
   return variant == Variant::fused_split || variant == Variant::fused_scaled;
+}
+
+// Operands go through TMA as they lie in memory, and slices of K meet there.
+inline bool is_unpacked(Variant variant) {
+  return variant == Variant::streamed || variant == Variant::deep;
 }
 
 struct OperandShape {
@@ -66,8 +72,8 @@ struct ProductShape {
   Element element = Element::f32;  // of x, w and y
   Scheme scheme = Scheme::split;   // of f32 operands
   int64_t batches = 1;             // products like this one, each with a weight of its own
-  // Whether Variant::streamed may be chosen by its estimate. Standalone files have no launcher for
-  // it, and a module's calls are to have the same bits there.
+  // Whether unpacked variants may be chosen by their estimates. Standalone files have no launcher
+  // for them, and a module's calls are to have the same bits there.
   bool may_stream = false;
 
   bool shares_samples() const { return batches > 1 && x.batch_stride == 0; }
@@ -104,14 +110,14 @@ struct TileChoice {
   int staging = 0;        // buffers for TMA stores; not fused
   int cluster = 1;        // blocks that share samples
   int sample_blocks = 1;  // fused_scaled: blocks of a cluster that share weights
-  int slices = 1;         // fused, streamed: blocks that share a tile, each with its part of K
+  int slices = 1;         // fused, unpacked: blocks that share a tile, each with its part of K
   int promotion = 1;      // fused_split: chunks of 64 of K that wgmma sums before they are promoted
   int raster_group = 8;   // feature tiles (clusters of them) a group
-  int features = 0;       // streamed: of a tile
+  int features = 0;       // unpacked: of a tile
   int depth_warps = 1;    // streamed: warps that share K
-  int feature_warps = 1, sample_warps = 1;  // streamed: that share a tile's features, its samples
-  bool w_along_k = true;                    // streamed, fused_split: how operands lie in memory
-  bool x_along_k = true;                    // streamed: the same
+  int feature_warps = 1, sample_warps = 1;  // unpacked: that share a tile's features, its samples
+  bool w_along_k = true;                    // unpacked, fused_split: how operands lie in memory
+  bool x_along_k = true;                    // unpacked: the same
   Element element = Element::f32;           // half: of the operands
   bool batched = false;                     // a weight for every entry of a batch
 };
@@ -124,7 +130,7 @@ inline size_t align_up(size_t bytes, size_t to) {
 }
 
 inline int cluster_of(const TileChoice& c) {
-  if (c.variant == Variant::streamed) return 1;  // its slices meet in memory
+  if (is_unpacked(c.variant)) return 1;
   return c.cluster * c.sample_blocks * c.slices;
 }
 // Tiles that are under way at once.
@@ -134,13 +140,13 @@ inline int64_t cluster_slots(const TileChoice& c, const DeviceLimits& device) {
 
 // Clusters' worth of tiles of the result.
 inline int64_t tiles_of(const ProductShape& shape, const TileChoice& c) {
-  const int features = c.variant == Variant::streamed ? c.features : 128 * c.cluster;
+  const int features = is_unpacked(c.variant) ? c.features : 128 * c.cluster;
   return shape.batches * divide_up(shape.m, c.samples * c.sample_blocks) *
          divide_up(shape.n, features);
 }
 
 // streamed: K of a chunk, warps that multiply in a block, and a block's shared memory; the same as
-// StreamedConfig says (bench and tests hold them to each other).
+// StreamedConfig says (tests hold them to each other).
 constexpr int kStreamedChunk = 32;
 inline int streamed_warps(const TileChoice& c) {
   return c.feature_warps * c.sample_warps * c.depth_warps;
@@ -161,6 +167,15 @@ inline int streamed_resident(const TileChoice& c) {
   constexpr size_t kShared = 228 * 1024, kReserved = 1024;
   return streamed_warps(c) == 4 && 2 * (streamed_bytes(c) + kReserved) <= kShared ? 2 : 1;
 }
+// deep: K and bytes of a chunk, threads and shared memory of a block; the same as DeepConfig says.
+constexpr int kDeepChunk = 64, kDeepThreads = 512;
+constexpr size_t kDeepChunkBytes = size_t(128 + 128) * kDeepChunk * 4;
+inline size_t deep_bytes(const TileChoice& c) {
+  constexpr size_t kSlot = kDeepChunkBytes / 2, kRow = 128 * 4;
+  const size_t packed = size_t(c.stages), slots = size_t(c.weight_stages) + 2 * packed;
+  return 1024 + slots * (kSlot + 16) + packed * (kRow + 16) + kRow;
+}
+
 // Of a block that adds slices: threads; samples that it has, of 16 features.
 constexpr int kMergeThreads = 512;
 inline int merged_samples(const TileChoice& c) {
@@ -175,6 +190,7 @@ inline int streamed_part_samples(const TileChoice& c) {
 
 inline size_t shared_bytes(const TileChoice& c) {
   if (c.variant == Variant::streamed) return streamed_bytes(c);
+  if (c.variant == Variant::deep) return deep_bytes(c);
   // Of one warpgroup, where operands are split: exponents of the samples, and of its 64 features
   // where they are packed too.
   const bool fused = is_fused(c.variant);
@@ -191,6 +207,7 @@ inline size_t shared_bytes(const TileChoice& c) {
 
 inline std::string config_text(const TileChoice& c, bool tma_store) {
   const auto number = [](int v) { return std::to_string(v); };
+  const auto flag = [](bool v) { return std::string(v ? "true" : "false"); };
   const std::string ring = number(c.samples) + ", " + number(c.weight_stages) + ", " +
                            number(c.stages) + ", " + (tma_store ? "true" : "false") + ", ";
   const std::string blocks = number(c.samples) + ", " + number(c.cluster) + ", " + number(c.stages);
@@ -204,13 +221,13 @@ inline std::string config_text(const TileChoice& c, bool tma_store) {
     case Variant::fused_scaled:
       return "FusedScaledConfig<" + ring + number(c.cluster) + ", " + number(c.sample_blocks) +
              ", " + number(c.slices) + ">";
-    case Variant::streamed: {
-      const auto flag = [](bool v) { return std::string(v ? ", true" : ", false"); };
+    case Variant::streamed:
       return "StreamedConfig<" + number(c.features / c.feature_warps / 16) + ", " +
              number(c.samples / c.sample_warps / 8) + ", " + number(c.feature_warps) + ", " +
              number(c.sample_warps) + ", " + number(c.depth_warps) + ", " + number(c.stages) +
-             flag(c.w_along_k) + flag(c.x_along_k) + (c.batched ? ", true" : "") + ">";
-    }
+             ", " + flag(c.w_along_k) + ", " + flag(c.x_along_k) + batched + ">";
+    case Variant::deep:
+      return "DeepConfig<" + flag(c.w_along_k) + ", " + flag(c.x_along_k) + ">";
     case Variant::half:
       return std::string("HalfConfig<ingot::") + (c.element == Element::bf16 ? "bf16" : "f16") +
              ", " + blocks + ", " + number(c.staging) + ">";

@@ -1,0 +1,140 @@
+// Products that read their operands as they lie in memory: what is planned, and that every tile
+// compiles for what the host takes it to need.
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "cuda/compiler.h"
+#include "cuda/nvrtc.h"
+#include "product/hopper/candidates.h"
+
+namespace ingot::cuda {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// What a call with few tiles and a long K launches: the slices, then what adds them.
+TEST(UnpackedProduct, AddsSlicesThatMeetInMemory) {
+  hopper::ProductShape shape;
+  shape.m = shape.n = 64, shape.k = 65536;
+  shape.x = shape.w = {1, 64, true};
+  shape.y_stride = 64;
+  std::vector<hopper::TileChoice> menu;
+  hopper::add_streamed_tiles(menu, shape, {132});
+  const auto found = std::find_if(menu.begin(), menu.end(), [](const hopper::TileChoice& c) {
+    return c.features == 64 && c.samples == 64 && c.depth_warps == 4 && c.slices > 1;
+  });
+  ASSERT_NE(found, menu.end());
+  const hopper::ProductPlan plan = hopper::plan_with(shape, *found, {132});
+  EXPECT_EQ(plan.slices, 132);
+  EXPECT_EQ(plan.sliced.kernel, "streamed_slices");
+  EXPECT_EQ(plan.sliced.grid, 132u);
+  EXPECT_EQ(plan.kernel, "product_merged");
+  EXPECT_EQ(plan.grid, 16u);  // 16 × 16 of the tile each
+  EXPECT_EQ(plan.sums_bytes, size_t(132) * 64 * 64 * 4);
+  EXPECT_GE(plan.workspace_bytes, plan.sums_bytes);
+  const hopper::ProductArgs args = hopper::args_of(plan, shape);
+  EXPECT_EQ(args.slices, 132);
+  EXPECT_EQ(args.chunks, 2048);
+  // Along its rows an operand is read in whole eights of K, and rows in whole pieces of 16 bytes.
+  for (const auto& [k, stride] : {std::pair<int64_t, int64_t>{65540, 64}, {65536, 66}}) {
+    hopper::ProductShape odd = shape;
+    odd.k = k, odd.x.k_stride = stride;
+    EXPECT_FALSE(hopper::streams(odd));
+  }
+  // A warp that has all of K to itself makes no long chain of sums.
+  for (const hopper::TileChoice& c : menu) {
+    if (c.depth_warps > 1) continue;
+    EXPECT_LE(hopper::divide_up(2048, c.slices), 64) << hopper::name_of(c);
+  }
+}
+
+// A small result of a long K: both operands as they lie in memory, no more slices than the GPU
+// holds blocks, and no workspace but their sums.
+TEST(UnpackedProduct, SplitsBothOperandsOnTheWay) {
+  hopper::ProductShape shape;
+  shape.m = shape.n = 256, shape.k = 131072;
+  shape.x = shape.w = {1, 256, true};
+  shape.y_stride = 256;
+  EXPECT_NE(hopper::plan_product(shape, {}).variant, hopper::Variant::deep);
+  shape.may_stream = true;
+  const hopper::ProductPlan plan = hopper::plan_product(shape, {132});
+  ASSERT_EQ(plan.variant, hopper::Variant::deep) << plan.config;
+  EXPECT_EQ(plan.config, "DeepConfig<false, false>");
+  EXPECT_EQ(plan.slices, 33);
+  EXPECT_EQ(plan.sliced.kernel, "deep_slices");
+  EXPECT_EQ(plan.sliced.grid, 132u);
+  EXPECT_EQ(plan.kernel, "product_merged");
+  EXPECT_EQ(plan.grid, 4u * 8 * 8);  // 16 × 16 of a tile each
+  EXPECT_TRUE(plan.splits.empty());
+  EXPECT_EQ(plan.workspace_bytes, size_t(33) * 256 * 256 * 4);
+  EXPECT_EQ(plan.chunks, 2048);
+  EXPECT_EQ(plan.moment_tiles, 16);
+  shape.x.aligned = false;
+  EXPECT_NE(hopper::plan_product(shape, {132}).variant, hopper::Variant::deep);
+}
+
+// That `kernel`, a template of `config`, compiles for Hopper without a word.
+void expect_quiet(const std::string& header, const std::string& kernel, const std::string& config,
+                  const std::string& checks, int threads, int resident) {
+  const std::string text = fmt::format(
+      "#include \"product/hopper/{}\"\nusing namespace ingot;\n"
+      "using namespace ingot::hopper;\nusing C = {};\nstatic_assert({});\n"
+      "extern \"C\" __global__ void __launch_bounds__({}, {}) slices(\n"
+      "    const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,\n"
+      "    const __grid_constant__ ProductArgs args) {{ {}<C>(w, x, args); }}\n",
+      header, config, checks, threads, resident, kernel);
+  std::vector<std::string> options = compile_options(nvrtc_architecture(90));
+  options.emplace_back("--ptxas-options=-v");
+  const Compilation result = nvrtc_compile("slices", text, headers_of(text), options);
+  EXPECT_THAT(result.log, Not(HasSubstr("error"))) << config;
+  EXPECT_THAT(result.log, Not(HasSubstr("warning"))) << config;
+  EXPECT_THAT(result.log, HasSubstr(" 0 bytes spill stores")) << config;
+  EXPECT_THAT(result.log, Not(::testing::ContainsRegex("[1-9][0-9]* bytes stack frame"))) << config;
+}
+
+// Every tile, in every order of the operands, as one kernel and in slices; what the host takes a
+// tile to need is what the kernel says.
+TEST(UnpackedProduct, StreamsWithoutSpills) {
+  if (!nvrtc_info().available) GTEST_SKIP() << nvrtc_info().why;
+  for (hopper::TileChoice tile : hopper::kStreamedTiles) {
+    for (const auto& [w_along_k, x_along_k] :
+         {std::pair{true, true}, {false, true}, {false, false}}) {
+      tile.w_along_k = w_along_k;
+      tile.x_along_k = x_along_k;
+      const std::string config = hopper::config_text(tile, false);
+      const int threads = 128 + 32 * hopper::streamed_warps(tile);
+      const int resident = hopper::streamed_resident(tile);
+      const std::string checks = fmt::format(
+          "C::kSharedBytes == {} && C::kThreads == {} && C::kResident == {} && "
+          "C::kFeatures == {} && C::kSamples == {} && 8 * C::kPartGroups == {}",
+          hopper::streamed_bytes(tile), threads, resident, tile.features, tile.samples,
+          hopper::streamed_part_samples(tile));
+      expect_quiet("streamed.cuh", "streamed_slices", config, checks, threads, resident);
+    }
+  }
+}
+
+TEST(UnpackedProduct, SplitsBothOperandsWithoutSpills) {
+  if (!nvrtc_info().available) GTEST_SKIP() << nvrtc_info().why;
+  hopper::TileChoice tile = hopper::kDeepTile;
+  const std::string checks = fmt::format(
+      "C::kSharedBytes == {} && C::kThreads == {} && C::kChunk == {} && "
+      "C::kFeatures == {} && C::kSamples == {} && C::kFeatureWarps == {}",
+      hopper::deep_bytes(tile), hopper::kDeepThreads, hopper::kDeepChunk, tile.features,
+      tile.samples, tile.feature_warps);
+  for (const bool w_along_k : {true, false}) {
+    for (const bool x_along_k : {true, false}) {
+      tile.w_along_k = w_along_k;
+      tile.x_along_k = x_along_k;
+      expect_quiet("deep.cuh", "deep_slices", hopper::config_text(tile, false), checks,
+                   hopper::kDeepThreads, 1);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ingot::cuda
