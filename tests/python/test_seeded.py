@@ -19,6 +19,6 @@ def test_a_seeded_error_has_its_place(bug):
     assert text.count(bug.old) == 1
     assert bug.new != bug.old
     kind, _, what = bug.seen_by.partition(" ")
-    assert kind in ("unit", "asan", "python", "stage")
+    assert kind in ("asan", "python", "stage")
     if kind == "python":
         assert all((ROOT / path.partition("::")[0]).is_file() for path in what.split())

@@ -16,7 +16,7 @@ class Bug:
     file: str
     old: str  # occurs once in the file
     new: str
-    seen_by: str  # "unit FILTER", "asan FILTER", "python ARGUMENTS" or "stage NAME"
+    seen_by: str  # "asan FILTER", "python ARGUMENTS" or "stage NAME"
 
 
 BUGS = [
@@ -26,14 +26,14 @@ BUGS = [
         "src/graph/inference.cpp",
         "arg < 0 || static_cast<size_t>(arg) >= id",
         "arg < 0 || static_cast<size_t>(arg) > id",
-        "unit Graph.*:Importer.*:Builder.*",
+        "asan Graph.*:Importer.*:Builder.*",
     ),
     Bug(
         "a result may be one past the last value",
         "src/graph/inference.cpp",
         "value < 0 || static_cast<size_t>(value) >= graph.nodes.size()",
         "value < 0 || static_cast<size_t>(value) > graph.nodes.size()",
-        "unit Graph.*",
+        "asan Graph.*",
     ),
     Bug(
         "a product of f16 with bf16 is f16",
@@ -48,35 +48,35 @@ BUGS = [
         "src/rewrite/neutral_operands.cpp",
         "return is_number(edit, b, 0) && !__builtin_signbit(edit[b].constant) ? a : kNoValue;",
         "return is_number(edit, b, 0) ? a : kNoValue;",
-        "unit Rewrite*",
+        "asan Rewrite*",
     ),
     Bug(
         "x·W and x·Wᵀ are one value",
         "src/rewrite/common_subexpressions.cpp",
         "a.args.size() != b.args.size() || a.transpose_b != b.transpose_b || a.op != b.op ||",
         "a.args.size() != b.args.size() || a.op != b.op ||",
-        "unit Rewrite*",
+        "asan Rewrite*",
     ),
     Bug(
         "subtracting a constant turns a maximum into a minimum",
         "src/rewrite/monotone_reductions.cpp",
         "scale && c < 0 ? turned",
         "c < 0 ? turned",
-        "unit Rewrite*",
+        "asan Rewrite*",
     ),
     Bug(
         "r − x counts as x − r",
         "src/rewrite/shift_invariance.cpp",
         "if (left.op == PointwiseOp::sub_ && (i == 0 || j == 0)) continue;",
         "if (left.op == PointwiseOp::sub_ && i == 0 && j != 0) continue;",
-        "unit Rewrite*",
+        "asan Rewrite*",
     ),
     Bug(
         "any division by a constant becomes a product",
         "src/rewrite/merge_constants.cpp",
         "if (node.op == PointwiseOp::div_ && is_power_of_two(c) && is_normal_f32(1 / c)) {",
         "if (node.op == PointwiseOp::div_ && is_normal_f32(1 / c)) {",
-        "unit Rewrite*",
+        "asan Rewrite*",
     ),
     # src/plan
     Bug(
@@ -84,28 +84,28 @@ BUGS = [
         "src/plan/schedule.cpp",
         "if (first == kNoValue || common == first) return;",
         "if (first == kNoValue || common <= first) return;",
-        "unit Plan.*",
+        "asan Plan.*",
     ),
     Bug(
         "buffers that meet in one sweep may overlap",
         "src/plan/plan.cpp",
         "if (buffers[other].last_sweep < buffers[i].first_sweep ||",
         "if (buffers[other].last_sweep <= buffers[i].first_sweep ||",
-        "unit Plan*",
+        "asan Plan*",
     ),
     Bug(
         "a value can be loaded in the sweep that makes it",
         "src/plan/schedule.cpp",
         "return own.via == Via::stored ? own.time : own.time + 1;",
         "return own.time;",
-        "unit Plan*",
+        "asan Plan*",
     ),
     Bug(
         "an argument that several values share is paid for by each",
         "src/plan/frontier.cpp",
         "if (of_arg.open) network.edge(computed, 2 * of_arg.number, kImpossible);",
         "if (of_arg.open) network.edge(computed, 2 * of_arg.number, of_arg.cost.load);",
-        "unit Frontier.*:Plan*",
+        "asan Frontier.*:Plan*",
     ),
     # src/codegen
     Bug(
@@ -127,35 +127,35 @@ BUGS = [
         "src/codegen/turned.cpp",
         "batch) < kRowsOfASector) continue;",
         "batch) < kRowsOfASector - 1) continue;",
-        "unit CodegenTurned.A*:CodegenTurned.R*",
+        "asan CodegenTurned.A*:CodegenTurned.R*",
     ),
     Bug(
         "what lies turned is read in vectors",
         "src/codegen/body_writer.cpp",
         "if (!context_.is_apart(value, written)) return",
         "if (!written || !context_.is_apart(value, written)) return",
-        "unit CodegenTurned.R*",
+        "asan CodegenTurned.R*",
     ),
     Bug(
         "what is subtracted from its largest may be fused with its product",
         "src/codegen/device_functions.cpp",
         "(is_extreme(node.args[0]) || is_extreme(node.args[1]))",
         "is_extreme(node.args[0])",
-        "unit Codegen.What*",
+        "asan Codegen.What*",
     ),
     Bug(
         "any number and erf(u) count as 1 + erf(u)",
         "src/codegen/device_functions.cpp",
         "!is_constant(args[1 - i], 1) || ",
         "graph_[args[1 - i]].kind != NodeKind::constant || ",
-        "unit Codegen.One*",
+        "asan Codegen.One*",
     ),
     Bug(
         "what is also kept in fp32 is computed for 16 bits",
         "src/graph/readers.cpp",
         "(dtype == DType::f32 && !kept[i] && !of.empty() &&",
         "(dtype == DType::f32 && !of.empty() &&",
-        "unit Codegen.What*",
+        "asan Codegen.What*",
     ),
     # src/cuda and src/program
     Bug(
@@ -163,14 +163,14 @@ BUGS = [
         "src/cuda/lowering.cpp",
         "from < begin.offset + bytes && begin.offset < to;",
         "from < begin.offset && begin.offset < to;",
-        "unit LaunchProgram.*",
+        "asan LaunchProgram.*",
     ),
     Bug(
         "broadcast tensors count as dense",
         "src/program/program.cpp",
         "if (tensor.strides[axis] != expected) return false;",
         "if (tensor.strides[axis] > expected) return false;",
-        "unit LaunchProgram.*",
+        "asan LaunchProgram.*",
     ),
     Bug(
         "a captured call is replayed for other frozen weights",
@@ -191,21 +191,21 @@ BUGS = [
         "src/cuda/cubin_cache.cpp",
         "if (content_hash(key, payload) != header.hash) return std::nullopt;",
         "",
-        "unit CubinCache*",
+        "asan CubinCache*",
     ),
     Bug(
         "arguments of a launch lie where they are not aligned",
         "src/program/launch_program.cpp",
         "const size_t start = align_up(bytes.size(), kAlignment);",
         "const size_t start = bytes.size();",
-        "unit LaunchProgram.*:Api.*",
+        "asan LaunchProgram.*:Api.*",
     ),
     Bug(
         "programs that differ in their clusters have one hash",
         "src/program/launch_program.cpp",
         "step.cluster, text_of(step.arguments)",
         "0, text_of(step.arguments)",
-        "unit LaunchProgram.*",
+        "asan LaunchProgram.*",
     ),
     # src/cpu
     Bug(
@@ -213,7 +213,7 @@ BUGS = [
         "src/cpu/product/blocked.cpp",
         "task.row = last && o_.row != nullptr ? o_.row + j : nullptr;",
         "task.row = o_.row != nullptr ? o_.row + j : nullptr;",
-        "unit CpuProduct.*",
+        "asan CpuProduct.*",
     ),
     Bug(
         "the last columns of a tile are written past the matrix",
@@ -227,28 +227,28 @@ BUGS = [
         "src/cpu/composites.cpp",
         "uses(found) != 1 || slot(found).varies",
         "slot(found).varies",
-        "unit CpuComposites.*",
+        "asan CpuComposites.*",
     ),
     Bug(
         "overlapping rows are given to a BLAS",
         "src/cpu/product_lowering.cpp",
         "return rows <= 1 || stride >= columns;",
         "return rows <= 1 || stride >= 0;",
-        "unit CpuExecutable.*",
+        "asan CpuExecutable.*",
     ),
     Bug(
         "a program goes on with a product that is registered no longer",
         "src/cpu/executable.cpp",
         "uint64_t products = registered_products();",
         "uint64_t products = 0;",
-        "unit HostProgram.*",
+        "asan HostProgram.*",
     ),
     Bug(
         "what a sweep takes of the workspace is not told",
         "src/cpu/lowering.cpp",
         "program_.workspace_bytes = std::max(program_.workspace_bytes, used_);",
         "",
-        "unit HostProgram.*",
+        "asan HostProgram.*",
     ),
     # src/standalone
     Bug(
@@ -256,14 +256,14 @@ BUGS = [
         "src/standalone/program_writer.cpp",
         'buffer.shape.batched ? times("batch", bytes) : std::to_string(bytes)',
         "std::to_string(bytes)",
-        "unit Standalone.*",
+        "asan Standalone.*",
     ),
     Bug(
         "a standalone file lacks the system's headers",
         "src/standalone/amalgamate.cpp",
         "      system_.emplace(name);\n",
         "",
-        "unit Amalgamation.*:Standalone.*",
+        "asan Amalgamation.*:Standalone.*",
     ),
     # kernels
     Bug(
@@ -271,28 +271,28 @@ BUGS = [
         "kernels/common/monoid.cuh",
         "delta * delta * (a.count * weight)",
         "delta * delta * (b.count * weight)",
-        "unit Moments.*",
+        "asan Moments.*",
     ),
     Bug(
         "−inf − −inf is NaN in a log-sum-exp",
         "kernels/common/monoid.cuh",
         "return x == top ? T(0) : x - top;",
         "return x - top;",
-        "unit LogSumExp.*",
+        "asan LogSumExp.*",
     ),
     Bug(
         "the last samples of a sweep belong to no part",
         "kernels/sweeps/splits.h",
         "at_least_one(up(samples, result.per_split));",
         "at_least_one(samples / result.per_split);",
-        "unit Codegen.Splits*",
+        "asan Codegen.Splits*",
     ),
     Bug(
         "a vector load of rows that are not a multiple of 16 bytes apart",
         "kernels/product/hopper/tiles.h",
         "k_stride == 1 && row_stride % 4 == 0 && k % 4 == 0 &&",
         "k_stride == 1 && k % 4 == 0 &&",
-        "unit OperandShape.*",
+        "asan OperandShape.*",
     ),
     Bug(
         "device code of a portable product with a wrong name",

@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[2]
 COPY = ROOT / "build" / "seeded"
 # By what is run: the preset, and what is built of it.
 BUILDS = {
-    "unit": ("release", ["ingot_tests"]),
     "asan": ("asan", ["ingot_tests"]),
     "python": ("release", ["ingot", "ingot_blas"]),
     "stage": ("release", ["ingot", "ingot_blas"]),
