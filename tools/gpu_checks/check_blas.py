@@ -1,6 +1,7 @@
 """fp32 products of PyTorch with libingot_blas.so in front of cuBLAS: right, and how fast.
 
 python check_blas.py LIBRARY [--device cuda|cpu] [--rounds 20] [--seconds 300] [--out FILE]
+                     [--beside NAME=VARIABLE=VALUE,... ]...
 
 LIBRARY is libingot.so; libingot_blas.so lies beside it. Two processes, one with it in LD_PRELOAD
 and one without, take turns at 89 shapes: in each round both time the same product, cold (the L2
@@ -10,7 +11,9 @@ shape, with fp64. Exit status 1 where an error is above both 1e-6 and the librar
 was taken, or where a shape is slower than the library: where the 95 % interval of the median ratio
 lies below 0.98 whole, or, of a shape that was handed on (its error is cuBLAS's to the last bit),
 below 0.94. There the same kernel runs on either side, on other addresses, which was seen to make
-4 % of a difference. A CPU has no cuBLAS to stand before: there both sides are the same, the shapes
+4 % of a difference. --beside: another process that takes turns, with these variables (of a peer's
+library, LD_PRELOAD and its settings; TF32=1 lets cuBLAS have TF32), timed and compared with fp64
+at the large products that begin behind no offset, and never judged. A CPU has no cuBLAS to stand before: there both sides are the same, the shapes
 small and the times without a bound; it shows that this program runs.
 """
 
@@ -34,6 +37,8 @@ ERROR = 1e-6
 SLOWEST = {"taken": 0.98, "handed on": 0.94}
 INNER = 3  # calls of which a round takes the median
 LONG_MS, LONG_ROUNDS = 5.0, 7
+BESIDE_ROUNDS = 7
+LEAST_WORK_BESIDE = 1 << 24  # multiplications
 
 # m, n, k, batches, how the operands are stored (blas_products.py).
 SQUARE = [(s, s, s, 1, "nn") for s in (256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144)]
@@ -298,6 +303,7 @@ def work(device: str) -> None:
     import torch
 
     torch.set_grad_enabled(False)
+    torch.backends.cuda.matmul.allow_tf32 = os.environ.get("TF32") == "1"
     timer = Timer(device)
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
@@ -350,6 +356,39 @@ def text_of(shape: tuple) -> str:
     return f"{m}×{k}→{n} {how}" + (f" ×{batches}" if batches > 1 else "")
 
 
+class Peers:
+    """Processes with other libraries in front of cuBLAS. One that ends is asked no more."""
+
+    def __init__(self, device: str, described: list[str]) -> None:
+        self.workers = {}
+        for text in described:
+            name, _, variables = text.partition("=")
+            environment = dict(pair.split("=", 1) for pair in variables.split(",") if pair)
+            self.workers[name] = Worker(device, environment)
+
+    def measure(self, shape: tuple, ingot: Worker, rounds: int) -> dict:
+        """Of each its time, ours beside it, and the error."""
+        m, n, k, batches, how = shape
+        if m * n * k * batches < LEAST_WORK_BESIDE or how not in ("nn", "nt", "tn", "own"):
+            return {}
+        found = {}
+        for name, worker in list(self.workers.items()):
+            try:
+                error = worker.ask("check", shape)
+                both = [(worker.ask("time", shape), ingot.ask("time", shape)) for _ in range(rounds)]
+            except (SystemExit, OSError) as end:
+                print(f"{name} is asked no more: {end}", flush=True)
+                del self.workers[name]
+                continue
+            theirs, ours = (median(times) for times in zip(*both))
+            found[name] = {"ms": theirs, "ingot_ms": ours, "error": error}
+        return found
+
+    def end(self) -> None:
+        for worker in self.workers.values():
+            worker.end()
+
+
 def measure(workers: dict, shape: tuple, rounds: int) -> dict:
     from ingot.bench.statistics import median_ratio
 
@@ -389,6 +428,7 @@ def run(options: argparse.Namespace) -> int:
         report = Path(folder) / "report"
         in_front = {"LD_PRELOAD": str(blas), "INGOT_BLAS_REPORT": str(report)}
         workers = {"ingot": Worker(options.device, in_front), "cublas": Worker(options.device, {})}
+        peers = Peers(options.device, options.beside)
         found = {name: worker.ask("operators") for name, worker in workers.items()}
         for name, error in found["ingot"].items():
             other = found["cublas"][name]
@@ -401,6 +441,7 @@ def run(options: argparse.Namespace) -> int:
                 failures.append(f"no time for {text_of(shape)} and what follows")
                 break
             record = measure(workers, shape, options.rounds)
+            record["beside"] = peers.measure(shape, workers["ingot"], BESIDE_ROUNDS)
             records.append(record)
             if record["by"] == "no library":  # nothing to compare with: right, or not taken either
                 right = record["error"] is None or record["error"] <= ERROR
@@ -417,8 +458,12 @@ def run(options: argparse.Namespace) -> int:
                 f"{record['error']:.1e}, cuBLAS {record['cublas_error']:.1e}",
                 flush=True,
             )
+            for name, peer in record["beside"].items():
+                times = f"{peer['ms']:.4f} ms, Ingot {peer['ingot_ms']:.4f}"
+                print(f"       {name}: {times}; error {peer['error']:.1e}", flush=True)
             if not ok:
                 failures.append(text_of(shape))
+        peers.end()
         for worker in workers.values():
             worker.end()
         lines = report.read_text().splitlines() if report.exists() else []
@@ -448,6 +493,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--out", default="")
+    parser.add_argument("--beside", action="append", default=[])
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
