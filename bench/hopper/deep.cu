@@ -5,8 +5,9 @@
 //   ./a.out            all cases
 //   ./a.out small      small cases only (for compute-sanitizer)
 //
-// Errors are in units of fp32's promise (docs/numerics.md). The exit status is whether a check
-// failed.
+// Left out is data whose products overflow fp32: what slices make of them is an infinity or NaN as
+// fp32's own sums have it. Errors are in units of fp32's promise (docs/numerics.md). The exit
+// status is whether a check failed.
 #include <cstring>
 
 #include "checking.cuh"
@@ -79,11 +80,9 @@ std::vector<Case> cases(bool small) {
       {"huge x tiny w", shape, Data::huge, Data::tiny, 1e-6, 6},
       {"tiny x huge w", shape, Data::tiny, Data::huge, 1e-6, 6},
       {"huge x denormal w", shape, Data::huge, Data::denormal, 1e-6, 6},
-      {"overflow", shape, Data::huge, Data::huge, 1e-6, 6},
       {"special x", shape, Data::special, Data::normal, 2e-6, 6},
       {"special w", shape, Data::normal, Data::special, 2e-6, 6},
       {"special both", shape, Data::special, Data::special, 2e-6, 6},
-      {"constant", shape, Data::constant, Data::constant, 1e-6, 6},
       {"rows: 256x256x131072", transposed(256, 256, 131072, true), u, w, 1e-6, 6},
       {"rows: rows 2^+-60", along_rows, Data::wide_rows, Data::wide_rows, 2e-6, 6},
       {"rows: x chunks 2^+-30", along_rows, Data::wide_chunks, u, 2e-6, 6},

@@ -112,7 +112,7 @@ TEST(UnpackedProduct, StreamsWithoutSpills) {
           "C::kSharedBytes == {} && C::kThreads == {} && C::kResident == {} && "
           "C::kFeatures == {} && C::kSamples == {} && 8 * C::kPartGroups == {}",
           hopper::streamed_bytes(tile), threads, resident, tile.features, tile.samples,
-          hopper::streamed_part_samples(tile));
+          hopper::unpacked_part_samples(tile));
       expect_quiet("streamed.cuh", "streamed_slices", config, checks, threads, resident);
     }
   }

@@ -327,8 +327,8 @@ def test_peak_memory_of_a_training_step(model, of_input):
     ("between", "kept"),
     [
         (nn.functional.gelu, ["linear", "layer_norm", "gelu"]),
-        # PyTorch keeps what relu makes, and not the product before it: one of the two is enough.
-        (torch.relu, ["linear", "layer_norm"]),
+        # As PyTorch does: what relu makes, which the next product's weight wants, decides alone.
+        (torch.relu, ["relu", "layer_norm"]),
     ],
 )
 def test_forward_keeps_operands_that_it_writes_and_no_product_that_nobody_reads(between, kept):
@@ -443,3 +443,30 @@ def test_a_norm_before_a_mean_over_planes(plane):
     for found, plain, wanted in zip(own, eager, truth):
         allowed = 4 * (plain.double() - wanted).norm() + 1e-6 * wanted.norm()
         assert (found.double() - wanted).norm() <= allowed
+
+
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.Sigmoid, nn.ReLU])
+def test_what_an_activation_made_is_stored_where_it_is_multiplied_next(activation):
+    """Backward reads it for the next weight's gradient, and derives from it: none is made again."""
+    layers = (nn.Linear(12, 16), activation(), nn.Linear(16, 16), activation(), nn.Linear(16, 4))
+    module, _, _ = three_of(nn.Sequential(*layers))
+    module(torch.randn(8, 12)).sum().backward()
+    (call,) = calls_of(module)
+    name = activation.__name__.lower()
+    first, *kept = [result["name"] for result in call.region.graph["results"]]
+    assert (first, [each.partition("_")[0] for each in kept]) == ("linear_2", [name, name])
+    (backward,) = call._backwards.values()
+    computed = {n.target for n in backward.derivative.graph.graph.nodes}
+    assert getattr(torch.ops.aten, name).default not in computed
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(64, 2), (1 << 17, 3)])
+def test_a_stage_of_backward_is_shorter_where_what_it_makes_is_large(rows, expected):
+    """What a stage makes lies in memory until its end: 32 MB count more than one more call."""
+    widths = (8, 64, 64, 64, 4)
+    layers = [nn.Sequential(nn.Linear(a, b), nn.Tanh()) for a, b in zip(widths, widths[1:])]
+    module, _, _ = three_of(nn.Sequential(*layers))
+    module(torch.randn(rows, 8)).sum().backward()
+    (call,) = calls_of(module)
+    (backward,) = call._backwards.values()
+    assert sum("matmul" in str(p.graph["values"]) for p in backward.programs) == expected

@@ -173,6 +173,7 @@ class Spread(nn.Module):
         return y.sum(-1), y
 
 
+@pytest.mark.thorough
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(st.data())
 def test_extents_of_one_hide_nothing(data):

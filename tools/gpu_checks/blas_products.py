@@ -174,6 +174,47 @@ def lt_product(form: str, x, w, library: ctypes.CDLL | None) -> tuple[Callable, 
     return matmul.bind(first, second, added, out, beta), truth
 
 
+# scalars on the device ---------------------------------------------------------------------------
+
+
+def product_with_device_scalars(x, w, y, alpha: float, beta: float, graph: bool):
+    """alpha · x · w + beta · y by cublasSgemm that reads both scalars where the GPU has them; in a
+    CUDA graph that is captured before they have their values."""
+    import torch
+
+    library, handle = ctypes.CDLL(library_path("libcublas.so")), c_void_p()
+    scalars = torch.tensor([7.0, 7.0] if graph else [alpha, beta], device=x.device)
+    one, two = (c_void_p(scalars[i].data_ptr()) for i in range(2))
+    (m, k), n, out = x.shape, w.shape[-1], y.clone()
+    at_device = c_int(1)
+    if library.cublasCreate_v2(byref(handle)) or library.cublasSetPointerMode_v2(handle, at_device):
+        raise NotSupportedError("cublasCreate")
+
+    def call():
+        library.cublasSetStream_v2(handle, c_void_p(torch.cuda.current_stream().cuda_stream))
+        at = [c_void_p(each.data_ptr()) for each in (w, x, out)]
+        given = [handle, *map(c_int, (0, 0, n, m, k)), one, at[0], c_int(n), at[1], c_int(k), two]
+        if library.cublasSgemm_v2(*given, at[2], c_int(n)) != 0:
+            raise NotSupportedError("cublasSgemm")
+
+    if graph:
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            call()
+        side.synchronize()
+        captured = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(captured, stream=side):
+            call()
+        out.copy_(y)
+        scalars.copy_(torch.tensor([alpha, beta]))
+        captured.replay()
+    else:
+        call()
+    torch.cuda.synchronize()
+    library.cublasDestroy_v2(handle)
+    return out
+
+
 # batches by pointers -----------------------------------------------------------------------------
 
 

@@ -9,8 +9,7 @@ namespace ingot::hopper {
 
 // What tells a configuration from another: the kernel's template arguments and the raster.
 inline std::string name_of(const TileChoice& c) {
-  const bool merged = is_unpacked(c.variant) && c.slices > 1;
-  return config_text(c, c.slices == 1) + (merged ? " slices " + std::to_string(c.slices) : "") +
+  return config_text(c, c.slices == 1) + (merges(c) ? " slices " + std::to_string(c.slices) : "") +
          " raster " + std::to_string(c.raster_group);
 }
 

@@ -273,7 +273,7 @@ inline ProductPlan unpacked_plan(const ProductShape& shape, const TileChoice& ch
   plan.entry_tiles = divide_up(shape.m, choice.samples);
   plan.sample_tiles = shape.batches * plan.entry_tiles;
   // Of a block's samples, those of a part have a partial statistic of their own.
-  plan.moment_tiles = shape.batches * divide_up(shape.m, streamed_part_samples(choice));
+  plan.moment_tiles = shape.batches * divide_up(shape.m, unpacked_part_samples(choice));
   plan.raster_feature_tiles = int(divide_up(shape.n, choice.features));
   plan.raster_group = std::min(choice.raster_group, plan.raster_feature_tiles);
   const bool streamed = choice.variant == Variant::streamed;
@@ -289,7 +289,7 @@ inline ProductPlan unpacked_plan(const ProductShape& shape, const TileChoice& ch
   const int64_t tiles = tiles_of(shape, choice);
   plan.grid = unsigned(
       std::min(tiles * choice.slices, int64_t(device.multiprocessors) * int64_t(plan.resident)));
-  if (streamed && choice.slices == 1) return plan;
+  if (!merges(choice)) return plan;
   plan.sliced = {name + "_slices", plan.grid, plan.threads, plan.resident, plan.shared_bytes};
   const int64_t tile_values = int64_t(choice.features) * choice.samples;
   plan.kernel = "product_merged";

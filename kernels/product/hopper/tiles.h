@@ -181,9 +181,13 @@ constexpr int kMergeThreads = 512;
 inline int merged_samples(const TileChoice& c) {
   return std::min(16, c.samples / c.sample_warps);
 }
+// Whether a kernel of its own adds the slices and finishes.
+inline bool merges(const TileChoice& c) {
+  return c.variant == Variant::deep || (c.variant == Variant::streamed && c.slices > 1);
+}
 // A part of a tile that one warp finishes, and has statistics of.
-inline int streamed_part_samples(const TileChoice& c) {
-  if (c.slices > 1) return merged_samples(c);
+inline int unpacked_part_samples(const TileChoice& c) {
+  if (merges(c)) return merged_samples(c);
   const int blocks = c.features / c.feature_warps / 16;
   return c.samples / c.sample_warps / std::max(1, c.depth_warps / blocks);
 }

@@ -113,15 +113,22 @@ class Kept:
         return len(self.results) - 1
 
     def _results(self) -> None:
-        """Those of activations that are handed out anyway, where nothing beneath need be kept then:
-        the derivative reads the result, as PyTorch's does."""
+        """Those of activations that are there anyway, where something beneath need not be kept
+        then: the derivative reads the result, as PyTorch's does. They are handed out, or multiplied
+        next, where the gradient of the other operand reads them, too."""
         for node in reversed(self.nodes):
-            if node.target not in BY_RESULT or node not in self.given or _is_off(node):
+            if node.target not in BY_RESULT or _is_off(node):
                 continue
-            beneath = [below for below in self._beneath(node) if self._is_read(below)]
-            self._store(node)
-            if all(map(self._is_read, beneath)):
-                del self.values[node]
+            if node in self.given or self._is_multiplied(node):
+                stored = {**self.values, node: -1}
+                beneath = [below for below in self._beneath(node) if self._is_read(below)]
+                if not all(self._is_read(below, stored) for below in beneath):
+                    self._store(node)
+
+    def _is_multiplied(self, node: torch.fx.Node) -> bool:
+        return any(
+            user in self.nodes and schema_name(user.target) in PRODUCTS for user in node.users
+        )
 
     def _sums(self) -> None:
         """Those in whose place nothing that they are made of need be kept, and those that PyTorch

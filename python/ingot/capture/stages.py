@@ -2,18 +2,20 @@
 
 What a region gives lies in memory until its last launch, and the products of weights' gradients run
 behind it. A network's backward pass is therefore cut, by the number of products on the way from
-the gradients that are given, into regions of a few layers: what a layer stored is let go a few
-layers later.
+the gradients that are given, into regions of a few layers, or of one where what it makes is large:
+what a layer stored is let go that many layers later.
 """
 
 from __future__ import annotations
 
 import torch
 
+from ingot.capture.layout import size_in_bytes
 from ingot.capture.nodes import schema_name
 from ingot.capture.products import PRODUCTS
 
 _MOST_PRODUCTS = 2  # one behind another, in a stage
+_LARGE = 32 << 20  # bytes of what a product makes, which take longer than the call of a stage
 
 
 def stages_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
@@ -22,9 +24,11 @@ def stages_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
     """
     depths = _depths(graph)
     deepest = max(depths.values(), default=0)
-    if deepest <= _MOST_PRODUCTS:
+    is_large = any(size_in_bytes(node.meta.get("val")) >= _LARGE for node in depths)
+    most = 1 if is_large else _MOST_PRODUCTS
+    if deepest <= most:
         return {}
-    count = -(-deepest // _MOST_PRODUCTS)
+    count = -(-deepest // most)
     stages = {n: max(0, depth - 1) * count // deepest for n, depth in depths.items()}
     for node in reversed(graph.nodes):
         if not depths.get(node) and node.op == "call_function":

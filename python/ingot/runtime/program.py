@@ -341,21 +341,24 @@ class Program:
         else:
             words[_FROZEN], words[_FROZEN_BYTES] = frozen.address, frozen.bytes
         status = self._run(slot.address)
-        binding.slots.append(slot)
         if workspace is not None and not binding.on_cuda:
             self._workspaces.append(workspace)
         if status:
             error = self._library.error(status)
-            if binding.on_cuda or not self._takes_more(binding, slot):
+            if status != _library.STATUS_INVALID_ARGUMENT or not self._takes_more(binding, slot):
                 raise error
             return self.run_bound(binding, tensors)
+        binding.slots.append(slot)
         return results
 
     def _takes_more(self, binding: Binding, slot: _Slot) -> bool:
-        """Whether the host's call in this slot wants more memory than the binding says, from now on
-        no longer: tensors at addresses that are no multiple of an element's size are copied."""
+        """Whether the call in this slot wants more memory than the binding says, from now on no
+        longer: tensors at other addresses, which are packed or copied; kept weights, beside which
+        another product may be the fastest."""
         tensors = slot.address + ctypes.sizeof(_library.Call)
         size = self._call_size(binding.batch, tensors, binding.count)
+        if self._keeps_weights:
+            size = max(size, self.workspace_size(binding.batch))
         grows = size > binding.workspace_bytes
         if grows:
             binding.workspace_bytes = size
@@ -426,14 +429,12 @@ class Program:
         binding.device = tensors[0].device
         binding.count = len(array)
         binding.device_index = tensors[0].get_device()
-        if self.on_cuda:
-            binding.workspace_bytes = self.workspace_size(batch)
-        else:
-            # What lies otherwise than a product reads it is copied, and only then.
-            for at, entry in enumerate(array):
-                known = at < len(tensors)
-                entry.data = tensors[at].data_ptr() if known else (1 + at) << _FAR_APART
-            binding.workspace_bytes = self._call_size(batch, ctypes.addressof(array), len(array))
+        # What lies otherwise than a product reads it is packed or copied, and only then: any layout
+        # whatever would take several times as much.
+        for at, entry in enumerate(array):
+            known = at < len(tensors)
+            entry.data = tensors[at].data_ptr() if known else (1 + at) << _FAR_APART
+        binding.workspace_bytes = self._call_size(batch, ctypes.addressof(array), len(array))
         binding.allocate = _allocator(binding.device)
         call = _library.Call(
             program=self._handle.value,
