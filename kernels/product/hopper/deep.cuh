@@ -4,8 +4,8 @@
 //   epilogue (epilogue.cuh)
 //
 // Where a result is small, packing an operand beforehand (fused_split.cuh, packed.cuh) moves three
-// times the bytes of the operand itself. Here both are read once, as fp32, and still multiplied as
-// fp16 halves by wgmma, at four times the rate of the TF32 products of streamed.cuh.
+// times the bytes of the operand itself. Here both are read once, as fp32, as streamed.cuh does,
+// but multiplied as fp16 halves by wgmma, which takes half the time of TF32 products by mma.sync.
 //
 // Operands   fp32, each along k or along its rows (then k in whole eights), lines in whole pieces
 //            of 16 bytes. Along k: TMA boxes of 128 rows × 32 floats. Along their rows, as for a

@@ -24,8 +24,7 @@ def stages_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
     """
     depths = _depths(graph)
     deepest = max(depths.values(), default=0)
-    is_large = any(size_in_bytes(node.meta.get("val")) >= _LARGE for node in depths)
-    most = 1 if is_large else _MOST_PRODUCTS
+    most = 1 if any(map(_is_large, depths)) else _MOST_PRODUCTS
     if deepest <= most:
         return {}
     count = -(-deepest // most)
@@ -35,6 +34,11 @@ def stages_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
             readers = [stages[user] for user in node.users if user in stages]
             stages[node] = min(readers, default=0)
     return stages
+
+
+def _is_large(node: torch.fx.Node) -> bool:
+    """Those of weights' gradients are no products of a region, and no matter."""
+    return schema_name(node.target) in PRODUCTS and size_in_bytes(node.meta.get("val")) >= _LARGE
 
 
 def _depths(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
