@@ -264,3 +264,24 @@ def test_a_shape_that_is_printed_is_told_once_and_both_sides_are_taken(capsys):
     told = [str(w.message) for w in said if issubclass(w.category, IngotWarning)]
     assert len(told) == 1 and "cannot capture (test_graph_breaks.py" in told[0], told
     assert len(made.ingot_report()["unsupported"]) == 1
+
+
+def test_no_switch_of_dynamos_is_advised(caplog):
+    """A number that is asked for breaks the graph, which Ingot says: not Dynamo too, whose switch
+    would be for a compiler of the user's own."""
+
+    class Asking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+
+        def forward(self, x):
+            h = self.first(x)
+            return self.second(h * (2.0 if h.sum().item() > 0 else 3.0))
+
+    # Told once a process, whoever asked before.
+    torch._dynamo.variables.tensor.TensorVariable._warn_capture_scalar_outputs.cache_clear()
+    model = Asking()
+    x = torch.randn(4, 8)
+    torch.testing.assert_close(ingot.optimize(copy.deepcopy(model))(x), model(x))
+    assert not [r for r in caplog.records if "capture_scalar_outputs" in r.getMessage()]

@@ -123,32 +123,39 @@ def _capturing(settings: dict[str, Any], put_off: bool = True) -> Iterator[None]
         yield
 
 
-_fake_tensors = logging.getLogger("torch._subclasses.fake_tensor")
+# What tracing logs that tells our users nothing. An operator that its arguments do not suit is
+# PyTorch's to refuse, in the call itself, with a line: no traceback of the tracer's before it.
+# Where a graph breaks Ingot says so itself, and no switch of Dynamo's is theirs to turn.
+_UNHELPFUL: dict[str, Callable[[logging.LogRecord], bool]] = {
+    "torch._subclasses.fake_tensor": lambda record: record.exc_info is not None,
+    "torch._dynamo.variables.tensor": lambda record: record.levelno == logging.WARNING,
+}
 
 
-class _Tracebacks(logging.Filter):
-    """Lets through all but what this thread's operators on tensors without memory raised, and that
-    too where TORCH_LOGS asks for details."""
+class _Unhelpful(logging.Filter):
+    """Lets through all but these records of this thread, and them too where TORCH_LOGS asks for
+    details."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
+        self.logger, self._drops = logging.getLogger(name), _UNHELPFUL[name]
         self._thread = threading.get_ident()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        own = record.thread == self._thread and record.exc_info is not None
-        return not own or _fake_tensors.isEnabledFor(logging.DEBUG)
+        dropped = record.thread == self._thread and self._drops(record)
+        return not dropped or self.logger.isEnabledFor(logging.DEBUG)
 
 
 @contextlib.contextmanager
 def _told_once() -> Iterator[None]:
-    """An operator that its arguments do not suit is PyTorch's to refuse, in the call itself, with a
-    line; a traceback of the tracer's before it would say nothing more."""
-    tracebacks = _Tracebacks()
-    _fake_tensors.addFilter(tracebacks)
+    filters = [_Unhelpful(name) for name in _UNHELPFUL]
+    for each in filters:
+        each.logger.addFilter(each)
     try:
         yield
     finally:
-        _fake_tensors.removeFilter(tracebacks)
+        for each in filters:
+            each.logger.removeFilter(each)
 
 
 class _NoWeightsError(Exception):
