@@ -92,8 +92,7 @@ std::vector<Case> cases(bool small) {
       {"rows: special both", along_rows, Data::special, Data::special, 2e-6, 6},
   };
   list.insert(list.end(), more.begin(), more.end());
-  Case strided = strided_case();
-  list.push_back(strided);
+  list.push_back(strided_case());
   return list;
 }
 
