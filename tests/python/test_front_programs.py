@@ -268,6 +268,17 @@ def test_negated_views_inside_a_forward_and_for_gradients():
     compare(ThroughConjugates, script)
 
 
+def test_gradients_that_have_no_memory():
+    def script(m):
+        leaves, zeros = list(m.parameters()), torch._efficientzerotensor((4, 8))
+        for given in (zeros, torch.ones(4, 8), zeros):
+            y = m(x(4))
+            yield torch.autograd.grad(y, leaves, given, retain_graph=True)
+            yield torch.autograd.grad(y, leaves, given, create_graph=True)
+
+    compare(ThroughConjugates, script, gradients=(True,), tolerance=3e-4)
+
+
 @pytest.mark.parametrize("norm", [nn.Identity, nn.LayerNorm, nn.BatchNorm1d])
 def test_gradients_of_many_directions_at_once(norm):
     """Of torch.vmap's tensors, which have no memory of their own."""

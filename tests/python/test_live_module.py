@@ -392,6 +392,15 @@ def test_negated_views(pair):
         agree(optimised, twin, x())
 
 
+def test_zeros_without_memory(pair):
+    """Autograd's own, which forward-mode derivatives hand out."""
+    optimised, twin = pair
+    fed = torch._efficientzerotensor((4, 8))
+    for _ in range(2):
+        agree(optimised, twin, fed)
+        agree(optimised, twin, x())
+
+
 def test_results_are_fresh(pair):
     optimised, _ = pair
     optimised.eval()

@@ -29,6 +29,7 @@ from ingot.capture.feed import MEASURING
 from ingot.capture.nodes import mutates
 from ingot.capture.reference import Reference
 from ingot.capture.sharing import share
+from ingot.runtime.layouts import memory_holds
 from ingot.runtime.signature import BATCH
 
 _aten = torch.ops.aten
@@ -444,7 +445,7 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor, dynamic: tuple[int, ...]) 
     like = tensor.detach()
     # One of inference mode can be saved for no backward pass, not even recorded; of a negated view,
     # the negation would be recorded, which a program has done already.
-    if tensor.is_inference() or tensor.is_neg():
+    if tensor.is_inference() or not memory_holds(tensor):
         like = torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
         )

@@ -16,7 +16,7 @@ import torch
 from ingot.capture.captured import Captured, Slot, TorchStep
 from ingot.live import policy
 from ingot.live.releases import unseen
-from ingot.runtime.layouts import LeafLayout, ResultLayout
+from ingot.runtime.layouts import LeafLayout, ResultLayout, memory_holds
 from ingot.runtime.library import IngotError
 from ingot.runtime.program import Program
 from ingot.runtime.signature import BATCH
@@ -95,7 +95,8 @@ def pays(a: torch.Tensor, b: torch.Tensor) -> bool:
         and a.shape[:-2] == b.shape[:-2]
         and a.size(-1) == b.size(-2)
         and _gains(a, b)
-        and not (a.is_neg() or b.is_neg())
+        and memory_holds(a)
+        and memory_holds(b)
         and not _functorch_is_active()
         and not (is_batched(a) or is_batched(b))
     )

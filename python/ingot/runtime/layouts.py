@@ -98,6 +98,17 @@ class ResultLayout:
         return extents, _dense_strides(extents)
 
 
+def memory_holds(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's numbers are those in its memory: a negated view's have the other sign
+    there, and autograd's zeros (`torch._efficientzerotensor`) have no memory."""
+    return not (tensor.is_neg() or tensor._is_zerotensor())
+
+
+def resolved(tensor: torch.Tensor) -> torch.Tensor:
+    """The same numbers, in memory of their own where it does not hold them."""
+    return tensor.clone() if tensor._is_zerotensor() else tensor.resolve_neg()
+
+
 def _dense_strides(extents: Sequence[int]) -> list[int]:
     strides, step = [0] * AXES, 1
     for axis in reversed(range(AXES)):

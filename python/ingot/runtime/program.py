@@ -18,7 +18,7 @@ import torch
 
 from ingot.runtime import library as _library
 from ingot.runtime.frozen import FrozenWeights, check_counted
-from ingot.runtime.layouts import LeafLayout, ResultLayout, fill
+from ingot.runtime.layouts import LeafLayout, ResultLayout, fill, memory_holds, resolved
 from ingot.runtime.library import IngotError, library
 from ingot.runtime.signature import Signature
 
@@ -77,7 +77,7 @@ class Binding:
         "expected",
         "guards",
         "guards_made",
-        "is_negated",
+        "is_elsewhere",
         "on_cuda",
         "outputs",
         "slots",
@@ -103,12 +103,15 @@ class Binding:
 
 def description(tensors: Sequence[torch.Tensor]) -> tuple:
     """What decides how tensors are read, beside their addresses."""
-    return tuple((t.shape, t.stride(), t.dtype, t.device, type(t), t.is_neg()) for t in tensors)
+    return tuple(
+        (t.shape, t.stride(), t.dtype, t.device, type(t), t.is_neg(), t._is_zerotensor())
+        for t in tensors
+    )
 
 
 def are_like(tensors: Sequence[torch.Tensor], expected: tuple) -> bool:
     """description(tensors) == expected, in a third of the time."""
-    for tensor, (shape, strides, dtype, device, kind, is_neg) in zip(tensors, expected):
+    for tensor, (shape, strides, dtype, device, kind, is_neg, is_zero) in zip(tensors, expected):
         if (
             tensor.shape != shape
             or tensor.stride() != strides
@@ -116,6 +119,7 @@ def are_like(tensors: Sequence[torch.Tensor], expected: tuple) -> bool:
             or tensor.device != device
             or type(tensor) is not kind
             or tensor.is_neg() is not is_neg
+            or tensor._is_zerotensor() is not is_zero
         ):
             return False
     return True
@@ -308,8 +312,8 @@ class Program:
 
     def run_bound(self, binding: Binding, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """`run` for tensors that are known to match the binding."""
-        if binding.is_negated:  # the memory of a negated view holds other numbers
-            return self.run([tensor.resolve_neg() for tensor in tensors])
+        if binding.is_elsewhere:
+            return self.run([resolved(tensor) for tensor in tensors])
         try:
             slot = binding.slots.pop()
         except IndexError:
@@ -424,7 +428,7 @@ class Program:
         binding.outputs = outputs
         binding.batch = batch
         binding.expected = key
-        binding.is_negated = any(tensor.is_neg() for tensor in tensors)
+        binding.is_elsewhere = not all(memory_holds(tensor) for tensor in tensors)
         binding.on_cuda = self.on_cuda
         binding.device = tensors[0].device
         binding.count = len(array)
@@ -432,8 +436,8 @@ class Program:
         # What lies otherwise than a product reads it is packed or copied, and only then: any layout
         # whatever would take several times as much.
         for at, entry in enumerate(array):
-            known = at < len(tensors)
-            entry.data = tensors[at].data_ptr() if known else (1 + at) << _FAR_APART
+            known = tensors[at].data_ptr() if at < len(tensors) else 0
+            entry.data = known or (1 + at) << _FAR_APART
         binding.workspace_bytes = self._call_size(batch, ctypes.addressof(array), len(array))
         binding.allocate = _allocator(binding.device)
         call = _library.Call(
