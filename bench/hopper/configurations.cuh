@@ -1,6 +1,6 @@
 // The product kernels of every configuration that product/hopper/candidates.h names, but for those
-// that read operands unpacked (streamed.cu, deep.cu), and of the portable product's tiles, each
-// compiled with the epilogues that a program asks for. Templates have to be written out;
+// that read operands unpacked (streamed.cu, split_both.cu), and of the portable product's tiles,
+// each compiled with the epilogues that a program asks for. Templates have to be written out;
 // require_candidates() holds the list here to the one there.
 #pragma once
 

@@ -12,12 +12,12 @@
 #include "launch/runtime_maps.h"
 #include "product/crossed_rows.cuh"
 #include "product/hopper/crossed.cuh"
-#include "product/hopper/deep.cuh"
 #include "product/hopper/fused_scaled.cuh"
 #include "product/hopper/fused_split.cuh"
 #include "product/hopper/launch.h"
 #include "product/hopper/packed.cuh"
 #include "product/hopper/scaled.cuh"
+#include "product/hopper/split_both.cuh"
 #include "product/portable/launch.h"
 #include "product/portable/packed.cuh"
 #include "product/scaled_rows.cuh"
@@ -94,11 +94,20 @@ __global__ void __launch_bounds__(384, 1)
   product_scaled<Config, Epilogue>(w, x, y, args, params);
 }
 
+template <class Config, class Epilogue>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    split_both_product_kernel(const __grid_constant__ TensorMap w,
+                              const __grid_constant__ TensorMap x,
+                              const __grid_constant__ TensorMap y,
+                              const __grid_constant__ ProductArgs args,
+                              const __grid_constant__ typename Epilogue::Params params) {
+  product_split_both<Config, Epilogue>(w, x, y, args, params);
+}
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    deep_kernel(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,
-                const __grid_constant__ ProductArgs args) {
-  deep_slices<Config>(w, x, args);
+    split_both_kernel(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,
+                      const __grid_constant__ ProductArgs args) {
+  split_both_slices<Config>(w, x, args);
 }
 template <class Config, class Epilogue>
 __global__ void __launch_bounds__(kMergeThreads, 1)
@@ -257,13 +266,15 @@ Bound<Params> bind(const ProductPlan& plan, const ProductShape& shape, const Buf
   bound.buffers = buffers;
   bound.params = params;
   const bool is_portable = plan.variant == Variant::portable;
-  const std::string name = (is_portable ? "portable::" : "") + plan.config + "/" + epilogue;
+  const bool merged = !plan.sliced.kernel.empty();
+  const char* kind = is_portable ? "portable::" : merged ? "merged " : "";
+  const std::string name = kind + plan.config + "/" + epilogue;
   if (!kernels().count(name)) {
     std::printf("no kernel %s in this program\n", name.c_str());
     std::exit(1);
   }
   bound.kernel = kernels().at(name);
-  if (!plan.sliced.kernel.empty()) bound.sliced = kernels().at(plan.sliced.kernel + plan.config);
+  if (merged) bound.sliced = kernels().at(plan.sliced.kernel + plan.config);
   unsigned char* ws = buffers.workspace;
   const auto base = [&](TensorMapSpec::Source source) -> void* {
     using Source = TensorMapSpec::Source;

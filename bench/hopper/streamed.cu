@@ -1,6 +1,6 @@
 // Checks and times the products that read their operands unpacked (product/hopper/streamed.cuh and
-// deep.cuh) in every tile and number of slices that `ingot tune` may choose, against fp64 on the
-// host.
+// split_both.cuh) in every tile and number of slices that `ingot tune` may choose, against fp64 on
+// the host.
 //
 //   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++20 -Ikernels \
 //     bench/hopper/streamed.cu -ldl
@@ -23,7 +23,7 @@
 #include "epilogues.cuh"
 #include "launch/runtime_maps.h"
 #include "product/hopper/candidates.h"
-#include "product/hopper/deep.cuh"
+#include "product/hopper/split_both.cuh"
 #include "product/hopper/streamed.cuh"
 #include "status.cuh"
 
@@ -47,9 +47,16 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kResident)
 }
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    deep_kernel(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,
-                const __grid_constant__ ProductArgs args) {
-  deep_slices<Config>(w, x, args);
+    split_both_product_kernel(const __grid_constant__ TensorMap w,
+                              const __grid_constant__ TensorMap x,
+                              const __grid_constant__ ProductArgs args) {
+  product_split_both<Config, PlainEpilogue>(w, x, x, args, {});
+}
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    split_both_kernel(const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,
+                      const __grid_constant__ ProductArgs args) {
+  split_both_slices<Config>(w, x, args);
 }
 template <class Config>
 __global__ void __launch_bounds__(kMergeThreads, 1)
@@ -79,11 +86,13 @@ struct Tile {
     add<false, true, true>(numbers, "false, true, true");
   }
 };
-template <bool kWAlongK, bool kXAlongK>
-void add_deep(const std::string& flags) {
-  using Config = DeepConfig<kWAlongK, kXAlongK>;
-  kernels["deep_slicesDeepConfig<" + flags + ">"] = (const void*)deep_kernel<Config>;
-  kernels["product_mergedDeepConfig<" + flags + ">"] = (const void*)merged_kernel<Config>;
+template <bool... kFlags>
+void add_split_both(const std::string& flags) {
+  using Config = SplitBothConfig<kFlags...>;
+  const std::string config = "SplitBothConfig<" + flags + ">";
+  kernels["product_split_both" + config] = (const void*)split_both_product_kernel<Config>;
+  kernels["split_both_slices" + config] = (const void*)split_both_kernel<Config>;
+  kernels["product_merged" + config] = (const void*)merged_kernel<Config>;
 }
 #define TILE(...) Tile<__VA_ARGS__>::add_orders(#__VA_ARGS__)
 
@@ -98,9 +107,11 @@ void add_kernels() {
   TILE(2, 4, 2, 2, 1, 6);
   TILE(2, 8, 2, 2, 1, 4);
   TILE(2, 8, 1, 4, 1, 3);
-  add_deep<true, true>("true, true");
-  add_deep<false, true>("false, true");
-  add_deep<false, false>("false, false");
+  add_split_both<true, true>("true, true");
+  add_split_both<false, true>("false, true");
+  add_split_both<false, false>("false, false");
+  add_split_both<true, true, true>("true, true, true");
+  add_split_both<false, true, true>("false, true, true");
 }
 
 constexpr double kMostError = 6e-7;
@@ -231,7 +242,7 @@ void time_shape(const Extents& e, const std::function<void(const TileChoice&, Ti
   CHECK(cudaMalloc(&y, size_t(e.batches * e.m * e.n) * 4));
   std::vector<TileChoice> menu;
   add_streamed_tiles(menu, shape, DeviceLimits());
-  add_deep_tiles(menu, shape, DeviceLimits());
+  add_split_both_tiles(menu, shape, DeviceLimits());
   for (TileChoice& tile : menu) {
     tile.batched = e.batches > 1;
     each(tile, time_tile(shape, tile, x, w, y));

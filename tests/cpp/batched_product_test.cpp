@@ -56,7 +56,7 @@ template <int kSamples, int kFeatures = 128>
 void check_tiles(const ProductShape& shape, const TileChoice& choice) {
   using Config = Tiles<kSamples, kFeatures>;
   // It reads the operands, and has no scales.
-  const bool unpacked = choice.variant == Variant::streamed;
+  const bool unpacked = is_unpacked(choice.variant);
   const ProductPlan plan = plan_with(shape, choice, DeviceLimits());
   const Operand x(shape.batches, shape.m, shape.k, shape.x),
       w(shape.batches, shape.n, shape.k, shape.w);
@@ -127,14 +127,14 @@ ProductShape batch_of(int64_t batches, int64_t m, int64_t n, int64_t k) {
 
 // Besides, a map for the copy engine: an entry is a dimension of its own, so that no box reaches
 // into the next one.
-void check_streamed_tiles(const ProductShape& shape, const TileChoice& choice) {
+void check_unpacked_tiles(const ProductShape& shape, const TileChoice& choice) {
   const ProductPlan plan = plan_with(shape, choice, DeviceLimits());
   for (const auto& [map, operand] : {std::pair{&plan.w_map, &shape.w}, {&plan.x_map, &shape.x}}) {
     const bool shared = operand->batch_stride == 0;
     EXPECT_EQ(map->entries, shared ? 1 : uint64_t(shape.batches));
     EXPECT_EQ(map->entry_bytes, shared ? 16 : uint64_t(operand->batch_stride) * 4);
   }
-  EXPECT_EQ(plan.x_map.eights, shape.x.k_stride != 1);
+  EXPECT_EQ(plan.x_map.eights, shape.x.k_stride != 1 && choice.variant == Variant::streamed);
   const TensorMapExtents extents = extents_of(plan.w_map);
   EXPECT_EQ(extents.rank, plan.w_map.eights ? 5 : 3);
   EXPECT_EQ(extents.extents[extents.rank - 1], plan.w_map.entries);
@@ -167,8 +167,8 @@ void check_all_tiles(const ProductShape& shape) {
   for (const TileChoice& choice : candidate_choices(shape, DeviceLimits())) {
     SCOPED_TRACE(name_of(choice));
     EXPECT_THAT(name_of(choice), HasSubstr(", true> raster"));
-    if (choice.variant == Variant::streamed) {
-      check_streamed_tiles(shape, choice);
+    if (is_unpacked(choice.variant)) {
+      check_unpacked_tiles(shape, choice);
       continue;
     }
     if (choice.samples == 64) check_tiles<64>(shape, choice);

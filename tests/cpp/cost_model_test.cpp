@@ -127,7 +127,7 @@ TEST(UnpackedCostModel, ChoosesNearTheBestTileAndNumberOfSlices) {
     const ProductShape shape = streamed_shape_of(row);
     std::vector<TileChoice> menu;
     add_streamed_tiles(menu, shape, kH200);
-    add_deep_tiles(menu, shape, kH200);
+    add_split_both_tiles(menu, shape, kH200);
     double least = 1e30, taken = 0, best = 1e30;
     for (TileChoice& tile : menu) {
       tile.batched = shape.batches > 1;
@@ -153,7 +153,7 @@ TEST(UnpackedCostModel, NeverTakesMoreThanTheLibrary) {
     const ProductShape shape = streamed_shape_of(row);
     const ProductPlan plan = plan_product(shape, kH200);
     if (shape.m == 1 || plan.library_faster || !is_unpacked(plan.variant)) continue;
-    ++(plan.variant == Variant::deep ? deep : streamed);
+    ++(plan.variant == Variant::split_both ? deep : streamed);
     const std::string name =
         plan.config + (plan.slices > 1 ? " slices " + std::to_string(plan.slices) : "");
     double us = 0;
@@ -161,10 +161,11 @@ TEST(UnpackedCostModel, NeverTakesMoreThanTheLibrary) {
       if (measured.starts_with(name + " raster")) us = time;
     }
     ASSERT_GT(us, 0) << name;
-    EXPECT_LE(us, 1.02 * double(row["us"]["library"])) << row;
+    constexpr double kResolution = 0.5;  // of events, microseconds
+    EXPECT_LE(us, 1.02 * double(row["us"]["library"]) + kResolution) << row;
   }
-  EXPECT_GE(streamed, 32) << "small and thin products are streamed";
-  EXPECT_GE(deep, 4) << "small results of long sums are multiplied in halves";
+  EXPECT_GE(streamed, 28) << "small and thin products are streamed";
+  EXPECT_GE(deep, 12) << "of long sums, and of many samples, operands are split on the way";
 }
 
 TEST(UnpackedCostModel, IsForThoseThatAskForIt) {

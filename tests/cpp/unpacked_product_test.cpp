@@ -59,13 +59,13 @@ TEST(UnpackedProduct, SplitsBothOperandsOnTheWay) {
   shape.m = shape.n = 256, shape.k = 131072;
   shape.x = shape.w = {1, 256, true};
   shape.y_stride = 256;
-  EXPECT_NE(hopper::plan_product(shape, {}).variant, hopper::Variant::deep);
+  EXPECT_NE(hopper::plan_product(shape, {}).variant, hopper::Variant::split_both);
   shape.may_stream = true;
   const hopper::ProductPlan plan = hopper::plan_product(shape, {132});
-  ASSERT_EQ(plan.variant, hopper::Variant::deep) << plan.config;
-  EXPECT_EQ(plan.config, "DeepConfig<false, false>");
+  ASSERT_EQ(plan.variant, hopper::Variant::split_both) << plan.config;
+  EXPECT_EQ(plan.config, "SplitBothConfig<false, false>");
   EXPECT_EQ(plan.slices, 33);
-  EXPECT_EQ(plan.sliced.kernel, "deep_slices");
+  EXPECT_EQ(plan.sliced.kernel, "split_both_slices");
   EXPECT_EQ(plan.sliced.grid, 132u);
   EXPECT_EQ(plan.kernel, "product_merged");
   EXPECT_EQ(plan.grid, 4u * 8 * 8);  // 16 × 16 of a tile each
@@ -74,22 +74,41 @@ TEST(UnpackedProduct, SplitsBothOperandsOnTheWay) {
   EXPECT_EQ(plan.chunks, 2048);
   EXPECT_EQ(plan.moment_tiles, 16);
   shape.x.aligned = false;
-  EXPECT_NE(hopper::plan_product(shape, {132}).variant, hopper::Variant::deep);
+  EXPECT_NE(hopper::plan_product(shape, {132}).variant, hopper::Variant::split_both);
 }
 
-// That `kernel`, a template of `config`, compiles for Hopper without a word.
-void expect_quiet(const std::string& header, const std::string& kernel, const std::string& config,
+// What takes the most registers: a value of each feature, and statistics.
+constexpr const char* kBiasAndMoments = R"(
+struct Epilogue {
+  struct Params { const float* bias; };
+  struct Feature { float bias; };
+  struct Sample {};
+  static constexpr int kMoments = 1;
+  static constexpr u32 kSums = 0;
+  static constexpr bool kStore = true, kReadsElements = false;
+  INGOT_D static Feature feature(const Params& p, i64 n) { return {p.bias[n]}; }
+  INGOT_D static Sample sample(const Params&, i64) { return {}; }
+  INGOT_D static float apply(const Params&, const Feature& feature, const Sample&, i64, i64,
+                             float product, float (&statistics)[1]) {
+    return statistics[0] = product + feature.bias;
+  }
+};
+)";
+
+// That `call`, of a template of the configuration C, compiles for Hopper without a word.
+void expect_quiet(const std::string& header, const std::string& call, const std::string& config,
                   const std::string& checks, int threads, int resident) {
   const std::string text = fmt::format(
       "#include \"product/hopper/{}\"\nusing namespace ingot;\n"
       "using namespace ingot::hopper;\nusing C = {};\nstatic_assert({});\n"
-      "extern \"C\" __global__ void __launch_bounds__({}, {}) slices(\n"
+      "{}"
+      "extern \"C\" __global__ void __launch_bounds__({}, {}) product(\n"
       "    const __grid_constant__ TensorMap w, const __grid_constant__ TensorMap x,\n"
-      "    const __grid_constant__ ProductArgs args) {{ {}<C>(w, x, args); }}\n",
-      header, config, checks, threads, resident, kernel);
+      "    const __grid_constant__ ProductArgs args) {{ {}; }}\n",
+      header, config, checks, kBiasAndMoments, threads, resident, call);
   std::vector<std::string> options = compile_options(nvrtc_architecture(90));
   options.emplace_back("--ptxas-options=-v");
-  const Compilation result = nvrtc_compile("slices", text, headers_of(text), options);
+  const Compilation result = nvrtc_compile("product", text, headers_of(text), options);
   EXPECT_THAT(result.log, Not(HasSubstr("error"))) << config;
   EXPECT_THAT(result.log, Not(HasSubstr("warning"))) << config;
   EXPECT_THAT(result.log, HasSubstr(" 0 bytes spill stores")) << config;
@@ -113,25 +132,29 @@ TEST(UnpackedProduct, StreamsWithoutSpills) {
           "C::kFeatures == {} && C::kSamples == {} && 8 * C::kPartGroups == {}",
           hopper::streamed_bytes(tile), threads, resident, tile.features, tile.samples,
           hopper::unpacked_part_samples(tile));
-      expect_quiet("streamed.cuh", "streamed_slices", config, checks, threads, resident);
+      expect_quiet("streamed.cuh", "streamed_slices<C>(w, x, args)", config, checks, threads,
+                   resident);
     }
   }
 }
 
 TEST(UnpackedProduct, SplitsBothOperandsWithoutSpills) {
   if (!nvrtc_info().available) GTEST_SKIP() << nvrtc_info().why;
-  hopper::TileChoice tile = hopper::kDeepTile;
+  hopper::TileChoice tile = hopper::kSplitBothTile;
   const std::string checks = fmt::format(
       "C::kSharedBytes == {} && C::kThreads == {} && C::kChunk == {} && "
       "C::kFeatures == {} && C::kSamples == {} && C::kFeatureWarps == {}",
-      hopper::deep_bytes(tile), hopper::kDeepThreads, hopper::kDeepChunk, tile.features,
-      tile.samples, tile.feature_warps);
+      hopper::split_both_bytes(tile), hopper::kSplitBothThreads, hopper::kSplitBothChunk,
+      tile.features, tile.samples, tile.feature_warps);
   for (const bool w_along_k : {true, false}) {
     for (const bool x_along_k : {true, false}) {
       tile.w_along_k = w_along_k;
       tile.x_along_k = x_along_k;
-      expect_quiet("deep.cuh", "deep_slices", hopper::config_text(tile, false), checks,
-                   hopper::kDeepThreads, 1);
+      for (const char* call : {"product_split_both<C, Epilogue>(w, x, x, args, {})",
+                               "split_both_slices<C>(w, x, args)"}) {
+        expect_quiet("split_both.cuh", call, hopper::config_text(tile, false), checks,
+                     hopper::kSplitBothThreads, 1);
+      }
     }
   }
 }

@@ -230,8 +230,8 @@ inline const char* name_of(Variant variant) {
       return "crossed";
     case Variant::streamed:
       return "streamed";
-    case Variant::deep:
-      return "deep";
+    case Variant::split_both:
+      return "split_both";
     case Variant::half:
       return "half";
     default:
@@ -250,7 +250,7 @@ inline int chunks_of(Variant variant, int64_t k) {
 inline TensorMapSpec unpacked_map(TensorMapSpec::Source source, const OperandShape& operand,
                                   int64_t rows, int tile, const ProductShape& shape,
                                   Variant variant) {
-  const bool in_order = variant == Variant::deep && source == TensorMapSpec::Source::x;
+  const bool in_order = variant == Variant::split_both && source == TensorMapSpec::Source::x;
   TensorMapSpec spec = operand.k_stride == 1 ? matrix_map(shape.k, rows, operand.row_stride, tile)
                        : in_order            ? matrix_map(rows, shape.k, operand.k_stride, 32)
                                              : columns_map(rows, shape.k, operand.k_stride);
@@ -280,9 +280,9 @@ inline ProductPlan unpacked_plan(const ProductShape& shape, const TileChoice& ch
   const std::string name = name_of(choice.variant);
   plan.kernel = "product_" + name;
   plan.header = "product/hopper/" + name + ".cuh";
-  plan.threads = unsigned(streamed ? 128 + 32 * streamed_warps(choice) : kDeepThreads);
+  plan.threads = unsigned(streamed ? 128 + 32 * streamed_warps(choice) : kSplitBothThreads);
   plan.resident = unsigned(streamed ? streamed_resident(choice) : 1);
-  plan.chunks = int(divide_up(shape.k, streamed ? kStreamedChunk : kDeepChunk));
+  plan.chunks = int(divide_up(shape.k, streamed ? kStreamedChunk : kSplitBothChunk));
   plan.slices = choice.slices;
   plan.w_map = unpacked_map(Source::w, shape.w, shape.n, choice.features, shape, choice.variant);
   plan.x_map = unpacked_map(Source::x, shape.x, shape.m, choice.samples, shape, choice.variant);

@@ -2,7 +2,7 @@
 // fitted to measured tables; cost_model_test.cpp holds the choice to them.
 #pragma once
 
-#include "product/hopper/deep_tiles.h"
+#include "product/hopper/split_both_tiles.h"
 
 namespace ingot::hopper::scheme_split {
 
@@ -58,7 +58,7 @@ inline std::vector<TileChoice> tiles(const ProductShape& shape, const DeviceLimi
   }
   if (shape.may_stream) {
     add_streamed_tiles(menu, shape, device);
-    add_deep_tiles(menu, shape, device);
+    add_split_both_tiles(menu, shape, device);
   }
   return menu;
 }
@@ -77,7 +77,7 @@ inline TileCycles tile_cycles(const TileChoice& c) {
 // bench/results/config-sweep (36 shapes on an H200), where its choice is within 3% of the best.
 inline double estimate(const ProductShape& shape, const TileChoice& c, const DeviceLimits& device) {
   if (c.variant == Variant::streamed) return estimate_streamed(shape, c, device);
-  if (c.variant == Variant::deep) return estimate_deep(shape, c);
+  if (c.variant == Variant::split_both) return estimate_split_both(shape, c, device);
   constexpr double kLaunch = 6.3, kSplitLaunch = 1.8;
   constexpr double kSplitPerElement = 8 / 3.85e6;  // 8 bytes at 3.85 TB/s
   constexpr double kBytesPerMicrosecond = 3.3e6;

@@ -1,6 +1,7 @@
 // Slices of K that meet in memory, for products whose tiles alone do not fill the GPU: blocks of
-// their own multiply each slice of a tile (streamed_slices, deep_slices) and store its sums as
-// warps hold them; a second kernel (product_merged) adds the slices in order and runs the epilogue.
+// their own multiply each slice of a tile (streamed_slices, split_both_slices) and store its sums
+// as warps hold them; a second kernel (product_merged) adds the slices in order and runs the
+// epilogue.
 //
 //   struct Config {
 //     static constexpr int kFeatures, kSamples;            // of a tile
@@ -33,6 +34,11 @@ struct Work {
   }
 };
 
+// Of the grid: tiles, or slices of them.
+INGOT_D i32 units(const ProductArgs& args, bool sliced) {
+  return args.raster.count() * (sliced ? args.slices : 1);
+}
+
 // Which of the partial statistics those of samples from `sample` on are: one for each kRows of an
 // entry.
 template <class Config, int kRows>
@@ -45,15 +51,17 @@ INGOT_D i32 moment_tile(const ProductArgs& args, i32 sample_tile, i32 sample) {
   }
 }
 
-// From sums to what is stored, of kGroups groups of samples of a block of features.
+// From sums to what is stored, of kGroups groups of samples of a block of features, of which those
+// marked are redone.
 template <class Config, class Epilogue, int kGroups>
-INGOT_D void finish(float (&values)[4 * kGroups], i32 feature, i32 sample, i32 sample_tile,
-                    i32 lane, const ProductArgs& given, const typename Epilogue::Params& params) {
+INGOT_D void finish(float (&values)[4 * kGroups], u32 marked, i32 feature, i32 sample,
+                    i32 sample_tile, i32 lane, const ProductArgs& given,
+                    const typename Epilogue::Params& params) {
   decltype(auto) args = args_of_tile<Config>(given, sample_tile);
   if (sample >= args.m) return;
   const ThreadTile tile = thread_tile(feature, sample, 0, lane, 0);
   TileEpilogue<Epilogue, 4 * kGroups> epilogue(tile, args, params);
-  finish_unscaled_product(values, tile, args);
+  redo_marked(values, marked, tile, args);
   finish_direct(values, tile, args, epilogue,
                 moment_tile<Config, 8 * kGroups>(given, sample_tile, sample));
 }
@@ -135,7 +143,8 @@ INGOT_D void product_merged(const TensorMap&, const TensorMap&, const TensorMap&
       sum[4 * i + 3] += v.w;
     }
   }
-  slices::finish<Config, Epilogue, kGroups>(sum, feature, sample, sample_tile, lane, args, params);
+  slices::finish<Config, Epilogue, kGroups>(sum, groups_to_redo(sum), feature, sample, sample_tile,
+                                            lane, args, params);
 }
 
 }  // namespace ingot::hopper

@@ -130,7 +130,7 @@ INGOT_D void produce(const Ring& ring, const TensorMap& w_map, const TensorMap& 
                      const ProductArgs& args, bool sliced) {
   RingCursor<Config::kStages> cursor;
   cursor.parity = 1;
-  const i32 units = args.raster.count() * (sliced ? args.slices : 1);
+  const i32 units = slices::units(args, sliced);
   for (i32 unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const slices::Work work(args, unit, sliced);
     if (unit + static_cast<i32>(gridDim.x) >= units) ptx::launch_dependents();
@@ -285,7 +285,7 @@ INGOT_D void meet(const Sums<Config>& sum, Part<Config>& part, u32 exchange, con
 template <class Config, class Finish>
 INGOT_D void consume(const Ring& ring, u32 exchange, const ProductArgs& args, const Place& place,
                      bool sliced, const Finish& finish) {
-  const i32 units = args.raster.count() * (sliced ? args.slices : 1);
+  const i32 units = slices::units(args, sliced);
   u32 start = 0;
   for (i32 unit = blockIdx.x; unit < units; unit += gridDim.x) {
     Sums<Config> sum = {};
@@ -352,8 +352,9 @@ INGOT_D void product_streamed(const TensorMap& w_map, const TensorMap& x_map, co
                         16 * (place.feature_warp * Config::kFeatureBlocks + block);
     const i32 sample = first_sample<Config>(args, work.sample_tile) +
                        8 * (place.sample_warp * Config::kSampleGroups + group);
-    slices::finish<Config, Epilogue, Config::kPartGroups>(values, feature, sample, work.sample_tile,
-                                                          place.lane, args, params);
+    slices::finish<Config, Epilogue, Config::kPartGroups>(values, groups_to_redo(values), feature,
+                                                          sample, work.sample_tile, place.lane,
+                                                          args, params);
   };
   streamed::run<Config>(w_map, x_map, args, false, finish);
 }

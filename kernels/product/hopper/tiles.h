@@ -22,11 +22,12 @@ enum class Scheme {
 };
 
 enum class Variant {
-  fused_split,  // fp32 weight split inside the product; only x is packed beforehand
-  packed,       // both operands packed beforehand
-  streamed,     // fp32 operands by TMA as they are, split in registers: small, thin and deep
-                // products, and batches of them
-  deep,         // fp32 operands by TMA as they are, split into fp16 halves: small results of long K
+  fused_split,   // fp32 weight split inside the product; only x is packed beforehand
+  packed,        // both operands packed beforehand
+  streamed,      // fp32 operands by TMA as they are, split in registers: small, thin and deep
+                 // products, and batches of them
+  split_both,    // fp32 operands by TMA as they are, split into fp16 halves: where packing would
+                 // cost more than it spares
   fused_scaled,  // Scheme::scaled: fp32 weight rounded inside the product
   scaled,        // Scheme::scaled, both operands packed beforehand
   crossed,       // Scheme::high, both operands packed beforehand
@@ -41,7 +42,7 @@ inline bool is_fused(Variant variant) {
 
 // Operands go through TMA as they lie in memory, and slices of K meet there.
 inline bool is_unpacked(Variant variant) {
-  return variant == Variant::streamed || variant == Variant::deep;
+  return variant == Variant::streamed || variant == Variant::split_both;
 }
 
 struct OperandShape {
@@ -167,13 +168,14 @@ inline int streamed_resident(const TileChoice& c) {
   constexpr size_t kShared = 228 * 1024, kReserved = 1024;
   return streamed_warps(c) == 4 && 2 * (streamed_bytes(c) + kReserved) <= kShared ? 2 : 1;
 }
-// deep: K and bytes of a chunk, threads and shared memory of a block; the same as DeepConfig says.
-constexpr int kDeepChunk = 64, kDeepThreads = 512;
-constexpr size_t kDeepChunkBytes = size_t(128 + 128) * kDeepChunk * 4;
-inline size_t deep_bytes(const TileChoice& c) {
-  constexpr size_t kSlot = kDeepChunkBytes / 2, kRow = 128 * 4;
+// split_both: K and bytes of a chunk, threads and shared memory of a block; the same as
+// SplitBothConfig says.
+constexpr int kSplitBothChunk = 64, kSplitBothThreads = 512;
+constexpr size_t kSplitBothChunkBytes = size_t(128 + 128) * kSplitBothChunk * 4;
+inline size_t split_both_bytes(const TileChoice& c) {
+  constexpr size_t kSlot = kSplitBothChunkBytes / 2, kRow = 128 * 4;
   const size_t packed = size_t(c.stages), slots = size_t(c.weight_stages) + 2 * packed;
-  return 1024 + slots * (kSlot + 16) + packed * (kRow + 16) + kRow;
+  return 1024 + slots * (kSlot + 16) + packed * (kRow + 16);
 }
 
 // Of a block that adds slices: threads; samples that it has, of 16 features.
@@ -183,18 +185,19 @@ inline int merged_samples(const TileChoice& c) {
 }
 // Whether a kernel of its own adds the slices and finishes.
 inline bool merges(const TileChoice& c) {
-  return c.variant == Variant::deep || (c.variant == Variant::streamed && c.slices > 1);
+  return is_unpacked(c.variant) && c.slices > 1;
 }
 // A part of a tile that one warp finishes, and has statistics of.
 inline int unpacked_part_samples(const TileChoice& c) {
   if (merges(c)) return merged_samples(c);
+  if (c.variant == Variant::split_both) return c.samples / 2;
   const int blocks = c.features / c.feature_warps / 16;
   return c.samples / c.sample_warps / std::max(1, c.depth_warps / blocks);
 }
 
 inline size_t shared_bytes(const TileChoice& c) {
   if (c.variant == Variant::streamed) return streamed_bytes(c);
-  if (c.variant == Variant::deep) return deep_bytes(c);
+  if (c.variant == Variant::split_both) return split_both_bytes(c);
   // Of one warpgroup, where operands are split: exponents of the samples, and of its 64 features
   // where they are packed too.
   const bool fused = is_fused(c.variant);
@@ -230,8 +233,8 @@ inline std::string config_text(const TileChoice& c, bool tma_store) {
              number(c.samples / c.sample_warps / 8) + ", " + number(c.feature_warps) + ", " +
              number(c.sample_warps) + ", " + number(c.depth_warps) + ", " + number(c.stages) +
              ", " + flag(c.w_along_k) + ", " + flag(c.x_along_k) + batched + ">";
-    case Variant::deep:
-      return "DeepConfig<" + flag(c.w_along_k) + ", " + flag(c.x_along_k) + ">";
+    case Variant::split_both:
+      return "SplitBothConfig<" + flag(c.w_along_k) + ", " + flag(c.x_along_k) + batched + ">";
     case Variant::half:
       return std::string("HalfConfig<ingot::") + (c.element == Element::bf16 ? "bf16" : "f16") +
              ", " + blocks + ", " + number(c.staging) + ">";

@@ -162,15 +162,15 @@ def program_of(
             LeafLayout((None, 1, None, 0) if flipped else (None, 0, None, 1)),
         ]
         result = ResultLayout((BATCH, columns), ((0,), (3,)), (BATCH, 1, 1, columns), a.dtype)
-    # No standalone file has this product, whose bits would have to be the same: one matrix may be
-    # multiplied as it lies, by far the faster way to a weight's gradient over many samples.
+    # No standalone file has this product, whose bits would have to be the same: matrices may be
+    # multiplied as they lie, by far the faster way to a weight's gradient over many samples.
     return Program(
         graph,
         device=device_type or a.device.type,
         precision=precision,
         leaf_layouts=leaves,
         result_layouts=[result],
-        options={"streamed": not batched},
+        options={"streamed": True},
     )
 
 

@@ -1,7 +1,7 @@
-// Checks the product that splits both operands on the way (product/hopper/deep.cuh) against fp64,
-// as check.cu checks the others, in three numbers of slices. streamed.cu times it.
+// Checks the product that splits both operands on the way (product/hopper/split_both.cuh) against
+// fp64, as check.cu checks the others, whole and in three numbers of slices. streamed.cu times it.
 //
-//   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++20 -Ikernels bench/hopper/deep.cu
+//   nvcc -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++20 -Ikernels bench/hopper/split_both.cu
 //   ./a.out            all cases
 //   ./a.out small      small cases only (for compute-sanitizer)
 //
@@ -16,20 +16,26 @@ using namespace bench;
 
 namespace {
 
+template <class Config, class Epilogue>
+void add_epilogue(const std::string& name) {
+  kernels()[name] = (const void*)split_both_product_kernel<Config, Epilogue>;
+  kernels()["merged " + name] = (const void*)merged_kernel<Config, Epilogue>;
+}
+
 template <class Config>
 void add_configuration(const std::string& config) {
-  kernels()["deep_slices" + config] = (const void*)deep_kernel<Config>;
-  kernels()[config + "/plain"] = (const void*)merged_kernel<Config, PlainEpilogue>;
-  kernels()[config + "/moments"] = (const void*)merged_kernel<Config, BiasScaleMomentsEpilogue>;
-  kernels()[config + "/full"] = (const void*)merged_kernel<Config, FullEpilogue>;
+  kernels()["split_both_slices" + config] = (const void*)split_both_kernel<Config>;
+  add_epilogue<Config, PlainEpilogue>(config + "/plain");
+  add_epilogue<Config, BiasScaleMomentsEpilogue>(config + "/moments");
+  add_epilogue<Config, FullEpilogue>(config + "/full");
   shared_by_config()[config] = Config::kSharedBytes;
 }
 
 TileChoice tile_of(const ProductShape& shape, int slices) {
-  TileChoice tile = kDeepTile;
+  TileChoice tile = kSplitBothTile;
   tile.w_along_k = shape.w.k_stride == 1;
   tile.x_along_k = shape.x.k_stride == 1;
-  const int64_t chunks = divide_up(shape.k, kDeepChunk);
+  const int64_t chunks = divide_up(shape.k, kSplitBothChunk);
   const int64_t most = std::max<int64_t>(1, DeviceLimits().multiprocessors / tiles_of(shape, tile));
   tile.slices = int(std::min(chunks, slices > 0 ? slices : most));
   return tile;
@@ -37,7 +43,8 @@ TileChoice tile_of(const ProductShape& shape, int slices) {
 
 void check_case(const Case& c, int slices) {
   const ProductPlan plan = plan_with(c.shape, tile_of(c.shape, slices), {});
-  if (shared_by_config()[plan.config] != plan.sliced.shared_bytes) {
+  const bool whole = plan.sliced.kernel.empty();
+  if (shared_by_config()[plan.config] != (whole ? plan.shared_bytes : plan.sliced.shared_bytes)) {
     std::printf("launch.h and the kernel disagree on shared memory: %s\n", plan.config.c_str());
     std::exit(1);
   }
@@ -55,6 +62,8 @@ std::vector<Case> cases(bool small) {
       {"17x9x1100", row_major(17, 9, 1100), u, w, 1e-6, 6},
       {"w along rows", transposed(100, 132, 1096, false), u, w, 1e-6, 6},
       {"both along rows", transposed(100, 132, 1096, true), u, w, 1e-6, 6},
+      {"many tiles 3000x2180x132", row_major(3000, 2180, 132), u, w, 1e-6, 6},
+      {"the same along rows", transposed(3000, 2180, 136, true), u, w, 1e-6, 6},
   };
   if (small) return list;
   const auto along_rows = transposed(260, 132, 4104, true);
@@ -99,12 +108,12 @@ std::vector<Case> cases(bool small) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  add_configuration<DeepConfig<true, true>>("DeepConfig<true, true>");
-  add_configuration<DeepConfig<true, false>>("DeepConfig<true, false>");
-  add_configuration<DeepConfig<false, true>>("DeepConfig<false, true>");
-  add_configuration<DeepConfig<false, false>>("DeepConfig<false, false>");
+  add_configuration<SplitBothConfig<true, true>>("SplitBothConfig<true, true>");
+  add_configuration<SplitBothConfig<true, false>>("SplitBothConfig<true, false>");
+  add_configuration<SplitBothConfig<false, true>>("SplitBothConfig<false, true>");
+  add_configuration<SplitBothConfig<false, false>>("SplitBothConfig<false, false>");
   for (const Case& c : cases(count > 1 && !std::strcmp(arguments[1], "small"))) {
-    for (const int slices : {2, 3, 0}) check_case(c, slices);
+    for (const int slices : {1, 2, 3, 0}) check_case(c, slices);
   }
   std::printf("%d failures\n", failures);
   return failures != 0;
