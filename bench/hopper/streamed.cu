@@ -242,7 +242,8 @@ void time_shape(const Extents& e, const std::function<void(const TileChoice&, Ti
   CHECK(cudaMalloc(&y, size_t(e.batches * e.m * e.n) * 4));
   std::vector<TileChoice> menu;
   add_streamed_tiles(menu, shape, DeviceLimits());
-  add_split_both_tiles(menu, shape, DeviceLimits());
+  add_split_both_tile(menu, shape);
+  add_split_both_slices(menu, shape, DeviceLimits());
   for (TileChoice& tile : menu) {
     tile.batched = e.batches > 1;
     each(tile, time_tile(shape, tile, x, w, y));

@@ -1,5 +1,6 @@
-// Host side of a standalone file: a product of fp32 operands, packed into fp16 ones. Which tile is
-// quickest for how many samples, the library found out when the file was written.
+// Host side of a standalone file: a product of fp32 operands, packed into fp16 ones before it or
+// split on the way. Which tile is quickest for how many samples, the library found out when the
+// file was written.
 #pragma once
 
 #include "launch/runtime_maps.h"
@@ -23,11 +24,11 @@ struct Tile {
   size_t shared_bytes;
   int samples, feature_tiles, chunks;  // of a tile, of the product, of K
   int cluster, slices;  // blocks of a cluster, and of those that share a tile; the portable: 0
-  int partials;         // statistics from a tile
+  int partials;         // statistics from a tile; 0: one of every 64 samples
   bool tma_store, by_columns;  // the latter: fp32 weights are contiguous in their features
   int x_box, w_box;            // rows that the copy engine brings at once
   i64 row_bytes;               // of a packed operand
-  const Packing *x, *w;        // w: nullptr where the kernel reads fp32
+  const Packing *x, *w;        // nullptr where the kernel reads fp32: w, or both
 };
 
 constexpr int kPortableTiles = 2;  // the first of a shape's; those for Hopper follow
@@ -77,11 +78,11 @@ inline Planned plan(const Shape& shape, const void* const* kernels,
   const int which = tile_of(shape, m);
   const Tile& tile = shape.tiles[which];
   const i64 tiles = divide_up(m, tile.samples);
-  const i64 partials = tile.cluster ? tiles * tile.partials : divide_up(m, 64);
+  const i64 partials = tile.partials ? tiles * tile.partials : divide_up(m, 64);
   Planned at = {shape, tile, kernels[which], m, tiles, partials};
   Pieces pieces;
-  pieces.take(m * tile.row_bytes);
-  at.x_exponent = pieces.take(m * 4);
+  if (tile.x) pieces.take(m * tile.row_bytes);
+  if (tile.x) at.x_exponent = pieces.take(m * 4);
   if (tile.w) at.w_packed = pieces.take(shape.n * tile.row_bytes);
   if (tile.w) at.w_exponent = pieces.take(shape.n * 4);
   at.statistics = pieces.bytes;
@@ -128,7 +129,7 @@ void run(const Launcher& launch, const Planned& at, void* x, void* w, void* y,
                      const_cast<i32*>(exponent)});
   };
   void *const x_packed = workspace, *const w_packed = workspace + at.w_packed;
-  pack(*tile.x, args.x, at.m, x_packed, args.x_exponent);
+  if (tile.x) pack(*tile.x, args.x, at.m, x_packed, args.x_exponent);
   if (tile.w) pack(*tile.w, args.w, shape.n, w_packed, args.w_exponent);
 
   const i64 tiles = at.sample_tiles * tile.feature_tiles;
@@ -140,7 +141,12 @@ void run(const Launcher& launch, const Planned& at, void* x, void* w, void* y,
   }
   using namespace hopper;
   TensorMap y_map = {};
-  TensorMap x_map = encode_map(packed_map(tile.row_bytes, at.m, tile.x_box), x_packed);
+  const bool x_by_columns = args.x.k_stride != 1;
+  TensorMap x_map =
+      tile.x ? encode_map(packed_map(tile.row_bytes, at.m, tile.x_box), x_packed)
+             : encode_map(x_by_columns ? matrix_map(at.m, shape.k, args.x.k_stride, tile.x_box)
+                                       : matrix_map(shape.k, at.m, args.x.row_stride, tile.x_box),
+                          x);
   TensorMap w_map =
       tile.w ? encode_map(packed_map(tile.row_bytes, shape.n, tile.w_box), w_packed)
              : encode_map(tile.by_columns

@@ -37,6 +37,11 @@ hopper::OperandShape operand_shape(const MatrixOperand& operand) {
           operand.batched ? operand.batch_stride : 0};
 }
 
+hopper::Unpacked unpacked_of(const Plan& plan, const Sweep& sweep) {
+  if (plan.target.streams_products) return hopper::Unpacked::any;
+  return packs_samples_alone(plan, sweep) ? hopper::Unpacked::whole : hopper::Unpacked::none;
+}
+
 // Of the operands of a product, both packed.
 size_t packed_workspace(ProductFamily family, const ProductShape& shape) {
   ProductPlan plan;
@@ -121,6 +126,7 @@ OwnProduct::OwnProduct(ProductFamily family, const Plan& plan, int sweep, Module
       sweep_(plan.sweeps[static_cast<size_t>(sweep)]),
       element_(*element_of(plan.graph[sweep_.matmul].dtype)),
       scheme_(scheme_of(family, plan, sweep_)),
+      unpacked_(unpacked_of(plan, sweep_)),
       modules_(modules),
       tuning_(tuning),
       epilogue_(std::move(epilogue)),
@@ -153,7 +159,7 @@ ProductShape OwnProduct::of_program(ProductShape shape) const {
   shape.stores_result = epilogue_.stored != kNoValue;
   shape.element = element_;
   shape.scheme = scheme_;
-  shape.may_stream = plan_.target.streams_products;
+  shape.unpacked = unpacked_;
   return shape;
 }
 
@@ -223,7 +229,7 @@ size_t OwnProduct::scratch_bytes(int64_t batch) const {
   size_t bytes = bytes_of(prepared(shape));
   // Products of many shapes come laid out in many ways, at worst so that both operands must be
   // packed; what a call then takes, it is asked for itself.
-  const bool any_layout = plan_.target.streams_products && element_ == hopper::Element::f32;
+  const bool any_layout = unpacked_ != hopper::Unpacked::none && element_ == hopper::Element::f32;
   if (any_layout) bytes = std::max(bytes, packed_workspace(family_, shape));
   if (frozen_bytes() > 0) {
     shape.weight_packed = true;
@@ -443,9 +449,11 @@ void OwnProduct::lower_product(const Lowering& to, const Prepared& p, const Matr
     arguments.set(at + offsetof(ProductArgs, x) + offsetof(OperandView, data), x.address);
     arguments.set(at + offsetof(ProductArgs, w) + offsetof(OperandView, data), w.address);
   }
-  arguments.set(at + offsetof(ProductArgs, x_exponent), to.scratch + plan.x_exponent_offset);
-  arguments.set(at + offsetof(ProductArgs, w_exponent),
-                frozen ? to.frozen + frozen_exponents() : to.scratch + plan.w_exponent_offset);
+  if (!hopper::is_unpacked(plan.variant)) {
+    arguments.set(at + offsetof(ProductArgs, x_exponent), to.scratch + plan.x_exponent_offset);
+    arguments.set(at + offsetof(ProductArgs, w_exponent),
+                  frozen ? to.frozen + frozen_exponents() : to.scratch + plan.w_exponent_offset);
+  }
   if (!plan.tma_store) arguments.set(at + offsetof(ProductArgs, y), y.address);
   if (p.sliced_unit >= 0) {
     arguments.set(at + offsetof(ProductArgs, sums), to.scratch + plan.sums_offset);

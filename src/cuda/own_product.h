@@ -87,6 +87,7 @@ class OwnProduct {
   const Sweep& sweep_;
   const hopper::Element element_;
   const hopper::Scheme scheme_;  // that is asked for, and that a frozen weight is packed by
+  const hopper::Unpacked unpacked_;
   Modules& modules_;
   const ProductTuning& tuning_;
   const ProductEpilogue epilogue_;

@@ -55,6 +55,16 @@ ValueId product_operand(const Graph& graph, const Sweep& sweep, int index) {
   return value;
 }
 
+bool packs_samples_alone(const Plan& plan, const Sweep& product) {
+  const ValueId samples = product_operand(plan.graph, product, 0);
+  return std::none_of(plan.sweeps.begin(), plan.sweeps.end(), [&](const Sweep& other) {
+    const bool multiplies = other.matmul != kNoValue;
+    if (&other == &product) return false;
+    if (multiplies) return product_operand(plan.graph, other, 0) == samples;
+    return std::find(other.stores.begin(), other.stores.end(), samples) != other.stores.end();
+  });
+}
+
 AxisMask reduced_axes(const Graph& graph, const Sweep& sweep, ValueId reduce) {
   const Shape& from = sweep.shapes.at(graph[reduce].args[0]);
   const Shape& to = sweep.shapes.at(reduce);

@@ -37,7 +37,7 @@ struct Target {
   // fp16 or bf16 operands both.
   bool fused_epilogue = false, fused_statistics = false;
   bool fused_half = false;
-  bool streams_products = false;  // ProductShape::may_stream
+  bool streams_products = false;  // Unpacked::any
   double product_flops = 1e12;    // sustained, for the chosen precision
   double bandwidth = 2e10;        // bytes per second of device or main memory
   double cache_bytes = 32e6;      // last-level cache
@@ -147,6 +147,10 @@ struct Plan {
 // The states behind a sweep's statistics. On a GPU a columns sweep reads a mean off the state of
 // the sum of the same values, where no variance of them is asked for.
 std::vector<SharedState> statistics_states(const Plan& plan, const Sweep& sweep);
+
+// Whether packing a product's samples would be a pass for this product alone: they come from
+// outside or from another product, so that no sweep packs them on the way, and no other reads them.
+bool packs_samples_alone(const Plan& plan, const Sweep& product);
 
 // Throws std::logic_error naming the rule and the sweep where a plan breaks one.
 void validate(const Plan& plan);

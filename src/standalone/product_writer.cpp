@@ -126,6 +126,7 @@ class ProductWriter {
     shape.y_stride = shape.n;
     shape.stores_result = text_.epilogue.stored != kNoValue;
     if (scaled()) shape.scheme = hopper::Scheme::scaled;
+    if (packs_samples_alone(plan_, sweep_)) shape.unpacked = hopper::Unpacked::whole;
     return shape;
   }
 
@@ -164,16 +165,19 @@ class ProductWriter {
       headers_.add_header(step.header);
       passes[step.operand == SplitStep::Operand::w] = fmt::format("&{}", tables_.name_of(step));
     }
+    const bool unpacked = hopper::is_unpacked(plan.variant);
     const auto row_bytes =
-        static_cast<int64_t>(portable ? hopper::packed_bytes(hopper::Scheme::split, 1, shape(1).k)
-                                      : plan.x_map.row_bytes);
+        static_cast<int64_t>(portable   ? hopper::packed_bytes(hopper::Scheme::split, 1, shape(1).k)
+                             : unpacked ? 0
+                                        : plan.x_map.row_bytes);
+    const int64_t partials = portable || unpacked ? 0 : plan.moment_tiles / plan.sample_tiles;
     const TileText tile = {
         plan.kernel, plan.header, plan.config,
         fmt::format("{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}", plan.threads,
                     plan.shared_bytes, plan.tile_samples, plan.raster_feature_tiles, plan.chunks,
-                    portable ? 0 : plan.cluster, plan.slices, plan.moment_tiles / plan.sample_tiles,
-                    plan.tma_store, plan.w_map.eights, plan.x_map.box_rows, plan.w_map.box_rows,
-                    row_bytes, passes[0], passes[1])};
+                    portable ? 0 : plan.cluster, plan.slices, partials, plan.tma_store,
+                    plan.w_map.eights, plan.x_map.box_rows, plan.w_map.box_rows, row_bytes,
+                    passes[0], passes[1])};
     const auto found = std::find(tiles.begin(), tiles.end(), tile);
     if (found != tiles.end()) return static_cast<size_t>(found - tiles.begin());
     tiles.push_back(tile);

@@ -113,7 +113,7 @@ ProductShape streamed_shape_of(const json& row) {
   };
   shape.x = lies("x_along_k", shape.m);
   shape.w = lies("w_along_k", shape.n);
-  shape.may_stream = true;
+  shape.unpacked = Unpacked::any;
   return shape;
 }
 
@@ -127,7 +127,8 @@ TEST(UnpackedCostModel, ChoosesNearTheBestTileAndNumberOfSlices) {
     const ProductShape shape = streamed_shape_of(row);
     std::vector<TileChoice> menu;
     add_streamed_tiles(menu, shape, kH200);
-    add_split_both_tiles(menu, shape, kH200);
+    add_split_both_tile(menu, shape);
+    add_split_both_slices(menu, shape, kH200);
     double least = 1e30, taken = 0, best = 1e30;
     for (TileChoice& tile : menu) {
       tile.batched = shape.batches > 1;
@@ -171,7 +172,7 @@ TEST(UnpackedCostModel, NeverTakesMoreThanTheLibrary) {
 TEST(UnpackedCostModel, IsForThoseThatAskForIt) {
   ProductShape shape = shape_of(json{{"m", 512}, {"k", 512}, {"n", 512}});
   EXPECT_NE(plan_product(shape, kH200).variant, Variant::streamed);
-  shape.may_stream = true;
+  shape.unpacked = Unpacked::any;
   EXPECT_EQ(plan_product(shape, kH200).variant, Variant::streamed);
   shape.m = 4096;
   EXPECT_NE(plan_product(shape, kH200).variant, Variant::streamed);

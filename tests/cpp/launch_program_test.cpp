@@ -27,8 +27,8 @@ std::string two_products(const std::string& second) {
   return R"({"ingot_graph": 1, "name": "two", "values": [
     {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 1, 1, 512]},
     {"op": "input", "name": "other", "dtype": "f32", "shape": ["B", 1, 1, 512]},
-    {"op": "parameter", "name": "v", "dtype": "f32", "shape": [1, 384, 1, 512]},
-    {"op": "parameter", "name": "w", "dtype": "f32", "shape": [1, 384, 1, 512]},
+    {"op": "parameter", "name": "v", "dtype": "f32", "shape": [1, 4096, 1, 512]},
+    {"op": "parameter", "name": "w", "dtype": "f32", "shape": [1, 4096, 1, 512]},
     {"op": "linear", "args": [0, 2, -1]},
     {"op": "linear", "args": [)" +
          second + R"(, 3, -1]},
@@ -61,6 +61,35 @@ TEST(LaunchProgram, PacksAnOperandOnceForProductsThatShareIt) {
   EXPECT_EQ(std::count(shared.begin(), shared.end(), "x"), 1);
   EXPECT_THAT(packed(program_of(two_products("1"))), Contains("x"));
   EXPECT_THAT(packed(program_of(two_products("1"))), Contains("other"));
+}
+
+TEST(LaunchProgram, SplitsOnTheWayWhatOneProductReadsAndNoSweepMakes) {
+  if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
+  constexpr int64_t kSamples = 65536;  // of 256 features: packing moves as much as the product
+  const auto graph = [](const std::string& operators) {
+    return R"({"ingot_graph": 1, "name": "thin", "values": [
+      {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 1, 1, 256]},
+      {"op": "parameter", "name": "v", "dtype": "f32", "shape": [1, 256, 1, 256]},
+      {"op": "parameter", "name": "w", "dtype": "f32", "shape": [1, 256, 1, 256]},
+      )" + operators +
+           "}";
+  };
+  const json behind = program_of(graph(R"({"op": "linear", "args": [0, 1, -1]},
+      {"op": "relu", "args": [3]}, {"op": "linear", "args": [4, 2, -1]}],
+    "results": [{"value": 5, "name": "y"}])"),
+                                 kOnHopper, kSamples);
+  EXPECT_THAT(kinds(behind), ElementsAre("product", "product"));
+  const json shared = program_of(graph(R"({"op": "linear", "args": [0, 1, -1]},
+      {"op": "linear", "args": [0, 2, -1]}],
+    "results": [{"value": 3, "name": "y"}, {"value": 4, "name": "z"}])"),
+                                 kOnHopper, kSamples);
+  EXPECT_THAT(packed(shared), Contains("x"));
+  const json made = program_of(graph(R"({"op": "tanh", "args": [0]},
+      {"op": "linear", "args": [3, 1, -1]}],
+    "results": [{"value": 4, "name": "y"}])"),
+                               kOnHopper, kSamples);
+  EXPECT_EQ(kinds(made).front(), "sweep");
+  EXPECT_THAT(made["steps"][0]["kernel"].get<std::string>(), ::testing::EndsWith("_packed"));
 }
 
 // What a sweep makes of x is a result, and read by a product.

@@ -141,6 +141,7 @@ TEST(Standalone, TakesTheTilesThatTheLibraryPlans) {
   shape.k = 512;
   shape.x = shape.w = {512, 1, true};
   shape.y_stride = 384;
+  shape.unpacked = hopper::Unpacked::whole;
   for (const int64_t m : {1, 64, 65, 700, 1024, 5000, 20000, 32768}) {
     shape.m = m;
     const auto range =

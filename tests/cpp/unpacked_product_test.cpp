@@ -60,7 +60,7 @@ TEST(UnpackedProduct, SplitsBothOperandsOnTheWay) {
   shape.x = shape.w = {1, 256, true};
   shape.y_stride = 256;
   EXPECT_NE(hopper::plan_product(shape, {}).variant, hopper::Variant::split_both);
-  shape.may_stream = true;
+  shape.unpacked = hopper::Unpacked::any;
   const hopper::ProductPlan plan = hopper::plan_product(shape, {132});
   ASSERT_EQ(plan.variant, hopper::Variant::split_both) << plan.config;
   EXPECT_EQ(plan.config, "SplitBothConfig<false, false>");

@@ -41,7 +41,8 @@ inline std::vector<TileChoice> neighbours(const ProductShape& shape, const Devic
   }
   std::vector<TileChoice> list;
   add_streamed_tiles(list, shape, device);
-  add_split_both_tiles(list, shape, device);
+  add_split_both_tile(list, shape);
+  add_split_both_slices(list, shape, device);
   const std::vector<TileChoice> packed = {
       {.variant = Variant::packed, .samples = 64, .stages = 8, .staging = 1},
       {.variant = Variant::packed, .samples = 128, .stages = 6, .staging = 2, .cluster = 2},

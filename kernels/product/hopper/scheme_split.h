@@ -56,9 +56,10 @@ inline std::vector<TileChoice> tiles(const ProductShape& shape, const DeviceLimi
     const TileChoice thin = {.variant = Variant::packed, .samples = 64, .stages = 8, .staging = 1};
     if (tiles_of(shape, thin) <= device.multiprocessors) menu.push_back(thin);
   }
-  if (shape.may_stream) {
+  if (shape.unpacked != Unpacked::none) add_split_both_tile(menu, shape);
+  if (shape.unpacked == Unpacked::any) {
     add_streamed_tiles(menu, shape, device);
-    add_split_both_tiles(menu, shape, device);
+    add_split_both_slices(menu, shape, device);
   }
   return menu;
 }
@@ -77,7 +78,11 @@ inline TileCycles tile_cycles(const TileChoice& c) {
 // bench/results/config-sweep (36 shapes on an H200), where its choice is within 3% of the best.
 inline double estimate(const ProductShape& shape, const TileChoice& c, const DeviceLimits& device) {
   if (c.variant == Variant::streamed) return estimate_streamed(shape, c, device);
-  if (c.variant == Variant::split_both) return estimate_split_both(shape, c, device);
+  if (c.variant == Variant::split_both) {
+    // A module's epilogue is work that the other tiles hide behind their products.
+    const double exposed = shape.unpacked == Unpacked::any ? 1 : 1.1;
+    return exposed * estimate_split_both(shape, c, device);
+  }
   constexpr double kLaunch = 6.3, kSplitLaunch = 1.8;
   constexpr double kSplitPerElement = 8 / 3.85e6;  // 8 bytes at 3.85 TB/s
   constexpr double kBytesPerMicrosecond = 3.3e6;

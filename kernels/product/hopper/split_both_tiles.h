@@ -2,6 +2,8 @@
 // Plain C++, no CUDA header.
 #pragma once
 
+#include <optional>
+
 #include "product/hopper/streamed_tiles.h"
 
 namespace ingot::hopper {
@@ -13,29 +15,39 @@ inline constexpr TileChoice kSplitBothTile = {.variant = Variant::split_both,
                                               .features = 128,
                                               .feature_warps = 8};
 
-// Whole sums, and with the slices of K that fill the GPU once, or half of it.
-inline void add_split_both_tiles(std::vector<TileChoice>& menu, const ProductShape& shape,
-                                 const DeviceLimits& device) {
-  constexpr int64_t kLeastTerms = 2048, kLeastChunks = 4;  // of a sum that is cut, of a slice
-  // Of a sum that grows chunk by chunk: behind 4096 of them the worst error was 0.1 · 2^-22
-  // Σ|x||w|.
-  constexpr int64_t kMostChunks = 4096;
-  if (!streams(shape)) return;
+// As its operands lie; nothing where TMA cannot read them.
+inline std::optional<TileChoice> split_both_tile(const ProductShape& shape) {
+  if (!streams(shape)) return std::nullopt;
   TileChoice tile = kSplitBothTile;
   tile.w_along_k = shape.w.k_stride == 1;
   tile.x_along_k = shape.x.k_stride == 1;
   tile.batched = shape.batches > 1;
-  const int64_t chunks = divide_up(shape.k, kSplitBothChunk), tiles = tiles_of(shape, tile);
-  const auto add = [&](int64_t slices) {
-    if (divide_up(chunks, slices) > kMostChunks) return;
-    tile.slices = int(slices);
-    menu.push_back(tile);
-  };
-  if (tiles <= INT32_MAX) add(1);
+  return tile;
+}
+
+// Of a sum that grows chunk by chunk: behind 4096 of them the worst error was 0.1 · 2^-22 Σ|x||w|.
+inline constexpr int64_t kSplitBothMostChunks = 4096;
+
+// Of whole sums.
+inline void add_split_both_tile(std::vector<TileChoice>& menu, const ProductShape& shape) {
+  const std::optional<TileChoice> tile = split_both_tile(shape);
+  if (tile && divide_up(shape.k, kSplitBothChunk) <= kSplitBothMostChunks) menu.push_back(*tile);
+}
+
+// With the slices of K that fill the GPU once, or half of it.
+inline void add_split_both_slices(std::vector<TileChoice>& menu, const ProductShape& shape,
+                                  const DeviceLimits& device) {
+  constexpr int64_t kLeastTerms = 2048, kLeastChunks = 4;  // of a sum that is cut, of a slice
   if (shape.batches > 1 || shape.k < kLeastTerms) return;
-  const int64_t most = std::min(device.multiprocessors / tiles, chunks / kLeastChunks);
+  std::optional<TileChoice> tile = split_both_tile(shape);
+  if (!tile) return;
+  const int64_t chunks = divide_up(shape.k, kSplitBothChunk);
+  const int64_t most =
+      std::min(device.multiprocessors / tiles_of(shape, *tile), chunks / kLeastChunks);
   for (const int64_t slices : {most, most / 2}) {
-    if (slices > 1) add(slices);
+    if (slices < 2 || divide_up(chunks, slices) > kSplitBothMostChunks) continue;
+    tile->slices = int(slices);
+    menu.push_back(*tile);
   }
 }
 

@@ -63,6 +63,14 @@ struct OperandShape {
   }
 };
 
+// Which tiles that read operands as they lie may be chosen by their estimates. A module's products
+// are those that standalone files launch, too, so that both have the same bits.
+enum class Unpacked {
+  none,   // samples are packed where they are made, or what is packed is shared
+  whole,  // split_both, sums that are not cut
+  any,
+};
+
 struct ProductShape {
   int64_t m = 0, n = 0, k = 0;
   OperandShape x, w;
@@ -73,9 +81,7 @@ struct ProductShape {
   Element element = Element::f32;  // of x, w and y
   Scheme scheme = Scheme::split;   // of f32 operands
   int64_t batches = 1;             // products like this one, each with a weight of its own
-  // Whether unpacked variants may be chosen by their estimates. Standalone files have no launcher
-  // for them, and a module's calls are to have the same bits there.
-  bool may_stream = false;
+  Unpacked unpacked = Unpacked::none;
 
   bool shares_samples() const { return batches > 1 && x.batch_stride == 0; }
   // Over the whole batch, packed.
