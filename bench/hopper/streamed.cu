@@ -8,7 +8,6 @@
 //                   one is wrong
 //   ./a.out table   the same over the shapes that the cost model is held to, cuBLAS beside it, as
 //                   JSON: bench/results/config-sweep/nvidia-h200-unpacked.json
-#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -19,13 +18,13 @@
 #include <string>
 #include <vector>
 
-#include "blas.cuh"
 #include "epilogues.cuh"
 #include "launch/runtime_maps.h"
 #include "product/hopper/candidates.h"
 #include "product/hopper/split_both.cuh"
 #include "product/hopper/streamed.cuh"
 #include "status.cuh"
+#include "timing.cuh"
 
 using namespace ingot;
 using bench::PlainEpilogue;
@@ -115,9 +114,7 @@ void add_kernels() {
 }
 
 constexpr double kMostError = 6e-7;
-constexpr size_t kFlushed = size_t(256) << 20;  // bytes, more than L2 has
 int failures = 0;
-int* flush;
 
 // Matrices of `rows` by k, along k or along their rows; behind each line a gap, which is NaN.
 struct Matrix {
@@ -180,25 +177,12 @@ void run(const ProductPlan& plan, const ProductArgs& args, float* x, float* w) {
   launch(kernels.at(plan.kernel + plan.config), plan, args, x, w);
 }
 
-// Median microseconds of a call behind which L2 is cold.
+// Median microseconds of a call before which L2 is cold.
 double time_of(const std::function<void()>& call) {
-  constexpr int kRounds = 11;
-  static cudaEvent_t begin = nullptr, end = nullptr;
-  if (begin == nullptr) {
-    CHECK(cudaEventCreate(&begin));
-    CHECK(cudaEventCreate(&end));
-  }
-  std::vector<float> times(kRounds);
-  for (float& time : times) {
-    CHECK(cudaMemsetAsync(flush, 0, kFlushed));
-    CHECK(cudaEventRecord(begin));
-    call();
-    CHECK(cudaEventRecord(end));
-    CHECK(cudaEventSynchronize(end));
-    CHECK(cudaEventElapsedTime(&time, begin, end));
-  }
-  std::sort(times.begin(), times.end());
-  return 1e3 * double(times[kRounds / 2]);
+  static const bench::ColdTimer timer;
+  std::vector<double> times;
+  for (int round = 0; round < 11; ++round) times.push_back(1e3 * timer.milliseconds(call));
+  return bench::median(times);
 }
 
 struct Timed {
@@ -320,7 +304,6 @@ void print_table() {
 }  // namespace
 
 int main(int count, char** arguments) {
-  CHECK(cudaMalloc(&flush, kFlushed));
   add_kernels();
   if (count > 1 && std::strcmp(arguments[1], "table") == 0) {
     print_table();

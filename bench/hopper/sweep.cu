@@ -8,12 +8,11 @@
 // Configurations take turns, one call each a round, L2 evicted before each call, split passes
 // included; a figure is the median over rounds. Each configuration's result is checked against
 // fp64 first.
-#include <chrono>
 
-#include "blas.cuh"
 #include "configurations.cuh"
 #include "epilogues.cuh"
 #include "problem.cuh"
+#include "timing.cuh"
 
 using namespace bench;
 
@@ -49,42 +48,6 @@ struct Candidate {
   std::vector<double> full_ms, product_ms;
 };
 
-// More than L2 holds; also the head start that the host needs to have a call's launches queued.
-class CacheFlush {
- public:
-  CacheFlush() { CHECK(cudaMalloc(&memory_, kBytes)); }
-  void run() const { CHECK(cudaMemsetAsync(memory_, 0, kBytes)); }
-
- private:
-  static constexpr size_t kBytes = size_t(160) << 20;
-  void* memory_ = nullptr;
-};
-
-class EventTimer {
- public:
-  EventTimer() {
-    CHECK(cudaEventCreate(&begin_));
-    CHECK(cudaEventCreate(&end_));
-  }
-  double milliseconds(const CacheFlush& flush, const std::function<void()>& call) const {
-    flush.run();
-    CHECK(cudaEventRecord(begin_));
-    call();
-    CHECK(cudaEventRecord(end_));
-    CHECK(cudaEventSynchronize(end_));
-    float ms = 0;
-    CHECK(cudaEventElapsedTime(&ms, begin_, end_));
-    return ms;
-  }
-
- private:
-  cudaEvent_t begin_ = nullptr, end_ = nullptr;
-};
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 Candidate candidate_for(const TileChoice& choice, const ProductShape& shape,
                         const DeviceLimits& device, const Problem& problem) {
   Candidate candidate;
@@ -111,17 +74,16 @@ std::string chosen_name(const ProductShape& shape, const DeviceLimits& device) {
   return name_of(*best);
 }
 
-void measure(std::vector<Candidate>& list, const CacheFlush& flush, double budget) {
-  const EventTimer timer;
+void measure(std::vector<Candidate>& list, const ColdTimer& timer, double budget) {
   const double begun = seconds_now();
-  for (Candidate& c : list) timer.milliseconds(flush, c.full);
+  for (Candidate& c : list) timer.milliseconds(c.full);
   for (int round = 0; round < kRounds; ++round) {
     if (round >= kFewestRounds && seconds_now() - begun > budget) break;
     for (size_t i = 0; i < list.size(); ++i) {
       Candidate& c = list[(i + size_t(round)) % list.size()];
-      c.full_ms.push_back(timer.milliseconds(flush, c.full));
+      c.full_ms.push_back(timer.milliseconds(c.full));
       if (c.product && round < kProductRounds) {
-        c.product_ms.push_back(timer.milliseconds(flush, c.product));
+        c.product_ms.push_back(timer.milliseconds(c.product));
       }
     }
   }
@@ -165,7 +127,7 @@ double report(const Extents& e, const std::vector<Candidate>& list, const std::s
 }
 
 // chosen/best, or a negative number if a result was wrong.
-double sweep_shape(const Extents& e, const Blas& blas, const CacheFlush& flush,
+double sweep_shape(const Extents& e, const Blas& blas, const ColdTimer& timer,
                    const DeviceLimits& device, double budget, bool last) {
   const ProductShape shape = row_major(e.m, e.n, e.k);
   size_t workspace = 0;
@@ -191,7 +153,7 @@ double sweep_shape(const Extents& e, const Blas& blas, const CacheFlush& flush,
     };
     list.push_back(library);
   }
-  measure(list, flush, budget);
+  measure(list, timer, budget);
   const ProductPlan plan = plan_product(shape, device);
   const bool library = plan.library_faster && blas.ready();
   const double ratio =
@@ -210,7 +172,7 @@ int main(int argc, char** argv) {
   add_configurations<PlainEpilogue>("plain");
   require_candidates("plain");
   const Blas blas;
-  const CacheFlush flush;
+  const ColdTimer timer;
   const double begun = seconds_now();
   constexpr size_t kCount = std::size(kShapes);
   std::printf("{\"gpu\": \"%s\", \"shapes\": [\n", properties.name);
@@ -219,7 +181,7 @@ int main(int argc, char** argv) {
   for (size_t i = 0; i < kCount; ++i) {
     const double left = seconds - (seconds_now() - begun);
     const double budget = std::max(0., left / double(kCount - i));
-    const double ratio = sweep_shape(kShapes[i], blas, flush, device, budget, i + 1 == kCount);
+    const double ratio = sweep_shape(kShapes[i], blas, timer, device, budget, i + 1 == kCount);
     wrong += ratio < 0;
     beyond += ratio > 1.05;
     worst = std::max(worst, ratio);

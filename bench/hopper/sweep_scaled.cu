@@ -8,12 +8,11 @@
 //
 // Calls take turns, L2 evicted before each, packing included; figures are medians over rounds.
 // "burst": the median of 20 calls in a row, nothing evicted.
-#include <chrono>
 
-#include "blas.cuh"
 #include "epilogues.cuh"
 #include "problem.cuh"
 #include "scaled_configurations.cuh"
+#include "timing.cuh"
 
 using namespace bench;
 
@@ -49,54 +48,6 @@ __global__ void to_half(const float* in, unsigned short* out, size_t count) {
   }
 }
 
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-class Timer {
- public:
-  Timer() {
-    CHECK(cudaMalloc(&flush_, kFlush));
-    for (auto& event : events_) CHECK(cudaEventCreate(&event));
-  }
-  double cold(const std::function<void()>& call) const {
-    CHECK(cudaMemsetAsync(flush_, 0, kFlush));
-    return timed(0, call);
-  }
-  double burst(const std::function<void()>& call) const {
-    std::vector<double> times;
-    for (int i = 0; i < 4; ++i) call();
-    for (int i = 0; i < kBurst; ++i) {
-      CHECK(cudaEventRecord(events_[2 * i]));
-      call();
-      CHECK(cudaEventRecord(events_[2 * i + 1]));
-    }
-    CHECK(cudaDeviceSynchronize());
-    for (int i = 0; i < kBurst; ++i) times.push_back(elapsed(i));
-    return median(times);
-  }
-
- private:
-  static constexpr size_t kFlush = size_t(160) << 20;
-  static constexpr int kBurst = 20;
-
-  double timed(int i, const std::function<void()>& call) const {
-    CHECK(cudaEventRecord(events_[2 * i]));
-    call();
-    CHECK(cudaEventRecord(events_[2 * i + 1]));
-    CHECK(cudaEventSynchronize(events_[2 * i + 1]));
-    return elapsed(i);
-  }
-  double elapsed(int i) const {
-    float ms = 0;
-    CHECK(cudaEventElapsedTime(&ms, events_[2 * i], events_[2 * i + 1]));
-    return ms;
-  }
-
-  void* flush_ = nullptr;
-  cudaEvent_t events_[2 * kBurst];
-};
-
 void note_errors(Candidate& candidate, const Problem& problem) {
   problem.poison();
   candidate.full();
@@ -106,7 +57,7 @@ void note_errors(Candidate& candidate, const Problem& problem) {
   candidate.worst_row = e.worst_row;
 }
 
-void sweep(const Extents& e, const Blas& blas, const Timer& timer, double budget, bool bursts) {
+void sweep(const Extents& e, const Blas& blas, const ColdTimer& timer, double budget, bool bursts) {
   ProductShape shape = row_major(e.m, e.n, e.k);
   shape.scheme = Scheme::scaled;
   size_t workspace = 0;
@@ -145,17 +96,17 @@ void sweep(const Extents& e, const Blas& blas, const Timer& timer, double budget
                     [moments]() mutable { moments.product(); }});
   }
   const double begun = seconds_now();
-  for (const Candidate& c : list) timer.cold(c.full);
+  for (const Candidate& c : list) timer.milliseconds(c.full);
   size_t rounds = 0;
   for (; rounds < 25 && (rounds < 5 || seconds_now() - begun < budget); ++rounds) {
     for (size_t i = 0; i < list.size(); ++i) {
       Candidate& c = list[(i + rounds) % list.size()];
-      c.full_ms.push_back(timer.cold(c.full));
-      if (c.product && rounds < 9) c.product_ms.push_back(timer.cold(c.product));
+      c.full_ms.push_back(timer.milliseconds(c.full));
+      if (c.product && rounds < 9) c.product_ms.push_back(timer.milliseconds(c.product));
     }
   }
   if (bursts) {
-    for (Candidate& c : list) c.burst_ms = timer.burst(c.full);
+    for (Candidate& c : list) c.burst_ms = burst(c.full, 4);
   }
   std::printf("--- %dx%d->%d, %zu rounds\n", m, k, n, rounds);
   const double tf32 = median(list[0].full_ms);
@@ -207,7 +158,7 @@ int main(int argc, char** argv) {
   add_scaled_kernel<BiasScaleMomentsEpilogue, ScaledConfig<256, 2, 4, 1>>(
       "ScaledConfig<256, 2, 4, 1>", "moments");
   const Blas blas;
-  const Timer timer;
+  const ColdTimer timer;
   const double begun = seconds_now();
   const size_t count = seed_only ? 2 : std::size(kShapes);
   for (size_t i = 0; i < count; ++i) {

@@ -17,6 +17,7 @@
 #include "configurations.cuh"
 #include "epilogues.cuh"
 #include "problem.cuh"
+#include "timing.cuh"
 
 using namespace bench;
 
@@ -141,28 +142,7 @@ struct Contender {
   std::vector<double> all, alone;  // µs: with packing, the product's kernel
 };
 
-double time_of(const std::function<void()>& call, void* flushed, size_t bytes) {
-  static cudaEvent_t begin = nullptr, end = nullptr;
-  if (begin == nullptr) {
-    CHECK(cudaEventCreate(&begin));
-    CHECK(cudaEventCreate(&end));
-  }
-  CHECK(cudaMemsetAsync(flushed, 0, bytes));
-  CHECK(cudaEventRecord(begin));
-  call();
-  CHECK(cudaEventRecord(end));
-  CHECK(cudaEventSynchronize(end));
-  float ms = 0;
-  CHECK(cudaEventElapsedTime(&ms, begin, end));
-  return 1e3 * ms;
-}
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  return v[v.size() / 2];
-}
-
-void time_shape(const char* what, const ProductShape& shape, void* flushed, size_t flushed_bytes) {
+void time_shape(const char* what, const ProductShape& shape, const ColdTimer& timer) {
   constexpr int kRounds = 15;
   std::vector<TileChoice> choices = tile_choices(shape, {});
   const TileChoice other =
@@ -184,9 +164,9 @@ void time_shape(const char* what, const ProductShape& shape, void* flushed, size
   }
   for (int round = 0; round < kRounds; ++round) {
     for (Contender& c : contenders) {
-      c.all.push_back(time_of([&] { c.bound.run(); }, flushed, flushed_bytes));
+      c.all.push_back(1e3 * timer.milliseconds([&] { c.bound.run(); }));
       if (round < 5) {
-        c.alone.push_back(time_of([&] { c.bound.product(); }, flushed, flushed_bytes));
+        c.alone.push_back(1e3 * timer.milliseconds([&] { c.bound.product(); }));
       }
     }
   }
@@ -200,11 +180,9 @@ void time_shape(const char* what, const ProductShape& shape, void* flushed, size
 }
 
 void time_all() {
-  constexpr size_t kBytes = size_t(160) << 20;
-  void* flushed;
-  CHECK(cudaMalloc(&flushed, kBytes));
+  const ColdTimer timer;
   const auto time = [&](const char* what, int64_t m, int64_t n, int64_t k, bool x_too) {
-    time_shape(what, contiguous_in_n(m, n, k, x_too), flushed, kBytes);
+    time_shape(what, contiguous_in_n(m, n, k, x_too), timer);
   };
   time("dX of 1024x8192->8192", 1024, 8192, 8192, false);
   time("dW of 1024x8192->8192", 8192, 8192, 1024, true);
@@ -217,7 +195,6 @@ void time_all() {
   time("dX of 64x4096->4096", 64, 4096, 4096, false);
   time("dX of 512x1024->1024", 512, 1024, 1024, false);
   time("dW of 512x1024->1024", 1024, 1024, 512, true);
-  cudaFree(flushed);
 }
 
 }  // namespace
