@@ -32,6 +32,7 @@ COUNTED = (
 )
 SIZES = {"in_features": 512, "out_features": 512}
 STREAM = 0x5000
+SAMPLES = 2048  # of which the product packs its samples first
 MAPS = 3  # a product's first arguments: tensor maps of w, x and y
 
 
@@ -139,29 +140,29 @@ def follow_addresses(called: Called, batch: int) -> bool:
 
 def replays(fake: ctypes.CDLL, example: str) -> dict:
     """Calls of a program that replays those that repeat."""
-    called = Called(fake, example, "eval", 8192, replay=True)
-    steady = [called.run(8192) for _ in range(20)]
+    called = Called(fake, example, "eval", SAMPLES, replay=True)
+    steady = [called.run(SAMPLES) for _ in range(20)]
     # A loop over batches: results alternate between two blocks.
     result = called.tensors[-1]
     alternating, followed = [], True
     for turn in range(40):
         result.data = 0x200000000 + turn % 2 * 0x1000000
-        alternating.append(called.run(8192))
-        followed = followed and called.product_maps(8192, 0x900000000)[2] == result.data
+        alternating.append(called.run(SAMPLES))
+        followed = followed and called.product_maps(SAMPLES, 0x900000000)[2] == result.data
     # Layers that share a program.
     layers = []
     for turn in range(48 * 6):
         result.data = 0x400000000 + turn % 48 * 0x1000000
-        layers.append(called.run(8192))
+        layers.append(called.run(SAMPLES))
     # More different calls than are kept, then one inside a capture of the caller's.
     varied = []
     for turn in range(600):
         result.data = 0x500000000 + turn % 140 * 0x1000000
-        varied.append(called.run(8192))
+        varied.append(called.run(SAMPLES))
     for _ in range(20):
-        called.run(8192)
+        called.run(SAMPLES)
     fake.fake_user_captures(1)
-    captured = called.run(8192)
+    captured = called.run(SAMPLES)
     fake.fake_user_captures(0)
     return {
         "steady": steady,
@@ -170,13 +171,13 @@ def replays(fake: ctypes.CDLL, example: str) -> dict:
         "layers": layers,
         "varied": varied,
         "captured": captured,
-        "after": called.run(8192),
+        "after": called.run(SAMPLES),
     }
 
 
 def packed_weights(fake: ctypes.CDLL, example: str, precision: str) -> dict[str, bool]:
     """Whether a call's product reads the packed weight that it is given."""
-    batch, frozen = 8192, 0x700000000
+    batch, frozen = SAMPLES, 0x700000000
     called = Called(fake, example, "eval", batch, replay=True, precision=precision)
     weight = called.tensors[called.names.index("gemm.weight")]
 
@@ -252,7 +253,7 @@ def main() -> None:
                 for precision in ("fp32", "high"):
                     packed = packed_weights(fake, example, precision)
                     answers[f"packed weights, {precision}"] = packed
-                answers[name]["addresses followed"] = follow_addresses(called, 8192)
+                answers[name]["addresses followed"] = follow_addresses(called, SAMPLES)
     print(json.dumps(answers))
 
 
