@@ -235,18 +235,12 @@ INGOT_D void finish_product(float (&acc)[kValues], const ThreadTile& tile, i32 r
   if (redo) redo_groups(acc, args, marked, tile.n0, tile.m0);
 }
 
-// Groups of columns (redo_groups()) that any lane of the warp has something not finite in.
+// The same where operands had no scales.
 template <int kValues>
-INGOT_D u32 groups_to_redo(const float (&acc)[kValues]) {
-  return ptx::warp_any(!all_finite(acc)) ? nonfinite_groups(acc) : 0;
-}
-
-// Products without scales.
-template <int kValues>
-INGOT_D void redo_marked(float (&acc)[kValues], u32 marked, const ThreadTile& tile,
-                         const ProductArgs& args) {
-  if (args.redo_all) marked = ~0u;
-  if (ptx::warp_any(marked != 0)) redo_groups(acc, args, marked, tile.n0, tile.m0);
+INGOT_D void finish_unscaled_product(float (&acc)[kValues], const ThreadTile& tile,
+                                     const ProductArgs& args) {
+  if (!args.redo_all && !ptx::warp_any(!all_finite(acc))) return;
+  redo_groups(acc, args, args.redo_all ? ~0u : nonfinite_groups(acc), tile.n0, tile.m0);
 }
 
 // value · 2^-shift for 0 ≤ shift ≤ 252, in two exact steps.

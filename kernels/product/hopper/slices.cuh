@@ -51,17 +51,15 @@ INGOT_D i32 moment_tile(const ProductArgs& args, i32 sample_tile, i32 sample) {
   }
 }
 
-// From sums to what is stored, of kGroups groups of samples of a block of features, of which those
-// marked are redone.
+// From sums to what is stored, of kGroups groups of samples of a block of features.
 template <class Config, class Epilogue, int kGroups>
-INGOT_D void finish(float (&values)[4 * kGroups], u32 marked, i32 feature, i32 sample,
-                    i32 sample_tile, i32 lane, const ProductArgs& given,
-                    const typename Epilogue::Params& params) {
+INGOT_D void finish(float (&values)[4 * kGroups], i32 feature, i32 sample, i32 sample_tile,
+                    i32 lane, const ProductArgs& given, const typename Epilogue::Params& params) {
   decltype(auto) args = args_of_tile<Config>(given, sample_tile);
   if (sample >= args.m) return;
   const ThreadTile tile = thread_tile(feature, sample, 0, lane, 0);
   TileEpilogue<Epilogue, 4 * kGroups> epilogue(tile, args, params);
-  redo_marked(values, marked, tile, args);
+  finish_unscaled_product(values, tile, args);
   finish_direct(values, tile, args, epilogue,
                 moment_tile<Config, 8 * kGroups>(given, sample_tile, sample));
 }
@@ -143,8 +141,7 @@ INGOT_D void product_merged(const TensorMap&, const TensorMap&, const TensorMap&
       sum[4 * i + 3] += v.w;
     }
   }
-  slices::finish<Config, Epilogue, kGroups>(sum, groups_to_redo(sum), feature, sample, sample_tile,
-                                            lane, args, params);
+  slices::finish<Config, Epilogue, kGroups>(sum, feature, sample, sample_tile, lane, args, params);
 }
 
 }  // namespace ingot::hopper

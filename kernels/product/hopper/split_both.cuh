@@ -335,8 +335,8 @@ struct Consumer {
     }
   }
 
-  // A tile's sums over some chunks of K. Returns which are not finite under their scales
-  // (groups_to_redo()): without them, sums that overflow fp32 are right, as infinities.
+  // A tile's sums over some chunks of K. Returns in which groups (nonfinite_groups()) any lane has
+  // one that is not finite under its scale: without scales, those that overflow fp32 are right.
   INGOT_D u32 accumulate(float (&acc)[kValues], i32 chunks) {
     float sum[kValues];
     Fragments fragments;
@@ -362,7 +362,7 @@ struct Consumer {
 #pragma unroll
       for (int i = 0; i < kValues; ++i) acc[i] += sum[i];
       if (chunk + 1 == chunks) {  // the slot has the samples' last scales
-        marked = groups_to_redo(acc);
+        marked = ptx::warp_any(!all_finite(acc)) ? nonfinite_groups(acc) : 0;
         unscale(acc);
         __syncwarp();
         release(memory.packed.empty_barrier(x_cursor.slot));
@@ -448,7 +448,9 @@ INGOT_D void product_split_both(const TensorMap& w_map, const TensorMap& x_map, 
       float(&part)[kPart] = *reinterpret_cast<float(*)[kPart]>(acc + first);
       const ThreadTile tile = thread_tile(feature, sample + 2 * first, by.warp, by.lane, 0);
       TileEpilogue<Epilogue, kPart> epilogue(tile, own, params);
-      redo_marked(part, marked >> first / 4, tile, own);
+      u32 redone = marked >> first / 4;
+      if (own.redo_all) redone = ~0u;
+      if (ptx::warp_any(redone != 0)) redo_groups(part, own, redone, tile.n0, tile.m0);
       const i32 moments =
           slices::moment_tile<Config, 2 * kPart>(args, work.sample_tile, sample + 2 * first);
       finish_direct(part, tile, own, epilogue, moments);

@@ -352,9 +352,8 @@ INGOT_D void product_streamed(const TensorMap& w_map, const TensorMap& x_map, co
                         16 * (place.feature_warp * Config::kFeatureBlocks + block);
     const i32 sample = first_sample<Config>(args, work.sample_tile) +
                        8 * (place.sample_warp * Config::kSampleGroups + group);
-    slices::finish<Config, Epilogue, Config::kPartGroups>(values, groups_to_redo(values), feature,
-                                                          sample, work.sample_tile, place.lane,
-                                                          args, params);
+    slices::finish<Config, Epilogue, Config::kPartGroups>(values, feature, sample, work.sample_tile,
+                                                          place.lane, args, params);
   };
   streamed::run<Config>(w_map, x_map, args, false, finish);
 }
