@@ -104,22 +104,20 @@ class Binding:
 def description(tensors: Sequence[torch.Tensor]) -> tuple:
     """What decides how tensors are read, beside their addresses."""
     return tuple(
-        (t.shape, t.stride(), t.dtype, t.device, type(t), t.is_neg(), t._is_zerotensor())
-        for t in tensors
+        (t.shape, t.stride(), t.dtype, t.device, type(t), memory_holds(t)) for t in tensors
     )
 
 
 def are_like(tensors: Sequence[torch.Tensor], expected: tuple) -> bool:
     """description(tensors) == expected, in a third of the time."""
-    for tensor, (shape, strides, dtype, device, kind, is_neg, is_zero) in zip(tensors, expected):
+    for tensor, (shape, strides, dtype, device, kind, holds) in zip(tensors, expected):
         if (
             tensor.shape != shape
             or tensor.stride() != strides
             or tensor.dtype is not dtype
             or tensor.device != device
             or type(tensor) is not kind
-            or tensor.is_neg() is not is_neg
-            or tensor._is_zerotensor() is not is_zero
+            or memory_holds(tensor) is not holds
         ):
             return False
     return True
