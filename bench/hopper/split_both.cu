@@ -32,9 +32,7 @@ void add_configuration(const std::string& config) {
 }
 
 TileChoice tile_of(const ProductShape& shape, int slices) {
-  TileChoice tile = kSplitBothTile;
-  tile.w_along_k = shape.w.k_stride == 1;
-  tile.x_along_k = shape.x.k_stride == 1;
+  TileChoice tile = split_both_tile(shape).value();
   const int64_t chunks = divide_up(shape.k, kSplitBothChunk);
   const int64_t most = std::max<int64_t>(1, DeviceLimits().multiprocessors / tiles_of(shape, tile));
   tile.slices = int(std::min(chunks, slices > 0 ? slices : most));

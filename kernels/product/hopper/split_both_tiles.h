@@ -21,7 +21,6 @@ inline std::optional<TileChoice> split_both_tile(const ProductShape& shape) {
   TileChoice tile = kSplitBothTile;
   tile.w_along_k = shape.w.k_stride == 1;
   tile.x_along_k = shape.x.k_stride == 1;
-  tile.batched = shape.batches > 1;
   return tile;
 }
 
