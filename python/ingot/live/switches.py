@@ -11,6 +11,7 @@ import torch
 
 from ingot.capture.captured import CaptureError
 from ingot.capture.nodes import LEFT_ALONE, WITHOUT_AUTOCAST, mutates
+from ingot.live import vmapped
 from ingot.live.unseen_writes import UnseenWritesError, unseen_by_autograd
 
 # Words in the names of the functions that switch.
@@ -35,6 +36,8 @@ class Runner(torch.fx.Interpreter):
         self._entered: list[torch.autocast] = []
         self._unseen: list[str] = []
         self._gradients = torch.is_grad_enabled()
+        self._spans = vmapped.spans(self.module.graph)
+        self._done: dict[torch.fx.Node, Any] = {}
         try:
             results = super().run(*args, **kwargs)
         finally:
@@ -45,6 +48,11 @@ class Runner(torch.fx.Interpreter):
         return results
 
     def run_node(self, n: torch.fx.Node) -> Any:
+        if n in self._spans:
+            self._done = dict.fromkeys(self._spans[n])
+            self._done |= vmapped.results_of(self.module, self._spans[n], self.env)
+        if n in self._done:
+            return self._done[n]
         if not self._watching or n.op not in ("call_function", "call_method"):
             return super().run_node(n)
         given = [self.env[node] for node in n.all_input_nodes]

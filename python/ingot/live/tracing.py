@@ -33,7 +33,7 @@ from ingot.capture.nodes import (
     moves_statistics,
     mutates,
 )
-from ingot.live import switches
+from ingot.live import switches, vmapped
 from ingot.live.pieces import has_pieces_inside
 
 _aten = torch.ops.aten
@@ -56,8 +56,7 @@ def feed_of(
         raise CaptureError(f"operators of {', '.join(sorted(others))} tensors are their own")
     if has_pieces_inside(gm):
         raise CaptureError("a branch or a loop holds an operator with a backward of its own")
-    if any("_nesting" in getattr(node.target, "__name__", "") for node in gm.graph.nodes):
-        raise CaptureError("transforms of torch.func inside a forward are PyTorch's")
+    vmapped.refuse_other_transforms(gm.graph)
     copy = _with_own_batch_norm(gm, {n.name: p.source.path for n, p in zip(inputs, found)})
     recurrent.stand_in(copy.graph)
     attention.stand_in(copy.graph)
