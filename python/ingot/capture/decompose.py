@@ -29,7 +29,8 @@ def decompose(graph: torch.fx.Graph, needing: Container[torch.fx.Node] = ()) -> 
         rule = _RULES.get(node.target) if node.op == "call_function" else None
         if rule is None or LEFT_ALONE in node.meta:
             continue
-        replacement = rule(Writer(graph, node), *named_arguments(node).values())
+        writer = Writer(graph, node, node in needing)
+        replacement = rule(writer, *named_arguments(node).values())
         if replacement is not None:
             if node.target in _UNREAD and node.args[0] in needing:
                 replacement = _with_zeros_behind(Writer(graph, node), replacement, node.args[0])
@@ -65,8 +66,10 @@ def _avg_pool1d(writer: Writer, x, kernel, stride, padding, ceil_mode, count_inc
 
 
 def _pool1d(writer: Writer, fold: Callable, x, kernel, stride, padding, dilation, ceil_mode):
-    """Where windows lie side by side, the operator itself on the part of x that they cover; where
-    they do not, `fold` of the parts that hold each window's first element, second, ..."""
+    """Where windows lie side by side and there is no rest, the operator itself. Else `fold` of the
+    parts that hold each window's first element, second, ...; where there would be many, or each
+    would have a gradient as large as x, the operator on the part of x that windows side by side
+    cover, and PyTorch's for others."""
     kernel = only(kernel, 1)
     stride, dilation = only(stride, kernel), only(dilation, 1)
     size, sizes = example(x).shape[-1], example(writer.node).shape
@@ -76,13 +79,13 @@ def _pool1d(writer: Writer, fold: Callable, x, kernel, stride, padding, dilation
     count = (size - reach) // stride + 1
     if ceil_mode and (size - reach) % stride:
         return None
-    if stride == kernel and dilation == 1:
-        covered = count * kernel
-        if covered == size:
-            return None
-        return writer.call(writer.node.target, sizes, writer.part(x, -1, 0, covered), [kernel])
-    if kernel > _MOST_PARTS:
+    covered = count * kernel
+    tiled = stride == kernel and dilation == 1
+    if tiled and covered == size:
         return None
+    if kernel > _MOST_PARTS or writer.needs_gradient:
+        part = writer.part(x, -1, 0, covered) if tiled else None
+        return part and writer.call(writer.node.target, sizes, part, [kernel])
     parts = [writer.part(x, -1, i * dilation, count, stride) for i in range(kernel)]
     return fold(writer, sizes, parts)
 

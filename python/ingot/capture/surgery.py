@@ -9,10 +9,12 @@ import torch
 
 
 class Writer:
-    """Puts operators in front of a node, with its place in the user's sources."""
+    """Puts operators in front of a node, with its place in the user's sources.
 
-    def __init__(self, graph: torch.fx.Graph, node: torch.fx.Node):
-        self.graph, self.node = graph, node
+    needs_gradient: whether what the node gives does."""
+
+    def __init__(self, graph: torch.fx.Graph, node: torch.fx.Node, needs_gradient: bool = False):
+        self.graph, self.node, self.needs_gradient = graph, node, needs_gradient
 
     def call(self, target: Callable, sizes: Sequence, *args: Any, **kwargs: Any) -> torch.fx.Node:
         """An operator whose result has these sizes, and the dtype of the node that it stands for
