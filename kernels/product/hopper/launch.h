@@ -368,6 +368,22 @@ inline ProductPlan estimated_plan(const ProductShape& shape, const TileChoice& c
   return plan;
 }
 
+// In the place of a tile that has operands packed, one about as fast that has none: a module's
+// activations lie beside what is packed. Of any program's products, time alone counts.
+inline const TileChoice* without_packing(const std::vector<TileChoice>& choices,
+                                         const TileChoice* best, const ProductShape& shape,
+                                         const DeviceLimits& device) {
+  constexpr double kAboutAsFast = 1.08;
+  constexpr size_t kMuch = size_t{32} << 20;
+  if (shape.unpacked != Unpacked::whole || is_unpacked(best->variant)) return best;
+  if (plan_with(shape, *best, device).workspace_bytes < kMuch) return best;
+  const double most = kAboutAsFast * estimate(shape, *best, device);
+  for (const TileChoice& c : choices) {
+    if (is_unpacked(c.variant) && estimate(shape, c, device) <= most) return &c;
+  }
+  return best;
+}
+
 inline ProductPlan plan_product(const ProductShape& shape, const DeviceLimits& device) {
   ProductPlan plan;
   if (shape.m <= 0 || shape.n <= 0 || shape.k <= 0) {
@@ -413,7 +429,7 @@ inline ProductPlan plan_product(const ProductShape& shape, const DeviceLimits& d
     const double time = estimate(shape, c, device);
     if (best == nullptr || time < least) best = &c, least = time;
   }
-  return estimated_plan(shape, *best, device);
+  return estimated_plan(shape, *without_packing(choices, best, shape, device), device);
 }
 
 // Numbers of samples that between them are served by every kernel that any number is served by: a
