@@ -124,3 +124,44 @@ def test_equal_regions_have_one_derivative(monkeypatch):
     regions = [name for name in ran if not name.startswith("backward")]
     # The first block, whose input needs no gradient, the others, and what follows them.
     assert len(regions) >= 6 and len(made) == 3
+
+
+class Policy(nn.Module):
+    """torch.distributions computes what it keeps under enable_grad."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(16, 24), nn.Linear(24, 4)
+
+    def forward(self, x):
+        logits = self.head(torch.tanh(self.body(x)))
+        chosen = torch.distributions.Categorical(logits=logits)
+        return chosen.log_prob(torch.zeros(x.shape[0], dtype=torch.long)), chosen.entropy()
+
+
+class EnabledOverWeights(Policy):
+    def forward(self, x):
+        h = torch.relu(self.body(x)) * 2
+        with torch.enable_grad():
+            return self.head(h) * 2, h
+
+
+class EnabledOverLeaf(Policy):
+    def forward(self, x):
+        h = torch.relu(self.body(x)) * 2
+        with torch.enable_grad():
+            h = h.detach().requires_grad_()
+            return h * 2 + 1, h
+
+
+@pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
+@pytest.mark.parametrize("make", [Policy, EnabledOverWeights, EnabledOverLeaf])
+def test_gradients_switched_on_inside_no_grad(make):
+    torch.manual_seed(0)
+    eager, x = make(), torch.randn(6, 16)
+    optimised = ingot.optimize(copy.deepcopy(eager))
+    with torch.no_grad(), regions_run() as ran:
+        found, expected = optimised(x), eager(x)
+    assert bool(ran) or make is not Policy
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert [y.requires_grad for y in found] == [y.requires_grad for y in expected]

@@ -5,6 +5,7 @@ lost where they are cut apart: here each gets to say it by itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -76,14 +77,22 @@ class Runner(torch.fx.Interpreter):
             return args[0].detach()
         return super().call_function(target, args, kwargs)
 
+    def call_method(self, target: str, args: tuple, kwargs: dict) -> Any:
+        if target == "requires_grad_" and not self._gradients:
+            raise CaptureError("its forward switches gradients on or off")
+        return super().call_method(target, args, kwargs)
 
-def settle(graph: torch.fx.Graph, gradients: bool) -> None:
-    """Takes the switches out of an ATen graph. gradients: whether they are on where it begins.
-    Raises CaptureError for what only the whole forward can do."""
+
+def settle(graph: torch.fx.Graph, values: Sequence[Any]) -> None:
+    """Takes the switches out of an ATen graph, which was traced from these values with gradients on
+    or off as they are now. Raises CaptureError for what only the whole forward can do."""
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     if not any(_switches(node, word) for node in nodes for word in _WORDS):
         return
-    _settle_gradients(graph, gradients)
+    if torch.is_grad_enabled():
+        _settle_gradients(graph)
+    else:
+        _settle_where_they_are_off(graph, values)
     _settle_autocast(graph)
     graph.lint()
 
@@ -107,16 +116,34 @@ def _switches(node: torch.fx.Node, word: str) -> bool:
     return word in str(node.target)
 
 
-def _settle_gradients(graph: torch.fx.Graph, gradients: bool) -> None:
+def _settle_where_they_are_off(graph: torch.fx.Graph, values: Sequence[Any]) -> None:
+    """Switched on, they are of what leaves compute that need one; of what stands before nothing
+    has."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    leaves = {
+        node
+        for node, value in zip(inputs, values)
+        if isinstance(value, torch.Tensor) and value.requires_grad
+    }
+    now = False
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if _switches(node, _GRADIENTS):
+            now = bool(node.args[0])
+            graph.erase_node(node)
+        elif now and any(n in leaves or n.op == "get_attr" for n in node.all_input_nodes):
+            raise CaptureError("its forward switches gradients on or off")
+
+
+def _settle_gradients(graph: torch.fx.Graph) -> None:
     """What was computed without gradients is detached where operators with gradients read it."""
-    now, without, switches = gradients, set(), []
+    now, without, switches = True, set(), []
     for node in graph.nodes:
         if node.op == "call_function" and _switches(node, _GRADIENTS):
             now = bool(node.args[0])
             switches.append(node)
-            if now and not gradients:  # its results would need gradients that nothing else has
-                raise CaptureError("its forward switches gradients on or off")
-        elif gradients and not now and node.op == "call_function":
+        elif not now and node.op == "call_function":
             if mutates(node):
                 raise CaptureError("its forward writes into a tensor with gradients switched off")
             without.add(node)

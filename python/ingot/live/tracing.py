@@ -331,7 +331,7 @@ def _traced(gm: torch.fx.GraphModule, values: Sequence[Any]) -> tuple[torch.fx.G
         raise
     except Exception as error:  # many kinds
         raise CaptureError(f"it cannot be traced: {_first_line(error)}") from error
-    switches.settle(traced.graph, torch.is_grad_enabled())
+    switches.settle(traced.graph, values)
     return traced.graph, traced
 
 
