@@ -58,6 +58,7 @@ class DynamoGraph:
     compiled: Compiled | None = None
     problem: str | None = None
     holds_nothing: bool = False  # that Ingot would take over
+    calls: int = 0  # up to a few
 
 
 @dataclass

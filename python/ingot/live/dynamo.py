@@ -25,6 +25,7 @@ from ingot.capture.derivative import unwatched
 from ingot.capture.encoder_layer import traceable
 from ingot.capture.feed import batched_inputs
 from ingot.capture.nodes import is_users_own
+from ingot.live.vain import CapturesInVain
 from ingot.log import logger
 from ingot.runtime.library import IngotError
 
@@ -70,16 +71,18 @@ def compiled(
     seen: Callable[[Any], None],
     warn: Callable[[str], None],
     broke: Callable[[str, str], None],
+    vain: CapturesInVain,
 ) -> Callable | None:
     """`function` (of a module and a call's arguments) as Dynamo runs it; None where Dynamo is
     switched off. Its cache hangs on the code object, so give it one of its own. seen: is told the
     module before a frame is compiled; warn: is told when Dynamo gives the function up, and what to
-    do; broke: why, and where if that is known, it cut a graph in two.
+    do; broke: why, and where if that is known, it cut a graph in two; vain: says which calls are
+    not worth a capture.
     """
     context = torch._dynamo.optimize(backend=backend)
     if torch._dynamo.config.disable or not hasattr(context, "callback"):
         return None
-    context.callback = _Careful(context.callback, function.__code__, seen, warn, broke)
+    context.callback = _Careful(context.callback, function.__code__, seen, warn, broke, vain)
     return context(function)
 
 
@@ -245,15 +248,18 @@ class _Careful:
         seen: Callable,
         warn: Callable,
         broke: Callable,
+        vain: CapturesInVain,
     ):
         self._callback, self._code, self._seen = callback, code, seen
-        self._warn, self._broke = warn, broke
+        self._warn, self._broke, self._vain = warn, broke, vain
         self._given_up = self._failed = 0
         # By this name (before 2.7, the second) Dynamo finds the backend behind a callback.
         self._torchdynamo_orig_backend = self._torchdynamo_orig_callable = callback
         self._settings = _known(_WHILE_COMPILING)
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._vain.spares(frame.f_code):
+            return _by_pytorch_this_time("SKIP")
         values = list(frame.f_locals.values())
         self._seen(values[0] if values else None)
         tensors = [t for t in pytree.tree_leaves(values) if type(t) is torch.Tensor]
@@ -263,7 +269,8 @@ class _Careful:
             if batch > 1 and tensor.dim() and tensor.size(0) == batch:
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
         try:
-            found = self._captured(frame, *args, **kwargs)
+            with self._vain.noting(frame.f_code):
+                found = self._captured(frame, *args, **kwargs)
         except Exception as error:  # many kinds, of Dynamo's own and of what it looks at
             wrong_use = getattr(error, "inner_exception", None)
             if isinstance(wrong_use, IngotError):

@@ -16,6 +16,7 @@ from ingot.capture.feed import batched_inputs
 from ingot.live import dynamo, releases, shortcut
 from ingot.live.backend import DynamoGraph, Session, compile_graph, switched_off
 from ingot.live.left import LeftCalls
+from ingot.live.vain import USED, CapturesInVain
 from ingot.runtime.library import IngotError
 
 _peek_functorch = torch._C._functorch.peek_interpreter_stack
@@ -98,7 +99,9 @@ class State(Session):
         self._function = dynamo.with_own_code(original_forward)
         # Dynamo keeps every backend for good, and code that it compiled: neither may keep programs.
         told = (self._backend, self._seen, self.warn, self.broke)
-        self._compiled = dynamo.compiled(self._function, *map(_weakly, told))
+        asked = (self._captured, self._is_prepared, self.warn)
+        vain = CapturesInVain(*map(_weakly, asked))
+        self._compiled = dynamo.compiled(self._function, *map(_weakly, told), vain)
         self._off = switched_off()
         if self._compiled is None and not self._off:
             self._off = True
@@ -199,9 +202,17 @@ class State(Session):
                     for program in graph.compiled.programs:
                         program.prepare(calling.batch, device)
                 raise _PreparedError
+            if graph.calls < USED:
+                graph.calls += 1
             return run(args)
 
         return call
+
+    def _captured(self) -> list[DynamoGraph]:
+        return self.graphs
+
+    def _is_prepared(self) -> bool:
+        return getattr(self._calling, "now", False)
 
     def run_by_pytorch(self, gm: torch.fx.GraphModule) -> Callable:
         return self._by_pytorch(gm.forward)
