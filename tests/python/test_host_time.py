@@ -71,6 +71,12 @@ def test_tf32_is_as_fast_that_the_host_decides():
     assert chosen(few, "cpu", tf32=True)
 
 
+def test_a_lone_product_of_tf32_must_gain_what_its_region_takes_of_the_host():
+    few, many = (in_fp32(graph_of(nn.Linear(512, 10000), rows, 512)) for rows in (4096, 16384))
+    assert not chosen(few, tf32=True) and chosen(many, tf32=True)
+    assert chosen(few)
+
+
 def test_convolutions_are_work_of_the_gpus():
     few = graph_of(nn.Conv2d(256, 256, 3), 1, 256, 14, 14)
     many = graph_of(nn.Conv2d(256, 256, 3, groups=1), 64, 256, 56, 56)
