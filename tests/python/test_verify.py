@@ -413,8 +413,8 @@ def test_timing_of_an_honest_pair(tmp_path):
 class _ClaimingProcess:
     """A worker whose calls take a millisecond, and which claims these in turn; eager takes two."""
 
-    def __init__(self, *claims: float) -> None:
-        self.claims = list(claims)
+    def __init__(self, *claims: float, error: float = 0.0) -> None:
+        self.claims, self.error = list(claims), error
         self.busy = 0.0
 
     def processor_seconds(self) -> float:
@@ -430,18 +430,22 @@ class _ClaimingProcess:
         assert header["op"] == "repeat"
         self.busy += 1e-3 * header["calls"]
         reply = {"calls": [header["calls"] - 1], "positions": [[0, 3]], "marked": []}
-        tensors = {"r0.o0": torch.ones(4, 4), "g0.o0": torch.ones(2)}
+        result = torch.full((4, 4), 1 + self.error)
+        tensors = {"r0.o0": result, "g0.o0": result[0, :2]}
         return reply, tensors, 1e-3 * header["calls"]
 
-    def timed(self, eager: Callable[[], None] = lambda: time.sleep(2e-3)) -> dict:
+    def timed(
+        self, eager: Callable[[], None] = lambda: time.sleep(2e-3), eager_error: float = 0.0
+    ) -> dict:
         exact = Results([torch.ones(4, 4, dtype=torch.float64)], "*", {}, [])
+        by_eager = Results([torch.full((4, 4), 1 + eager_error)], "*", {}, [])
         return timing.time_pair(
             self,
             header={"budget_s": 1.0, "seed": 5},
             state={},
             input_sets=[[torch.rand(4, 4)]],
             time_limit=10.0,
-            truth=timing.Truth(lambda state, values: exact, 1e-6, {}, eager),
+            truth=timing.Truth(lambda *_: exact, 1e-6, {}, eager, lambda *_: by_eager),
             device="cpu",
         )
 
@@ -453,6 +457,15 @@ def test_claimed_time_is_held_against_the_parents_clock():
         process.timed()
     assert caught.value.trick == "claims a false time"
     assert not process.claims
+
+
+def test_a_timed_result_may_be_as_far_off_as_eagers_on_the_same_inputs():
+    assert _ClaimingProcess(1e-3, error=9e-6).timed()
+    assert _ClaimingProcess(1e-3, error=2e-5).timed(eager_error=3e-5)
+    for eager_error in (0.0, 1e-5):
+        with pytest.raises(timing.ClaimRefusedError, match="a timed call is wrong") as caught:
+            _ClaimingProcess(1e-3, error=2e-5).timed(eager_error=eager_error)
+        assert caught.value.trick == timing.WRONG_WHEN_TIMED
 
 
 def test_a_moments_stop_of_the_parent_hides_no_slow_baseline():

@@ -80,6 +80,9 @@ class Original:
     def timed_truth(self, state: dict, values: list) -> Results:
         return self.reference.truth(state, values, True, self._random.construction)
 
+    def timed_eager(self, state: dict, values: list) -> Results:
+        return self.reference.eager(state, values, True, "contiguous", self._random.construction)
+
     def truth_outputs(self, state: dict, values: list, training: bool) -> list:
         return self.reference.truth(state, values, training, self._random.construction).outputs
 

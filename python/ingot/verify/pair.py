@@ -265,7 +265,8 @@ class _Verification:
                 "The original draws random numbers: results of timed calls were not compared."
             )
             return timing.Truth(None, output_error, buffer_errors, eager)
-        return timing.Truth(results, output_error, buffer_errors, eager)
+        by_eager = self._original.timed_eager
+        return timing.Truth(results, output_error, buffer_errors, eager, by_eager)
 
     def _fail(self, name: str, mode: str, message: str, trick: str = "") -> None:
         self.result.checks.append(Check(name, mode, "failed", message, trick))

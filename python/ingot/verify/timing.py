@@ -45,12 +45,13 @@ class Truth:
     """What the parent knows of timed calls. results(state, values): of the fp64 original, or None
     where it is random, so that values say nothing. output_error, buffer_errors: what the accuracy
     checks found, for outputs and for each buffer. eager(): one call of the parent's original, to
-    its end."""
+    its end. eager_results(state, values): of the original as it is."""
 
     results: Callable[[dict, list], Results] | None
     output_error: float
     buffer_errors: dict
     eager: Callable[[], None]
+    eager_results: Callable[[dict, list], Results] | None = None
 
 
 class ClaimRefusedError(Exception):
@@ -222,15 +223,18 @@ class _ParentClock:
             _refuse_changed_later(received, number, positions)
         if self._truth.results is not None:
             sampled = {call: number for number, call in enumerate(reply["calls"])}
-            truths = dict(self._truths({*sampled, *reply["marked"]}, reply["marked"], received))
-            for call, number in sampled.items():
-                self._check_outputs(truths[call], received, number)
-            for call in reply["marked"]:
-                self._check_buffers(truths[call], received, call)
+            marked = reply["marked"]
+            for call, given in self._given({*sampled, *marked}, marked, received):
+                exact = self._truth.results(*given)
+                if call in sampled:
+                    self._check_outputs(exact, given, received, sampled[call])
+                if call in marked:
+                    self._check_buffers(exact, received, call)
         _refuse_missing_counts(received, reply["marked"])
 
-    def _truths(self, calls: set, marked: list, received: dict) -> Iterator[tuple]:
-        """(call, the truth of it): inputs as they were then, and buffers, where they were kept."""
+    def _given(self, calls: set, marked: list, received: dict) -> Iterator[tuple]:
+        """(call, (state, inputs) as they were then), buffers where they were kept. The next call
+        changes the inputs."""
         sets = [passing.map_tensors(v, torch.clone) for v in self._input_sets]
         change = execution.InputChanger(sets, self._seed)
         for call in range(max(calls, default=-1) + 1):
@@ -238,10 +242,9 @@ class _ParentClock:
             if call in calls:
                 start = f"m{call if call in marked else max(marked, default=0)}<"
                 before = {k[len(start) :]: v for k, v in received.items() if k.startswith(start)}
-                values = sets[call % len(sets)]
-                yield call, self._truth.results({**self._state, **before}, values)
+                yield call, ({**self._state, **before}, sets[call % len(sets)])
 
-    def _check_outputs(self, exact: Results, received: dict, number: int) -> None:
+    def _check_outputs(self, exact: Results, given: tuple, received: dict, number: int) -> None:
         for i, wanted in enumerate(exact.outputs):
             output = received.get(f"r{number}.o{i}")
             if output is None or output.shape != wanted.shape:
@@ -251,11 +254,21 @@ class _ParentClock:
             if not wanted.is_floating_point() and not wanted.is_complex():
                 continue
             error = measure(wanted, output, rows_of(wanted)).worst_row_error
-            if not error <= self._truth.output_error * _TIMED_ERROR:
+            allowed = self._truth.output_error * _TIMED_ERROR
+            if not error <= allowed and not error <= self._eager_error(given, wanted, i):
                 raise ClaimRefusedError(
                     WRONG_WHEN_TIMED,
                     f"the result of a timed call is wrong: error of the worst row {error:.1e}",
                 )
+
+    def _eager_error(self, given: tuple, wanted: torch.Tensor, index: int) -> float:
+        """Of a worst row: on inputs that were changed rounding may count for more. (Softmaxes by
+        scales as random came to 0.3 to 1.04 of what is allowed, with the bits of calls that were
+        not timed; eager's error was six times as large.)"""
+        if self._truth.eager_results is None:
+            return 0.0
+        found = self._truth.eager_results(*given).outputs[index]
+        return measure(wanted, found, rows_of(wanted)).worst_row_error
 
     def _check_buffers(self, exact: Results, received: dict, call: int) -> None:
         for name, wanted in exact.buffers.items():
