@@ -7,7 +7,8 @@ bench/results/<machine>.json holds a list of records of whole models; times are 
 are relative Frobenius errors against fp64. bench/results/products/<machine>.json, where it exists,
 holds those of the matrix product alone by other libraries' emulations of fp32,
 bench/results/ladder/<machine>.json those of a model under every policy,
-bench/results/chains/<machine>.json those of other models.
+bench/results/chains/<machine>.json those of other models, bench/results/halves/<machine>.json those
+of the models of tests/models in 16 bits.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from statistics import geometric_mean
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "pictures" / "seed-models.svg"
@@ -156,6 +158,39 @@ def chain_table(chains: list) -> list:
     return [*begin, line(headings), rule, *rows, "", "</details>"]
 
 
+def halves_table(rows: list) -> list:
+    """Models in 16 bits beside the better of eager and torch.compile, slowest first: lines."""
+    headings = ["model", "shape", "mode", "type", "eager", "torch.compile", "Ingot"]
+    headings += ["Ingot / the better of both", "error", "eager's error"]
+    timed = [row for row in rows if "best_ratio" in row]
+    cells_of = [
+        line(
+            [
+                f"`{r['model']}`",
+                r["shape"],
+                r["mode"],
+                r["type"],
+                f"{r['eager_ms']:.3f}",
+                number(r["compile_ms"], ".3f"),
+                f"{r['ingot_ms']:.3f}",
+                f"{r['best_ratio']:.3f} ({r['best_lower']:.3f}–{r['best_upper']:.3f})",
+                f"{r['error']:.1e}",
+                f"{r['eager_error']:.1e}",
+            ]
+        )
+        for r in sorted(timed, key=lambda row: -row["best_ratio"])
+    ]
+    beside = {
+        "the better of eager and torch.compile": [1 / r["best_ratio"] for r in timed],
+        "eager": [1 / r["ratio"] for r in timed],
+    }
+    means = [f"{geometric_mean(v):.2f} × {name}" for name, v in beside.items()]
+    summary = f"{len(timed)} models of tests/models in 16 bits: {', '.join(means)}"
+    rule = "| --- | --- | --- | --- |" + " ---: |" * (len(headings) - 4)
+    begin = ["", f"<details><summary>{summary}</summary>", ""]
+    return [*begin, line(headings), rule, *cells_of, "", "</details>"]
+
+
 def ladder_table(ladders: list) -> list:
     """Models under every policy: lines."""
     headings = ["model, training mode", "by", "policy", "ms", "limit", "× eager fp32", "error"]
@@ -195,6 +230,7 @@ def tables(folder: Path) -> str:
         products = records_beside(folder, "products", file)
         products = {(r["shape"], r["method"]): r for r in products}
         chains = records_beside(folder, "chains", file)
+        halves = records_beside(folder, "halves", file)
         ladders = records_beside(folder, "ladder", file)
         alone = [record for record in records if record["model"] == PRODUCT]
         records = [record for record in records if record["model"] != PRODUCT]
@@ -210,6 +246,8 @@ def tables(folder: Path) -> str:
             lines += product_table(alone)
         if chains:
             lines += chain_table(chains)
+        if halves:
+            lines += halves_table(halves)
         parts.append("\n".join(lines))
     return "\n\n".join(parts) or "No results have been recorded yet."
 

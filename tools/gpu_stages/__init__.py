@@ -113,6 +113,12 @@ STAGES = {
         "twenty other chains at real sizes, against eager and the limit",
         seconds=110.0,
     ),
+    "halves": Stage(
+        lambda settings: [Step(kind, kind, alone=True) for kind in ("bf16", "fp16")],
+        scripts.halves,
+        "the models of tests/models in 16 bits, against eager and torch.compile max-autotune",
+        seconds=420.0,
+    ),
     "conv_chains": Stage(
         lambda settings: [Step("behind convolutions", alone=True)],
         scripts.conv_chains,

@@ -11,6 +11,7 @@ from typing import Any
 from gpu_stages.steps import CHECKS, ROOT, Outcome, Settings, Step, check, outcome, run_script
 
 MODEL_PARTS = 8
+HALVES_JOBS = 8  # models that are compiled at once; what is timed runs alone
 
 
 def adversaries(which: str, settings: Settings) -> Outcome:
@@ -37,6 +38,13 @@ def error_curves(_: Any, settings: Settings) -> Outcome:
 
 def chains(_: Any, settings: Settings) -> Outcome:
     return check("time_chains.py", settings, results="chains")
+
+
+def halves(kind: str, settings: Settings) -> Outcome:
+    """Rows that were right with these sources are not measured again."""
+    jobs = HALVES_JOBS if settings.device == "cuda" else 1
+    options = ["--types", kind, "--jobs", jobs, "--rounds", settings.rounds]
+    return check("time_halves.py", settings, *options, spare=15.0, results="halves", about=2)
 
 
 def conv_chains(_: Any, settings: Settings) -> Outcome:
