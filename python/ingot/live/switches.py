@@ -78,9 +78,13 @@ class Runner(torch.fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
     def call_method(self, target: str, args: tuple, kwargs: dict) -> Any:
-        if target == "requires_grad_" and not self._gradients:
+        if target == "requires_grad_" and not self._gradients and _asks(*args[1:], **kwargs):
             raise CaptureError("its forward switches gradients on or off")
         return super().call_method(target, args, kwargs)
+
+
+def _asks(requires_grad: bool = True) -> bool:
+    return requires_grad
 
 
 def settle(graph: torch.fx.Graph, values: Sequence[Any]) -> None:
