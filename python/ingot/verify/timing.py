@@ -223,13 +223,14 @@ class _ParentClock:
             _refuse_changed_later(received, number, positions)
         if self._truth.results is not None:
             sampled = {call: number for number, call in enumerate(reply["calls"])}
-            marked = reply["marked"]
+            marked, truths = reply["marked"], {}
             for call, given in self._given({*sampled, *marked}, marked, received):
-                exact = self._truth.results(*given)
+                truths[call] = self._truth.results(*given)
                 if call in sampled:
-                    self._check_outputs(exact, given, received, sampled[call])
-                if call in marked:
-                    self._check_buffers(exact, received, call)
+                    self._check_outputs(truths[call], given, received, sampled[call])
+            # Behind all outputs: a result that was kept is named as such.
+            for call in marked:
+                self._check_buffers(truths[call], received, call)
         _refuse_missing_counts(received, reply["marked"])
 
     def _given(self, calls: set, marked: list, received: dict) -> Iterator[tuple]:
