@@ -74,6 +74,13 @@ def line(texts: list) -> str:
     return f"| {' | '.join(texts)} |"
 
 
+def folded(summary: str, headings: list, texts: int, rows: list) -> list:
+    """A table that is opened by its summary: lines. texts: how many of its columns hold words."""
+    rule = "|" + " --- |" * texts + " ---: |" * (len(headings) - texts)
+    begin = ["", f"<details><summary>{summary}</summary>", ""]
+    return [*begin, line(headings), rule, *rows, "", "</details>"]
+
+
 def footnote(products: dict) -> list:
     """What the columns of other libraries' products hold, and their errors."""
     if not products:
@@ -125,9 +132,7 @@ def product_table(records: list) -> list:
     headings = ["shape", "type", "eager", "Ingot", "× eager (95 %)", "error", "eager's error"]
     rows = [line(product_row(record)) for record in sorted(records, key=work)]
     summary = f"A linear layer alone, {len(rows)} sizes (<code>ingot bench --products</code>)"
-    rule = "| --- | --- |" + " ---: |" * (len(headings) - 2)
-    begin = ["", f"<details><summary>{summary}</summary>", ""]
-    return [*begin, line(headings), rule, *rows, "", "</details>"]
+    return folded(summary, headings, 2, rows)
 
 
 def chain_table(chains: list) -> list:
@@ -153,9 +158,7 @@ def chain_table(chains: list) -> list:
         for r in chains
     ]
     summary = f"{len(rows)} other chains in fp32, models of tests/models"
-    rule = "| --- | --- | --- |" + " ---: |" * (len(headings) - 3)
-    begin = ["", f"<details><summary>{summary}</summary>", ""]
-    return [*begin, line(headings), rule, *rows, "", "</details>"]
+    return folded(summary, headings, 3, rows)
 
 
 def halves_table(rows: list) -> list:
@@ -186,9 +189,7 @@ def halves_table(rows: list) -> list:
     }
     means = [f"{geometric_mean(v):.2f} × {name}" for name, v in beside.items()]
     summary = f"{len(timed)} models of tests/models in 16 bits: {', '.join(means)}"
-    rule = "| --- | --- | --- | --- |" + " ---: |" * (len(headings) - 4)
-    begin = ["", f"<details><summary>{summary}</summary>", ""]
-    return [*begin, line(headings), rule, *cells_of, "", "</details>"]
+    return folded(summary, headings, 4, cells_of)
 
 
 def ladder_table(ladders: list) -> list:
@@ -213,9 +214,7 @@ def ladder_table(ladders: list) -> list:
     ]
     title = f"The ladder: {len(ladders)} models under every policy for their products"
     summary = f"{title} (<code>ingot bench --precision all</code>)"
-    rule = "| --- | --- | --- |" + " ---: |" * (len(headings) - 3)
-    begin = ["", f"<details><summary>{summary}</summary>", ""]
-    return [*begin, line(headings), rule, *rows, "", "</details>"]
+    return folded(summary, headings, 3, rows)
 
 
 def records_beside(folder: Path, kind: str, file: Path) -> list:

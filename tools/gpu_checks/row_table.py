@@ -8,7 +8,7 @@ import statistics
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -58,6 +58,16 @@ class RowTable:
                 return
             rows = [self.rows[key] for key in sorted(self.rows)]
             write_whole(self.path, json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
+
+
+def rows_told(lines: Iterable[str], marker: str, others: list[str]) -> Iterator[dict]:
+    """The rows among the lines that a child prints, each behind the marker; the other lines go to
+    `others`."""
+    for text in lines:
+        if text.startswith(marker):
+            yield json.loads(text.removeprefix(marker))
+        else:
+            others.append(text.rstrip())
 
 
 def measure_rows(

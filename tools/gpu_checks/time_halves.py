@@ -40,7 +40,7 @@ import torch  # noqa: E402
 from ingot.bench import subjects  # noqa: E402
 from ingot.bench.rounds import RoundOptions, compare  # noqa: E402
 from ingot.model_file import load_model_file  # noqa: E402
-from row_table import COMPILE, EAGER, INGOT, RowTable, times_of  # noqa: E402
+from row_table import COMPILE, EAGER, INGOT, RowTable, rows_told, times_of  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 from turns import Turns  # noqa: E402
@@ -66,14 +66,22 @@ OWN_SIZES = {
 GROUPS = 240
 ROUNDS_IN_FP64 = ("half_inside",)  # by a cast of its own: nothing is true of it
 LEAST_ERROR = 1e-3  # where eager's results happen to be exact
-TIMES = {"fewest": 7, "budget_s": 8.0, "warmups": 3, "calls": 10, "rest_s": 0.02}
-REST = {"extra_rounds": 0, "sustained": False, "warm": False}
+OPTIONS = {
+    "fewest": 7,
+    "budget_s": 8.0,
+    "warmups": 3,
+    "calls": 10,
+    "rest_s": 0.02,
+    "extra_rounds": 0,
+    "sustained": False,
+    "warm": False,
+}
 
 
 def sizes_of(model: str, small: bool) -> dict:
-    constants = load_model_file(MODELS / f"{model}.py").constants
     if small:
         return {}
+    constants = load_model_file(MODELS / f"{model}.py").constants
     sizes = SIZES[constants["batch_size"]] | OWN_SIZES.get(model, {})
     return sizes | ({"num_groups": GROUPS} if "num_groups" in constants else {})
 
@@ -154,12 +162,8 @@ def row_of(model: str, halves: Halves, arguments: argparse.Namespace, turns: Tur
         "left_to_pytorch": [item["what"] for item in report["unsupported"]],
     }
     if arguments.rounds:
-        options = RoundOptions(
-            rounds=arguments.rounds,
-            prepare=subjects.WeightChanger(halves.eager),
-            **TIMES,
-            **REST,
-        )
+        change = subjects.WeightChanger(halves.eager)
+        options = RoundOptions(rounds=arguments.rounds, prepare=change, **OPTIONS)
         with turns.alone():
             row |= against_the_better(compare(named, halves.device, options), named)
     return row
@@ -251,11 +255,7 @@ def measure(keys: list, table: RowTable, arguments: argparse.Namespace) -> None:
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
     )
     said: list[str] = []
-    for text in process.stdout:
-        if not text.startswith(ROW):
-            said.append(text.rstrip())
-            continue
-        row = json.loads(text.removeprefix(ROW))
+    for row in rows_told(process.stdout, ROW, said):
         table.add(row)
         print(line(row), flush=True)
         if "trace" in row:

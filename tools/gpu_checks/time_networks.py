@@ -38,7 +38,7 @@ for folder in (ROOT / "python", Path(__file__).parent):
 
 import torch  # noqa: E402
 from networks import NETWORKS, named  # noqa: E402
-from row_table import ENOUGH, RowTable  # noqa: E402
+from row_table import ENOUGH, RowTable, rows_told  # noqa: E402
 from turns import Turns  # noqa: E402
 
 ROW = "network-row: "
@@ -129,12 +129,8 @@ def measure(network, todo: list, table: RowTable, arguments, seconds: float) -> 
             if text.startswith(READY):
                 break
             said.append(text.rstrip())
-    for text in process.stdout:
-        if not text.startswith(ROW):
-            said.append(text.rstrip())
-            continue
-        row = {**json.loads(text.removeprefix(ROW)), "small": arguments.small}
-        row["jobs"] = arguments.jobs
+    for row in rows_told(process.stdout, ROW, said):
+        row |= {"small": arguments.small, "jobs": arguments.jobs}
         owed.discard((row["setting"], row["mode"]))
         table.add(row)
         print(line(row), flush=True)
