@@ -110,6 +110,45 @@ def test_a_call_of_which_a_part_is_taken_is_not_left():
     assert not made._ingot._left
 
 
+class CutInTwo(nn.Module):
+    """Nothing on either side of a break, until `shown`; knows whether it was captured."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.shown, self.asked = [False], []
+
+    def forward(self, x):
+        if not torch.compiler.is_dynamo_compiling():
+            self.asked.append(1)
+        x = torch.sort(x)[0]
+        torch._dynamo.graph_break()
+        return torch.relu(self.layer(x) * 2 + 1) if self.shown[0] else torch.sort(-x)[0]
+
+
+def test_a_call_in_several_graphs_that_hold_nothing_is_the_originals_but_for_one_in_a_few():
+    module = CutInTwo()
+    with torch.no_grad(), pytest.warns(ingot.IngotWarning):
+        made = ingot.optimize(module)
+        for _ in range(33):
+            x = torch.randn(256, 64)
+            assert torch.equal(made(x), torch.sort(-x)[0])
+    assert 29 <= len(module.asked) <= 31
+
+
+def test_what_comes_behind_a_break_is_seen_in_the_end():
+    module = CutInTwo()
+    with torch.no_grad(), pytest.warns(ingot.IngotWarning):
+        made = ingot.optimize(module)
+        calls_with_regions(made, 3)
+        module.shown[0] = True
+        assert all(calls_with_regions(made, 40)[17:])
+        module.shown[0] = False  # what is compiled already is Dynamo's to choose
+        assert not any(calls_with_regions(made, 3))
+        module.shown[0] = True
+        assert all(calls_with_regions(made, 3))
+
+
 def test_a_call_that_is_left_cannot_be_prepared(sorting):
     with pytest.raises(ingot.IngotError, match="holds nothing"):
         sorting[1].ingot_prepare(torch.randn(4, 8))

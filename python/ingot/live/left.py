@@ -30,13 +30,15 @@ class LeftCalls:
         self._function = function
         self._frame = shortcut.Frame(function)
         self._known: tuple[shortcut.Shortcut, ...] = ()
+        # By the module's training flag: calls that Dynamo cuts into several graphs.
+        self._cut: tuple[tuple[bool, shortcut.Shortcut], ...] = ()
         self._times: dict[tuple, int] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._known)
+        return bool(self._known or self._cut)
 
     def forget(self) -> None:
-        self._known = ()
+        self._known = self._cut = ()
         self._times.clear()
 
     def add(self) -> None:
@@ -44,6 +46,17 @@ class LeftCalls:
         found = shortcut.latest_as(self._function, self.run)
         if found is not None:
             self._known = (found, *(known for known in self._known if known.is_alive))
+
+    def add_cut(self, training: bool) -> None:
+        """The same where Dynamo cut the call into several graphs. Only the first one's guards are
+        known here, so one call in a few goes Dynamo's way."""
+        found = shortcut.latest_as(self._function, self.run, whole=False)
+        if found is not None:
+            alive = (entry for entry in self._cut if entry[1].is_alive)
+            self._cut = ((training, found), *alive)
+
+    def forget_cut(self) -> None:
+        self._cut = ()
 
     def kind(self, args: tuple, kwargs: dict) -> tuple:
         """What is cheap to say of a call; args: the module, then those of the call."""
@@ -69,6 +82,9 @@ class LeftCalls:
         """Whether Dynamo's guards say that a call is to be left."""
         frame_locals = self._frame.locals(args, kwargs)
         found = any(known.matches(frame_locals) for known in self._known)
+        if not found and self._times.get(kind, 0) == 0:
+            training = args[0].training
+            found = any(cut.matches(frame_locals) for flag, cut in self._cut if flag == training)
         if found and self._times.get(kind, 0) >= 0:
             self._note(kind, 1)
         return found

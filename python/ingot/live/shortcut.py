@@ -54,16 +54,17 @@ def parameters_of(function: Callable) -> tuple[str, ...] | None:
 def latest(function: Callable) -> Shortcut | None:
     """For the cache entry that Dynamo used last for this function; None where there is none, or
     where its graph ends before its frame does (what comes then must be Dynamo's again)."""
-    entry = _latest_whole(function)
+    entry = _latest_entry(function)
     try:
         return entry and Shortcut(entry.guard_manager, _plain_function(function, entry.code))
     except (AttributeError, TypeError):  # other releases of PyTorch: Dynamo's own way
         return None
 
 
-def latest_as(function: Callable, run: Callable) -> Shortcut | None:
-    """As `latest`, but of any function, with run() in place of what Dynamo compiled."""
-    entry = _latest_whole(function)
+def latest_as(function: Callable, run: Callable, whole: bool = True) -> Shortcut | None:
+    """As `latest`, but of any function, with run() in place of what Dynamo compiled. whole: False
+    takes a frame that goes on behind its graph, whose guards tell nothing of what comes then."""
+    entry = _latest_entry(function, whole)
     try:
         return entry and Shortcut(entry.guard_manager, run)
     except (AttributeError, TypeError):
@@ -103,18 +104,23 @@ class Frame:
         return found
 
 
-def _latest_whole(function: Callable) -> Any:
+def _latest_entry(function: Callable, whole: bool = True) -> Any:
     try:
         entries = torch._dynamo.eval_frame._debug_get_cache_entry_list(function.__code__)
         if not entries:
             return None
-        wrapper, code = entries[0].guard_manager, entries[0].code
-        names = [name for name in code.co_names if name.startswith(_COMPILED)]
-        graphs = [_behind(function.__globals__.get(name)) for name in names]
-        whole = len(graphs) == 1 and getattr(graphs[0], "holds_whole_frame", False)
-        return entries[0] if whole and wrapper.cache_entry is not None else None
+        if entries[0].guard_manager.cache_entry is None:
+            return None
+        return entries[0] if _is_whole(function, entries[0].code) or not whole else None
     except (AttributeError, TypeError):
         return None
+
+
+def _is_whole(function: Callable, code: types.CodeType) -> bool:
+    """Whether compiled code is one graph, which ends where the frame does."""
+    names = [name for name in code.co_names if name.startswith(_COMPILED)]
+    graphs = [_behind(function.__globals__.get(name)) for name in names]
+    return len(graphs) == 1 and getattr(graphs[0], "holds_whole_frame", False)
 
 
 def mark(run: Callable, gm: torch.fx.GraphModule) -> Callable:

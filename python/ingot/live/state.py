@@ -147,14 +147,22 @@ class State(Session):
             return self.original_forward(*args, **kwargs)
         made = self._calling.graphs = []
         result = self._compiled(*args, **kwargs)
+        if not all(graph.holds_nothing for graph in made):
+            self._left.forget_cut()
         if made and all(graph.holds_nothing for graph in made):
-            self._left.add()
+            self._leave(args[0].training, made[-1].mode)
         elif plain:
             found = shortcut.latest(self._function)
             if found is not None:
                 alive = (known for known in self._shortcuts if known.is_alive)
                 self._shortcuts = (found, *alive)[:_MAX_SHORTCUTS]
         return result
+
+    def _leave(self, training: bool, mode: str) -> None:
+        """Calls like the last one, whose new graphs hold nothing."""
+        self._left.add()
+        if all(graph.holds_nothing for graph in self.graphs if graph.mode == mode):
+            self._left.add_cut(training)
 
     @staticmethod
     def _symbolically_traced() -> bool:
