@@ -26,7 +26,7 @@ LEFT_TO_PYTORCH = {
     "concatenated_inputs": ["cat"],
     "cumulative_sum": ["cumsum"],
     "groupnorm_min_bias": ["add"],  # [1, C, B, 1]: the batch is not in front
-    "tokens_groupnorm": ["group_norm"],
+    "tokens_groupnorm": ["group_norm"],  # on the CPU
 }
 LEFT_IN_TRAINING = {
     "dropout_mean_softmax": ["dropout"],

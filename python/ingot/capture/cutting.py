@@ -208,7 +208,7 @@ class Cut:
             user.args[1] for user in node.users if user.target is operator.getitem and user.users
         )
         region.set_origin(origin_or_name(node), where(node))
-        call = Call(region, arguments, dtype, sizes, self.autocast, used)
+        call = Call(region, arguments, dtype, sizes, self.autocast, used, self.device_type)
         value = TABLE[name](call)
         self._check(value, sizes)
         if moves_statistics(node):

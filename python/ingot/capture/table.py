@@ -36,10 +36,12 @@ class Call:
         sizes: tuple[int, ...] | None,
         autocast: bool,
         used: frozenset,
+        device_type: str,
     ):
         self.region, self.arguments = region, arguments
         self.dtype, self.sizes = dtype, sizes
         self.autocast = autocast
+        self.device_type = device_type
         self.used = used  # which results of a tuple have users
 
     def __getitem__(self, name: str) -> Any:
