@@ -174,14 +174,18 @@ def _default_eps(dtype: torch.dtype) -> float:
 
 @row("aten::group_norm", "aten::native_group_norm")
 def _group_norm(call: Call) -> Any:
+    result = _group_normalised(call)
+    return (result, None, None) if call["name"].endswith("native_group_norm") else result
+
+
+def _group_normalised(call: Call) -> Value:
     value = call.value("input")
     channels = list(_channel_axis(value))
     others = [axis for axis in (1, 2, 3) if axis not in channels and value.extents[axis] != 1]
     groups = call.get("num_groups", call.get("group"))
     tokens = channels == [3] and others and value.dims[0] == (0,)
     if tokens and call.device_type != "cpu":  # whose sweep takes up to 34 times PyTorch's time
-        result = _group_norm_of_tokens(call, value, groups)
-        return (result, None, None) if call["name"].endswith("native_group_norm") else result
+        return _group_norm_of_tokens(call, value, groups)
     if channels == [3] and not others:
         place = "features"
     elif channels == [1]:
@@ -193,8 +197,7 @@ def _group_norm(call: Call) -> Any:
         raise UnfitError("a norm over transposed dimensions")
     args = [value.id, _flat_parameter(call, "weight", value), _flat_parameter(call, "bias", value)]
     attributes = {"groups": groups, "channels": place, "eps": call["eps"]}
-    result = call.like(value, call.region.emit("group_norm", args, attributes))
-    return (result, None, None) if call["name"].endswith("native_group_norm") else result
+    return call.like(value, call.region.emit("group_norm", args, attributes))
 
 
 def _group_norm_of_tokens(call: Call, value: Value, groups: int) -> Value:
