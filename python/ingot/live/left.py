@@ -41,11 +41,12 @@ class LeftCalls:
         self._known = self._cut = ()
         self._times.clear()
 
-    def add(self) -> None:
-        """Calls like the one that Dynamo saw last."""
+    def add(self) -> bool:
+        """Calls like the one that Dynamo saw last. Whether they are one graph."""
         found = shortcut.latest_as(self._function, self.run)
         if found is not None:
             self._known = (found, *(known for known in self._known if known.is_alive))
+        return found is not None
 
     def add_cut(self, training: bool) -> None:
         """The same where Dynamo cut the call into several graphs. Only the first one's guards are

@@ -147,9 +147,10 @@ class State(Session):
             return self.original_forward(*args, **kwargs)
         made = self._calling.graphs = []
         result = self._compiled(*args, **kwargs)
-        if not all(graph.holds_nothing for graph in made):
+        holds_nothing = all(graph.holds_nothing for graph in made)
+        if not holds_nothing:
             self._left.forget_cut()
-        if made and all(graph.holds_nothing for graph in made):
+        if made and holds_nothing:
             self._leave(args[0].training, made[-1].mode)
         elif plain:
             found = shortcut.latest(self._function)
@@ -160,7 +161,8 @@ class State(Session):
 
     def _leave(self, training: bool, mode: str) -> None:
         """Calls like the last one, whose new graphs hold nothing."""
-        self._left.add()
+        if self._left.add():
+            return
         if all(graph.holds_nothing for graph in self.graphs if graph.mode == mode):
             self._left.add_cut(training)
 
