@@ -6,7 +6,7 @@ import warnings
 import ingot
 import pytest
 import torch
-from ingot.live.shortcut import Shortcut
+from ingot.live.shortcut import Guards
 from live import regions_run
 from torch import nn
 
@@ -212,8 +212,8 @@ def calls_with_regions(made, calls: int) -> list[bool]:
 
 
 def test_guards_are_not_asked_at_each_call(inside, monkeypatch):
-    asked, matches = [], Shortcut.matches
-    monkeypatch.setattr(Shortcut, "matches", lambda *args: asked.append(1) or matches(*args))
+    asked, matches = [], Guards.matches
+    monkeypatch.setattr(Guards, "matches", lambda *args: asked.append(1) or matches(*args))
     for _ in range(64):
         inside(torch.randn(256, 64))
     assert 4 <= len(asked) <= 6

@@ -7,13 +7,16 @@ their attention does without else).
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ingot.live import policy, releases, shortcut
+from ingot.runtime.program import tensor_guards
 
+_grad = torch.is_grad_enabled
 _PLAIN = (bool, int, float, str, type(None))
 # Of calls that are alike, one in so many is asked of Dynamo's guards.
 _ASKED = 16
@@ -25,14 +28,15 @@ class LeftCalls:
     guards need not be asked at each call: of a network of two hundred modules they take a
     millisecond, where the caches hold none of what they read."""
 
-    def __init__(self, function: Callable, run: Callable):
-        self.run = run
+    def __init__(self, function: Callable):
         self._function = function
         self._frame = shortcut.Frame(function)
-        self._known: tuple[shortcut.Shortcut, ...] = ()
+        self._known: tuple[shortcut.Guards, ...] = ()
         # By the module's training flag: calls that Dynamo cuts into several graphs.
-        self._cut: tuple[tuple[bool, shortcut.Shortcut], ...] = ()
+        self._cut: tuple[tuple[bool, shortcut.Guards], ...] = ()
         self._times: dict[tuple, int] = {}
+        self._before: tuple | None = None
+        self._last: _LastKind | None = None
 
     def __bool__(self) -> bool:
         return bool(self._known or self._cut)
@@ -40,10 +44,11 @@ class LeftCalls:
     def forget(self) -> None:
         self._known = self._cut = ()
         self._times.clear()
+        self._before = self._last = None
 
     def add(self) -> bool:
         """Calls like the one that Dynamo saw last. Whether they are one graph."""
-        found = shortcut.latest_as(self._function, self.run)
+        found = shortcut.latest_guards(self._function)
         if found is not None:
             self._known = (found, *(known for known in self._known if known.is_alive))
         return found is not None
@@ -51,7 +56,7 @@ class LeftCalls:
     def add_cut(self, training: bool) -> None:
         """The same where Dynamo cut the call into several graphs. Only the first one's guards are
         known here, so one call in a few goes Dynamo's way."""
-        found = shortcut.latest_as(self._function, self.run, whole=False)
+        found = shortcut.latest_guards(self._function, whole=False)
         if found is not None:
             alive = (entry for entry in self._cut if entry[1].is_alive)
             self._cut = ((training, found), *alive)
@@ -59,8 +64,17 @@ class LeftCalls:
     def forget_cut(self) -> None:
         self._cut = ()
 
+    def hold_again(self, args: tuple, kwargs: dict) -> bool:
+        """hold_kind() of a call that is of the same kind as the last ones, in a quarter of the
+        time; args: the module, then those of the call."""
+        last = self._last
+        if last is None or last.times >= _ASKED or not last.fits(args, kwargs):
+            return False
+        last.times += 1
+        return True
+
     def kind(self, args: tuple, kwargs: dict) -> tuple:
-        """What is cheap to say of a call; args: the module, then those of the call."""
+        """What is cheap to say of a call."""
         return (
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
@@ -71,12 +85,15 @@ class LeftCalls:
             *(value for value in vars(args[0]).values() if type(value) in _PLAIN),
         )
 
-    def hold_kind(self, kind: tuple) -> bool:
+    def hold_kind(self, kind: tuple, args: tuple, kwargs: dict) -> bool:
         """Whether calls of the kind were left before; one in a few is not said to be."""
-        times = self._times.get(kind, 0)
-        if times <= 0:
+        times, last = self._times.get(kind, 0), self._last
+        if times <= 0 or (last is not None and last.times >= _ASKED and last.kind == kind):
             return False
         self._note(kind, times + 1)
+        if kind == self._before and (last is None or last.kind != kind):
+            self._last = _LastKind.of(kind, args, kwargs)
+        self._before = kind
         return times % _ASKED != 0
 
     def hold(self, kind: tuple, args: tuple, kwargs: dict) -> bool:
@@ -88,21 +105,66 @@ class LeftCalls:
             found = any(cut.matches(frame_locals) for flag, cut in self._cut if flag == training)
         if found and self._times.get(kind, 0) >= 0:
             self._note(kind, 1)
+            if self._last is not None and self._last.kind == kind:
+                self._last.times = 1
         return found
 
     def drop(self, kind: tuple | None) -> None:
         """What the guards did not hold to be left is to be seen anew."""
         if self._times.get(kind, 0) > 0:
             self._times.pop(kind, None)
+        self._last = None
 
     def exclude(self, kind: tuple) -> None:
         """A call of the kind was taken: the kind says too little."""
         self._note(kind, -1)
+        self._last = None
 
     def _note(self, kind: tuple, times: int) -> None:
         if len(self._times) >= _MOST_KINDS and kind not in self._times:
             self._times.clear()  # a module that counts its calls makes each a kind of its own
         self._times[kind] = times
+
+
+class _LastKind:
+    """A kind that calls had one after another, and what tells the next one's at once: guards of
+    tensors, which see inference mode and autocast too."""
+
+    __slots__ = ("_attributes", "_count", "_guards", "_mode", "_read", "_values", "kind", "times")
+
+    @staticmethod
+    def of(kind: tuple, args: tuple, kwargs: dict) -> _LastKind | None:
+        """None where it takes more to tell."""
+        names = [name for name, value in vars(args[0]).items() if type(value) in _PLAIN]
+        tensors = args[1:]
+        if kwargs or not tensors or len(names) < 2:
+            return None
+        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            return None
+        guards = tensor_guards(tensors)
+        return guards and _LastKind(kind, args, names, guards)
+
+    def __init__(self, kind: tuple, args: tuple, names: list[str], guards: Any):
+        own = vars(args[0])
+        self.kind, self.times = kind, 1
+        self._count, self._guards = len(args), guards
+        self._mode = _grad(), policy.tf32_allowed()
+        self._attributes, self._read = len(own), operator.itemgetter(*names)
+        self._values = self._read(own)
+
+    def fits(self, args: tuple, kwargs: dict) -> bool:
+        own = vars(args[0])
+        if kwargs or len(args) != self._count or len(own) != self._attributes:
+            return False
+        try:
+            values = self._read(own)
+        except KeyError:
+            return False
+        return (
+            (_grad(), policy.tf32_allowed()) == self._mode
+            and all(map(operator.is_, values, self._values))
+            and self._guards.check(*args[1:])
+        )
 
 
 def _likeness(value: Any) -> Any:

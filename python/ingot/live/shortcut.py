@@ -25,13 +25,13 @@ _COMPILED, _WRAPPED = "__compiled_fn", "_torchdynamo_orig_callable"
 _counter = itertools.count()
 
 
-class Shortcut:
-    """matches(locals): whether Dynamo's guards hold; run(*arguments): the frame, compiled."""
+class Guards:
+    """Those that Dynamo made of a frame: matches(locals) says whether all hold."""
 
-    __slots__ = ("_check", "_wrapper", "run")
+    __slots__ = ("_check", "_wrapper")
 
-    def __init__(self, wrapper: Any, run: Callable):
-        self._wrapper, self._check, self.run = wrapper, wrapper.root.check, run
+    def __init__(self, wrapper: Any):
+        self._wrapper, self._check = wrapper, wrapper.root.check
 
     def matches(self, frame_locals: dict) -> bool:
         # An entry that Dynamo has given up, because something that it guards by address was freed,
@@ -41,6 +41,16 @@ class Shortcut:
     @property
     def is_alive(self) -> bool:
         return self._wrapper.cache_entry is not None
+
+
+class Shortcut(Guards):
+    """run(*arguments): the frame, compiled."""
+
+    __slots__ = ("run",)
+
+    def __init__(self, wrapper: Any, run: Callable):
+        super().__init__(wrapper)
+        self.run = run
 
 
 def parameters_of(function: Callable) -> tuple[str, ...] | None:
@@ -61,12 +71,12 @@ def latest(function: Callable) -> Shortcut | None:
         return None
 
 
-def latest_as(function: Callable, run: Callable, whole: bool = True) -> Shortcut | None:
-    """As `latest`, but of any function, with run() in place of what Dynamo compiled. whole: False
-    takes a frame that goes on behind its graph, whose guards tell nothing of what comes then."""
+def latest_guards(function: Callable, whole: bool = True) -> Guards | None:
+    """The guards of that entry. whole: False takes a frame that goes on behind its graph, whose
+    guards tell nothing of what comes then."""
     entry = _latest_entry(function, whole)
     try:
-        return entry and Shortcut(entry.guard_manager, run)
+        return entry and Guards(entry.guard_manager)
     except (AttributeError, TypeError):
         return None
 

@@ -112,7 +112,7 @@ class State(Session):
         weakref.finalize(self, dynamo.forget, self._function.__code__).atexit = False
         self._parameters = shortcut.parameters_of(self._function)
         self._shortcuts: tuple[shortcut.Shortcut, ...] = ()
-        self._left = LeftCalls(self._function, self._by_pytorch(original_forward))
+        self._left = LeftCalls(self._function)
         self._overlooked = releases.overlooked()
 
     def settings(self) -> dict:
@@ -120,14 +120,13 @@ class State(Session):
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """args: the module, then those of the call."""
-        if self._overlooked is not None and self._overlooked.changed():
-            self._shortcuts, self._overlooked = (), releases.overlooked()
-            self._left.forget()
-            dynamo.forget(self._function.__code__)
         left = self._left
+        if left.hold_again(args, kwargs):
+            return self.original_forward(*args, **kwargs)
+        self._look_at_overlooked()
         kind = left.kind(args, kwargs) if left else None
-        if kind is not None and left.hold_kind(kind):
-            return left.run(*args, **kwargs)
+        if kind is not None and left.hold_kind(kind, args, kwargs):
+            return self.original_forward(*args, **kwargs)
         names = self._parameters
         plain = not kwargs and names is not None and len(args) == len(names)
         if plain:
@@ -138,9 +137,15 @@ class State(Session):
                         left.exclude(kind)
                     return known.run(*args)
         if kind is not None and left.hold(kind, args, kwargs):
-            return left.run(*args, **kwargs)
+            return self.original_forward(*args, **kwargs)
         left.drop(kind)
         return self._through_dynamo(args, kwargs, plain)
+
+    def _look_at_overlooked(self) -> None:
+        if self._overlooked is not None and self._overlooked.changed():
+            self._shortcuts, self._overlooked = (), releases.overlooked()
+            self._left.forget()
+            dynamo.forget(self._function.__code__)
 
     def _through_dynamo(self, args: tuple, kwargs: dict, plain: bool) -> Any:
         if self._off or self._symbolically_traced():
@@ -190,7 +195,8 @@ class State(Session):
         try:
             with _undone(module, tensors):
                 with contextlib.suppress(_PyTorchsError):
-                    self.call(module, *args, **kwargs)
+                    self._look_at_overlooked()
+                    self._through_dynamo((module, *args), kwargs, plain=False)
         except _PreparedError:
             return
         finally:

@@ -23,6 +23,7 @@ _BINDINGS = {
     _aten.conv2d.default: torch.conv2d,
     _aten.div.Tensor: torch.div,
     _aten.dropout.default: torch.dropout,
+    _aten.einsum.default: torch._VF.einsum,
     _aten.embedding.default: torch.embedding,
     _aten.expand.default: torch.Tensor.expand,
     _aten.layer_norm.default: torch.layer_norm,
