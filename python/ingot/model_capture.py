@@ -1,7 +1,7 @@
 """What TorchDynamo makes of a model's forward, for commands that show it or write it to a file.
 
 The same graph as the live front's, asked for once and never run: a stand-in for the module is
-called with a small batch, and Dynamo's bytecode gets blank tensors where a graph's results would
+called with blank tensors, and Dynamo's bytecode gets blank tensors where a graph's results would
 be. Where they come out again says how the model's result is put together.
 """
 
@@ -40,15 +40,17 @@ def capture(
     *,
     refused: dict[str, str] | None = None,
     gradients: bool = False,
+    device_type: str | None = None,
 ) -> Captured:
     """A module's forward as one graph, cut into regions, with its training flags as they are.
 
     example_inputs: a call's arguments, tensors on the module's device; only their shapes, dtypes
     and strides matter, and of the batch size only whether it is there. refused: graph nodes that
     PyTorch must run (`node` among a region's operators), with the reason. gradients: as
-    import_graph has it. Raises CaptureError with the reason where PyTorch must run all of it.
+    import_graph has it. device_type: where the module is to run, in place of where it is. Raises
+    CaptureError with the reason where PyTorch must run all of it.
     """
-    feed = captured_graph(module, example_inputs, gradients=gradients)
+    feed = captured_graph(module, example_inputs, gradients=gradients, device_type=device_type)
     return import_whole(feed, refused=refused, gradients=gradients)
 
 
@@ -61,33 +63,42 @@ def import_whole(
 
 
 def captured_graph(
-    module: nn.Module, example_inputs: Sequence[Any], *, gradients: bool = False
+    module: nn.Module,
+    example_inputs: Sequence[Any],
+    *,
+    gradients: bool = False,
+    device_type: str | None = None,
 ) -> Feed:
     """The graph of a module's forward, for any batch size; where the module depends on the number
-    itself, for the batch size given. gradients: for calls with gradients on. Raises CaptureError.
+    itself, for the batch size given. gradients: for calls with gradients on. device_type: as
+    `capture` has it. Raises CaptureError.
     """
     leaves, spec = pytree.tree_flatten(tuple(example_inputs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if any(batched_inputs(tensors)[0]):
-        stand_in = _stand_in_batch(tensors)
+    batched, size = batched_inputs(tensors)
+    if any(batched):
+        stand_in = _stand_in_batch(tensors, size)
         with contextlib.suppress(dynamo.NotWholeError):  # it may be the size that does not fit
-            found = _Capture(module, leaves, spec, stand_in, gradients)
+            found = _Capture(module, leaves, spec, stand_in, gradients, device_type)
             if found.for_any_batch:
                 found.settle()
                 return found.feed
-    found = _Capture(module, leaves, spec, None, gradients)
+    found = _Capture(module, leaves, spec, None, gradients, device_type)
     found.settle()
     return found.feed
 
 
-def capture_in_pieces(module: nn.Module, example_inputs: Sequence[Any]) -> list[Captured]:
+def capture_in_pieces(
+    module: nn.Module, example_inputs: Sequence[Any], device_type: str | None = None
+) -> list[Captured]:
     """The graphs of a forward that is not one, as far as a call with these inputs goes through
-    them. PyTorch runs the call, on copies. Raises CaptureError where that fails."""
+    them. PyTorch runs the call, on copies. device_type: as `capture` has it. Raises CaptureError
+    where that fails."""
     found: list[Captured] = []
 
     def piece(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable:
         with contextlib.suppress(CaptureError):
-            found.append(import_whole(feed_of(gm, examples)))
+            found.append(import_whole(feed_of(gm, examples, device_type=device_type)))
         return gm.forward
 
     def backend(gm: torch.fx.GraphModule, examples: list) -> Callable:
@@ -106,10 +117,11 @@ def capture_in_pieces(module: nn.Module, example_inputs: Sequence[Any]) -> list[
     return found
 
 
-def _stand_in_batch(tensors: list[torch.Tensor]) -> int:
-    """A small batch size that equals no other extent: Dynamo specialises on 0 and 1."""
-    taken = {size for tensor in tensors for size in tensor.shape[1:]}
-    return next(size for size in (5, 7, 11, 13, 17, 19, 23, 29, 31, 37) if size not in taken)
+def _stand_in_batch(tensors: list[torch.Tensor], size: int) -> int:
+    """A batch size that equals no other extent, near the call's, by which it is decided what pays.
+    Dynamo specialises on 0 and 1."""
+    taken = {0, 1, *(extent for tensor in tensors for extent in tensor.shape[1:])}
+    return next(candidate for candidate in itertools.count(size) if candidate not in taken)
 
 
 class _Capture:
@@ -123,9 +135,15 @@ class _Capture:
     for_any_batch = False
 
     def __init__(
-        self, module: nn.Module, leaves: list, spec: Any, batch: int | None, gradients: bool
+        self,
+        module: nn.Module,
+        leaves: list,
+        spec: Any,
+        batch: int | None,
+        gradients: bool,
+        device_type: str | None,
     ):
-        self.module, self.gradients = module, gradients
+        self.module, self.gradients, self.device_type = module, gradients, device_type
         self.tensors, batched, leaves = _stand_ins(leaves, batch)
         self._problem: CaptureError | None = None
         self._given: Sequence[Any] | None = None  # what the graph is called with
@@ -160,7 +178,7 @@ class _Capture:
                     "have a backward of their own"
                 )
             switches.refuse(gm.graph)
-            self.feed = feed_of(gm, examples)
+            self.feed = feed_of(gm, examples, device_type=self.device_type)
             self.for_any_batch = _is_for_any_batch(gm)
         except CaptureError as problem:
             self._problem = problem

@@ -349,3 +349,40 @@ def test_explain_shows_every_graph_of_a_broken_forward(tmp_path):
     assert left["what"] == "what stands between its graphs" and "model.py:13" in left["why"]
     replaced = [item["what"] for item in found["operators_replaced"]]
     assert replaced.count("linear") == 2 and {"relu", "sigmoid"} <= set(replaced)
+
+
+ALONE = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.GroupNorm(8, 64)
+
+    def forward(self, x):
+        return self.norm(x)
+
+
+def get_inputs():
+    return [torch.rand(rows, 64, 128, 128)]
+
+
+def get_init_inputs():
+    return []
+
+
+rows = 64
+"""
+
+
+@needs_cuda_planning
+@pytest.mark.parametrize("device, rows, taken", [("cuda", 64, 1), ("cuda", 2, 0), ("cpu", 64, 0)])
+def test_explain_decides_as_on_the_device_and_for_the_batch(tmp_path, device, rows, taken):
+    (tmp_path / "model.py").write_text(ALONE)
+    how = ("--device", device, "--set", f"rows={rows}")
+    found = json.loads(run("explain", str(tmp_path / "model.py"), *how, "--json").stdout)
+    assert len(found["programs"]) == taken
+    said = run("explain", str(tmp_path / "model.py"), *how).output
+    assert ("PyTorch runs all of it" in said) == (not taken)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from capture_support import check_capture, run_fp64, same
 from ingot.capture import CaptureError, Region
-from ingot.model_capture import capture, capture_in_pieces
+from ingot.model_capture import capture, capture_in_pieces, captured_graph
 from torch import nn
 
 TABLE = torch.arange(16.0)
@@ -215,3 +215,17 @@ def test_messages_do_not_break_a_graph():
 
 def test_what_computes_nothing_has_no_region():
     assert capture(Model(lambda m, x: x), [rows()]).regions == []
+
+
+def test_a_graph_may_be_for_another_device():
+    """Where it was traced is not told by anything in it, masks that the code makes included."""
+
+    def body(m, x):
+        places = torch.arange(x.shape[1], device=x.device)
+        return m.linear(x).relu() * (places > 1)
+
+    feed = captured_graph(Model(body), [rows()], device_type="cuda")
+    values = [node.meta.get("val") for node in feed.graph.nodes]
+    assert feed.device_type == "cuda"
+    assert {v.device.type for v in values if isinstance(v, torch.Tensor)} == {"cuda"}
+    assert captured_graph(Model(body), [rows()]).device_type == "cpu"

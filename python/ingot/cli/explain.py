@@ -92,6 +92,8 @@ def command(
     console = output()
     for program in programs:
         _show_program(console, program)
+    if not programs:
+        console.print("PyTorch runs all of it: it holds nothing that Ingot takes over.")
     left = table("Left to PyTorch", "what", "where", "why")
     for item in unsupported:
         left.add_row(item["what"], item["where"], item["why"])
@@ -120,7 +122,7 @@ def _explained(loaded: Any, modes: list, precision: str, device: str, sm: int) -
     unsupported = report["unsupported"]
     for mode in modes:
         module.train(mode == "training")
-        graphs, left = _graphs(module, inputs, str(loaded.path))
+        graphs, left = _graphs(module, inputs, device, str(loaded.path))
         for graph in graphs:
             left += [dataclasses.asdict(item) for item in graph.unsupported]
         unsupported += [item for item in left if item not in unsupported]
@@ -140,20 +142,20 @@ def _explained(loaded: Any, modes: list, precision: str, device: str, sm: int) -
     return report
 
 
-def _graphs(module: Any, inputs: list, file: str) -> tuple[list, list[dict]]:
+def _graphs(module: Any, inputs: list, device: str, file: str) -> tuple[list, list[dict]]:
     """What is captured of a forward, and what is to be said where that is not all of it."""
     from ingot.capture import CaptureError
     from ingot.live.dynamo import NotWholeError
     from ingot.model_capture import capture, capture_in_pieces
 
     try:
-        return [capture(module, inputs)], []
+        return [capture(module, inputs, device_type=device)], []
     except CaptureError as error:
         left = [{"what": "the module", "where": file, "why": str(error)}]
         if not isinstance(error, NotWholeError):
             return [], left
     with contextlib.suppress(CaptureError):
-        if graphs := capture_in_pieces(module, inputs):
+        if graphs := capture_in_pieces(module, inputs, device):
             return graphs, [{**left[0], "what": "what stands between its graphs"}]
     return [], left
 

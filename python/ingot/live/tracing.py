@@ -41,11 +41,15 @@ _batch_norm = torch.nn.functional.batch_norm
 
 
 def feed_of(
-    gm: torch.fx.GraphModule, examples: Sequence[Any], batch_at: tuple[int, int] | None = None
+    gm: torch.fx.GraphModule,
+    examples: Sequence[Any],
+    batch_at: tuple[int, int] | None = None,
+    device_type: str | None = None,
 ) -> Feed:
     """examples: what Dynamo hands to a backend: tensors without data, and symbolic numbers.
-    batch_at: the input, and its dimension, that is to be the batch (`other_batches`). Raises
-    CaptureError where PyTorch must run the graph whole."""
+    batch_at: the input, and its dimension, that is to be the batch (`other_batches`). device_type:
+    where the tensors are taken to be, in place of where they are. Raises CaptureError where PyTorch
+    must run the graph whole."""
     inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
     found = [_placeholder(*each) for each in zip(inputs, range(len(inputs)), examples)]
     values = [_value(node, example) for node, example in zip(inputs, examples)]
@@ -61,6 +65,9 @@ def feed_of(
     recurrent.stand_in(copy.graph)
     attention.stand_in(copy.graph)
     encoder_layer.stand_in(copy.graph)
+    if device_type is not None:
+        values = [_moved(value, device_type) for value in values]
+        _move_what_it_makes(copy.graph, device_type)
     copy.recompile()
     ways = _with_batch(values, found) if batch_at is None else _with_this_batch(values, batch_at)
     for tried, batch in ways:
@@ -285,10 +292,28 @@ def _number(size: Any) -> Any:
     return int(size) if isinstance(size, torch.SymInt) and size.node.expr.is_number else size
 
 
-def _like(value: torch.Tensor, sizes: list, strides: list, mode: Any = None) -> torch.Tensor:
+def _like(
+    value: torch.Tensor, sizes: Sequence, strides: Sequence, mode: Any = None, device: Any = None
+) -> torch.Tensor:
     with tracing(None), mode or value.fake_mode:
-        made = torch.empty_strided(sizes, strides, dtype=value.dtype, device=value.device)
+        made = torch.empty_strided(sizes, strides, dtype=value.dtype, device=device or value.device)
     return made.requires_grad_(value.requires_grad)
+
+
+def _moved(value: Any, device_type: str) -> Any:
+    if not isinstance(value, FakeTensor):
+        return value
+    return _like(value, value.shape, value.stride(), device=device_type)
+
+
+def _move_what_it_makes(graph: torch.fx.Graph, device_type: str) -> None:
+    """Devices that the model's code names, or asks its tensors for, are numbers in its graph."""
+
+    def moved(argument: Any) -> Any:
+        return torch.device(device_type) if isinstance(argument, torch.device) else argument
+
+    for node in graph.nodes:
+        node.args, node.kwargs = pytree.tree_map(moved, (node.args, node.kwargs))
 
 
 def _with_symbolic_batch(values: list, batched: dict[int, int]) -> tuple[list, torch.SymInt]:
