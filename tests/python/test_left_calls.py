@@ -89,12 +89,14 @@ def test_modes_are_told_apart():
     module = Mixed()
     with pytest.warns(ingot.IngotWarning):
         made = ingot.optimize(copy.deepcopy(module))
-        for _ in range(2):
+        for _ in range(6):
             x = torch.randn(256, 64)
             assert torch.equal(made(x), module(x))
+    assert made._ingot._left._last is not None
     for _ in range(2):
-        with torch.no_grad():
+        with torch.no_grad(), regions_run() as ran:
             torch.testing.assert_close(made(x), module(x), rtol=1e-4, atol=1e-5)
+        assert ran
     assert [graph.holds_nothing for graph in made._ingot.graphs] == [True, False]
 
 
@@ -174,7 +176,7 @@ def test_a_module_that_has_changed_is_looked_at_again(keywords):
         module.shown = made.shown = shown
         with torch.no_grad(), regions_run() as ran, warnings.catch_warnings():
             warnings.simplefilter("ignore", ingot.IngotWarning)
-            for _ in range(2):
+            for _ in range(6):
                 torch.testing.assert_close(
                     made(x, **keywords), module(x, **keywords), rtol=1e-4, atol=1e-5
                 )
@@ -275,3 +277,61 @@ def test_a_call_through_a_wrapper_is_left():
         made(torch.randn(4, 8), flip=True)
     made._ingot._compiled = None
     made(torch.randn(5, 8), flip=True)
+
+
+def longer(made):
+    return lambda: made(torch.randn(300, 64))
+
+
+def with_an_attribute(made):
+    made.shift = torch.zeros(2)
+    return lambda: made(torch.randn(256, 64))
+
+
+def without_an_attribute(made):
+    del made.shift
+    made.other = 3
+    return lambda: made(torch.randn(256, 64))
+
+
+def with_a_tensor_in_its_place(made):
+    made.shift = torch.zeros(2)
+    return lambda: made(torch.randn(256, 64))
+
+
+def as_keyword(made):
+    return lambda: made(x=torch.randn(256, 64))
+
+
+def too_many(made):
+    return lambda: pytest.raises(TypeError, made, torch.randn(256, 64), torch.randn(2))
+
+
+def a_number(made):
+    return lambda: pytest.raises(TypeError, made, 3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        longer,
+        with_an_attribute,
+        without_an_attribute,
+        with_a_tensor_in_its_place,
+        as_keyword,
+        too_many,
+        a_number,
+    ],
+)
+def test_calls_of_another_kind_are_told_after_many_of_one(inside, change, monkeypatch):
+    inside.shift = 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ingot.IngotWarning)
+        for _ in range(8):
+            inside(torch.randn(256, 64))
+        assert inside._ingot._left._last is not None
+        call, asked = change(inside), []
+        kind = inside._ingot._left.kind
+        monkeypatch.setattr(inside._ingot._left, "kind", lambda *a: asked.append(1) or kind(*a))
+        call()
+    assert asked
