@@ -92,8 +92,6 @@ def command(
     console = output()
     for program in programs:
         _show_program(console, program)
-    if not programs:
-        console.print("PyTorch runs all of it: it holds nothing that Ingot takes over.")
     left = table("Left to PyTorch", "what", "where", "why")
     for item in unsupported:
         left.add_row(item["what"], item["where"], item["why"])
@@ -126,7 +124,11 @@ def _explained(loaded: Any, modes: list, precision: str, device: str, sm: int) -
         for graph in graphs:
             left += [dataclasses.asdict(item) for item in graph.unsupported]
         unsupported += [item for item in left if item not in unsupported]
-        for region in (region for graph in graphs for region in graph.regions):
+        regions = [region for graph in graphs for region in graph.regions]
+        if not regions and not unsupported:
+            why = "PyTorch runs it: it holds nothing that Ingot takes over"
+            unsupported.append({"what": "the module", "where": str(loaded.path), "why": why})
+        for region in regions:
             program = Program(
                 region.graph,
                 device=device,
