@@ -92,7 +92,7 @@ def test_modes_are_told_apart():
         for _ in range(6):
             x = torch.randn(256, 64)
             assert torch.equal(made(x), module(x))
-    assert made._ingot._left._last is not None
+    assert made._ingot.left._last is not None
     for _ in range(2):
         with torch.no_grad(), regions_run() as ran:
             torch.testing.assert_close(made(x), module(x), rtol=1e-4, atol=1e-5)
@@ -109,7 +109,7 @@ def test_a_call_of_which_a_part_is_taken_is_not_left():
             with regions_run() as ran:
                 torch.testing.assert_close(made(x), module(x), rtol=1e-4, atol=1e-5)
             assert len(ran) == 1
-    assert not made._ingot._left
+    assert not made._ingot.left
 
 
 class CutInTwo(nn.Module):
@@ -181,7 +181,7 @@ def test_a_module_that_has_changed_is_looked_at_again(keywords):
                     made(x, **keywords), module(x, **keywords), rtol=1e-4, atol=1e-5
                 )
         assert bool(ran) == shown
-    assert len(made._ingot._left._known) == 1
+    assert len(made._ingot.left._known) == 1
 
 
 class Inside(nn.Module):
@@ -244,7 +244,7 @@ def test_kinds_are_bounded():
         for turn in range(200):
             made.part.shown = turn % 3 == 0
             made(torch.randn(256, 64))
-    assert made.calls == 200 and 0 < len(made._ingot._left._times) <= 64
+    assert made.calls == 200 and 0 < len(made._ingot.left._times) <= 64
 
 
 @pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="from 2.9 on")
@@ -329,9 +329,9 @@ def test_calls_of_another_kind_are_told_after_many_of_one(inside, change, monkey
         warnings.simplefilter("ignore", ingot.IngotWarning)
         for _ in range(8):
             inside(torch.randn(256, 64))
-        assert inside._ingot._left._last is not None
+        assert inside._ingot.left._last is not None
         call, asked = change(inside), []
-        kind = inside._ingot._left.kind
-        monkeypatch.setattr(inside._ingot._left, "kind", lambda *a: asked.append(1) or kind(*a))
+        kind = inside._ingot.left.kind
+        monkeypatch.setattr(inside._ingot.left, "kind", lambda *a: asked.append(1) or kind(*a))
         call()
     assert asked

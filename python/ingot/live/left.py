@@ -64,17 +64,17 @@ class LeftCalls:
     def forget_cut(self) -> None:
         self._cut = ()
 
-    def hold_again(self, args: tuple, kwargs: dict) -> bool:
+    def hold_again(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> bool:
         """hold_kind() of a call that is of the same kind as the last ones, in a quarter of the
-        time; args: the module, then those of the call."""
+        time."""
         last = self._last
-        if last is None or last.times >= _ASKED or not last.fits(args, kwargs):
+        if last is None or last.times >= _ASKED or not last.fits(module, args, kwargs):
             return False
         last.times += 1
         return True
 
     def kind(self, args: tuple, kwargs: dict) -> tuple:
-        """What is cheap to say of a call."""
+        """What is cheap to say of a call; args: the module, then those of the call."""
         return (
             torch.is_grad_enabled(),
             torch.is_inference_mode_enabled(),
@@ -92,7 +92,7 @@ class LeftCalls:
             return False
         self._note(kind, times + 1)
         if kind == self._before and (last is None or last.kind != kind):
-            self._last = _LastKind.of(kind, args, kwargs)
+            self._last = _LastKind.of(kind, args[0], args[1:], kwargs)
         self._before = kind
         return times % _ASKED != 0
 
@@ -133,27 +133,26 @@ class _LastKind:
     __slots__ = ("_attributes", "_count", "_guards", "_mode", "_read", "_values", "kind", "times")
 
     @staticmethod
-    def of(kind: tuple, args: tuple, kwargs: dict) -> _LastKind | None:
+    def of(kind: tuple, module: torch.nn.Module, args: tuple, kwargs: dict) -> _LastKind | None:
         """None where it takes more to tell."""
-        names = [name for name, value in vars(args[0]).items() if type(value) in _PLAIN]
-        tensors = args[1:]
-        if kwargs or not tensors or len(names) < 2:
+        names = [name for name, value in vars(module).items() if type(value) in _PLAIN]
+        if kwargs or not args or len(names) < 2:
             return None
-        if not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+        if not all(isinstance(tensor, torch.Tensor) for tensor in args):
             return None
-        guards = tensor_guards(tensors)
-        return guards and _LastKind(kind, args, names, guards)
+        guards = tensor_guards(args)
+        return guards and _LastKind(kind, module, names, len(args), guards)
 
-    def __init__(self, kind: tuple, args: tuple, names: list[str], guards: Any):
-        own = vars(args[0])
+    def __init__(self, kind: tuple, module: torch.nn.Module, names: list[str], count: int, guards):
+        own = vars(module)
         self.kind, self.times = kind, 1
-        self._count, self._guards = len(args), guards
+        self._count, self._guards = count, guards
         self._mode = _grad(), policy.tf32_allowed()
         self._attributes, self._read = len(own), operator.itemgetter(*names)
         self._values = self._read(own)
 
-    def fits(self, args: tuple, kwargs: dict) -> bool:
-        own = vars(args[0])
+    def fits(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> bool:
+        own = vars(module)
         if kwargs or len(args) != self._count or len(own) != self._attributes:
             return False
         try:
@@ -163,7 +162,7 @@ class _LastKind:
         return (
             (_grad(), policy.tf32_allowed()) == self._mode
             and all(map(operator.is_, values, self._values))
-            and self._guards.check(*args[1:])
+            and self._guards.check(*args)
         )
 
 

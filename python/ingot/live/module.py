@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ingot.live import policy
 from ingot.live.reporting import report
-from ingot.live.state import State, intercepted
+from ingot.live.state import State, intercepted, is_traced
 from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError, library
 
 
@@ -66,14 +66,16 @@ class OptimizedModule(nn.Module):
     ingot_options: dict | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        # What watches this thread's operators must see the original's. TorchDynamo, compiling for
-        # somebody else, takes the branch while it traces.
-        if intercepted():
+        # TorchDynamo, compiling for somebody else, takes the branch while it traces.
+        if is_traced():
             return type(self)._ingot_original(self, *args, **kwargs)
         try:
             state = self._ingot
         except AttributeError:
             state = _new_state(self)
+        # What watches this thread's operators must see the original's.
+        if state.left.hold_again(self, args, kwargs) or intercepted():
+            return type(self)._ingot_original(self, *args, **kwargs)
         return state.call(self, *args, **kwargs)
 
     def __init_subclass__(cls, **keywords: Any) -> None:

@@ -22,7 +22,7 @@ from ingot.runtime.library import IngotError
 _peek_functorch = torch._C._functorch.peek_interpreter_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _jit_tracing = torch._C._get_tracing_state
-_dynamo = torch.compiler.is_dynamo_compiling
+is_traced = torch.compiler.is_dynamo_compiling
 _forward_ad = torch.autograd.forward_ad
 _forward_hooks = nn.modules.module._global_forward_hooks
 _forward_pre_hooks = nn.modules.module._global_forward_pre_hooks
@@ -42,7 +42,7 @@ def intercepted() -> bool:
     torch.compiler.is_compiling() is of no use: while one thread exports a module it is true in all.
     """
     return (
-        _dynamo()
+        is_traced()
         or _dispatch_modes() > 0
         or _peek_functorch() is not None
         or _jit_tracing() is not None
@@ -112,7 +112,7 @@ class State(Session):
         weakref.finalize(self, dynamo.forget, self._function.__code__).atexit = False
         self._parameters = shortcut.parameters_of(self._function)
         self._shortcuts: tuple[shortcut.Shortcut, ...] = ()
-        self._left = LeftCalls(self._function)
+        self.left = LeftCalls(self._function)
         self._overlooked = releases.overlooked()
 
     def settings(self) -> dict:
@@ -120,10 +120,8 @@ class State(Session):
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """args: the module, then those of the call."""
-        left = self._left
-        if left.hold_again(args, kwargs):
-            return self.original_forward(*args, **kwargs)
         self._look_at_overlooked()
+        left = self.left
         kind = left.kind(args, kwargs) if left else None
         if kind is not None and left.hold_kind(kind, args, kwargs):
             return self.original_forward(*args, **kwargs)
@@ -144,7 +142,7 @@ class State(Session):
     def _look_at_overlooked(self) -> None:
         if self._overlooked is not None and self._overlooked.changed():
             self._shortcuts, self._overlooked = (), releases.overlooked()
-            self._left.forget()
+            self.left.forget()
             dynamo.forget(self._function.__code__)
 
     def _through_dynamo(self, args: tuple, kwargs: dict, plain: bool) -> Any:
@@ -154,7 +152,7 @@ class State(Session):
         result = self._compiled(*args, **kwargs)
         holds_nothing = all(graph.holds_nothing for graph in made)
         if not holds_nothing:
-            self._left.forget_cut()
+            self.left.forget_cut()
         if made and holds_nothing:
             self._leave(args[0].training, made[-1].mode)
         elif plain:
@@ -166,10 +164,10 @@ class State(Session):
 
     def _leave(self, training: bool, mode: str) -> None:
         """Calls like the last one, whose new graphs hold nothing."""
-        if self._left.add():
+        if self.left.add():
             return
         if all(graph.holds_nothing for graph in self.graphs if graph.mode == mode):
-            self._left.add_cut(training)
+            self.left.add_cut(training)
 
     @staticmethod
     def _symbolically_traced() -> bool:
