@@ -208,10 +208,12 @@ INGOT_API ingot_status ingot_matrix_array_scatter(const ingot_matrix_array* matr
 INGOT_API ingot_status ingot_doctor(char** json);
 
 /* A row-major host matrix product c[m,n] = Σ_k a[m,k]·b[n,k] (transpose_b) or a[m,k]·b[k,n], with
- * leading dimensions in elements. Returns 0 on success. */
+ * leading dimensions in elements. row: NULL, or n elements that are added to each row of c before
+ * it is rounded to `dtype`; asked for with f16 and bf16. Returns 0 on success, anything else where
+ * it does not do that: c is then computed otherwise. */
 typedef int (*ingot_product_fn)(int64_t m, int64_t n, int64_t k, const void* a, int64_t lda,
                                 const void* b, int64_t ldb, int transpose_b, void* c, int64_t ldc,
-                                int32_t dtype, void* context);
+                                const void* row, int32_t dtype, void* context);
 
 /* Registers the host process's own product (PyTorch's, in a PyTorch process) under a name that
  * explain() shows. Passing NULL removes it. Safe while programs run: they finish with the old one.
@@ -230,7 +232,7 @@ typedef struct ingot_blas {
 } ingot_blas;
 INGOT_API int ingot_blas_product(int64_t m, int64_t n, int64_t k, const void* a, int64_t lda,
                                  const void* b, int64_t ldb, int transpose_b, void* c, int64_t ldc,
-                                 int32_t dtype, void* context);
+                                 const void* row, int32_t dtype, void* context);
 
 /* Gives the library an open handle (dlopen) or path of the OpenMP runtime that the host process
  * already uses, so that both share one pool of threads. NULL: the library finds one itself. */

@@ -285,18 +285,18 @@ ingot_status ingot_set_host_product(const char* name, ingot_product_fn fn, void*
 }
 
 int ingot_blas_product(int64_t m, int64_t n, int64_t k, const void* a, int64_t lda, const void* b,
-                       int64_t ldb, int transpose_b, void* c, int64_t ldc, int32_t dtype,
-                       void* context) {
+                       int64_t ldb, int transpose_b, void* c, int64_t ldc, const void* row,
+                       int32_t dtype, void* context) {
   const auto& blas = *static_cast<const ingot_blas*>(context);
   const ingot::cpu::BlasFunctions functions{blas.sgemm, blas.dgemm, blas.integer_bytes};
   const ingot::cpu::ProductCall call{
       m, n, k, a, lda, b, ldb, transpose_b != 0, c, ldc, static_cast<ingot_dtype>(dtype)};
-  if (ingot::cpu::blas_takes(functions, call)) {
+  if (row == nullptr && ingot::cpu::blas_takes(functions, call)) {
     ingot::cpu::blas_product(functions, call);
     return 0;
   }
   if (blas.other == nullptr) return 1;
-  return blas.other(m, n, k, a, lda, b, ldb, transpose_b, c, ldc, dtype, blas.other_context);
+  return blas.other(m, n, k, a, lda, b, ldb, transpose_b, c, ldc, row, dtype, blas.other_context);
 }
 
 ingot_status ingot_set_host_threads(void* openmp_handle, int threads) {

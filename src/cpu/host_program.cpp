@@ -84,11 +84,13 @@ Told tell(const ProductStep& step, const Plan& plan) {
   const bool adds = step.row.base != Address::Base::none;
   Told told;
   if (step.behind) {
-    Told behind = tell(*step.behind, plan);
+    Told behind = tell(step.behind_row ? *step.behind_row : *step.behind, plan);
     told.phase = behind.phase;
-    if (!adds) told = std::move(behind);
+    if (!adds || step.behind_row) told = std::move(behind);
     told.details["with"] = plan.sweeps[static_cast<size_t>(step.follower)].name;
-    told.details["how"] = adds ? "adds a row" : "on its blocks";
+    told.details["how"] = !adds             ? "on its blocks"
+                          : step.behind_row ? "adds a row before it"
+                                            : "adds a row";
   }
   told.details.update({{"kernel", step.providers.empty() ? "none" : step.providers[0]->name()},
                        {"m", call.m},

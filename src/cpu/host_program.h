@@ -46,15 +46,16 @@ struct PhaseStep {
 };
 
 // `batches` products, each a step further on; and what is done to their elements while they are in
-// registers or cache, where a provider does that: a row is added, or `behind` runs on their blocks.
-// Where it finds that it cannot after all, `behind` runs behind the product.
+// registers or cache, where a provider does that: a row is added, and `behind_row` runs then, or
+// `behind` runs on their blocks. Where it finds that it cannot after all, `behind` runs behind the
+// product.
 struct ProductStep {
   ProductCall call;     // without addresses
   Providers providers;  // that take it, in order
   int64_t batches = 1;
   Address a, b, c, packed_b, row;
   int64_t a_step = 0, b_step = 0, c_step = 0;  // bytes
-  std::optional<PhaseStep> behind;
+  std::optional<PhaseStep> behind, behind_row;
   int follower = -1;    // the sweep that `behind` is of
   bool is_kept = true;  // on blocks: the product is written too
 };

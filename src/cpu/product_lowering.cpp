@@ -166,7 +166,12 @@ bool ProgramLowering::add_with_row(const Turn& turn, const Product& product) {
   const HostSweep& next = sweep_at(turn.next);
   const AddedRow& added = next.added_row;
   if (added.product == kNoValue || added.product != sweep_at(turn.sweep).sweep.matmul) return false;
-  const BoundMemory sum = bind(added.sum, product.node.shape);
+  // What runs on the product's blocks reads it in cache, and adds the row for nothing.
+  if (!added.is_all && product.node.dtype == DType::f32) return false;
+  const std::vector<ValueId>& stores = next.sweep.stores;
+  const bool stored = std::find(stores.begin(), stores.end(), added.sum) != stores.end();
+  const ValueId written = stored ? added.sum : added.product;
+  const BoundMemory sum = bind(written, product.node.shape);
   const BoundMemory row = bind(added.row, graph_[added.row].shape);
   if (!is_direct(sum, product.node) || !is_direct(row, product.node)) return false;
   ProductStep step = step_into(product, sum);
@@ -176,10 +181,21 @@ bool ProgramLowering::add_with_row(const Turn& turn, const Product& product) {
   step.row = row.address;
   step.follower = turn.next;
   step.behind = body_step(next, tiling(next));
-  // Where the provider cannot after all, the row is added where the product then lies: in the sum.
+  // Where the provider cannot after all, the row is added where the product then lies.
+  const BoundMemory seen = bind(written, next.sweep.shapes.at(added.product));
   for (size_t i = 0; i < step.behind->loads.size(); ++i) {
-    if (next.body.loads[i] != added.product) continue;
-    step.behind->loads[i] = bind(added.sum, next.sweep.shapes.at(added.product));
+    if (next.body.loads[i] == added.product) step.behind->loads[i] = seen;
+  }
+  if (!added.is_all) {
+    PhaseStep& rest = step.behind_row.emplace(*step.behind);
+    rest.phase = &next.behind_row;
+    rest.loads.clear(), rest.stores.clear();
+    for (const ValueId value : next.behind_row.loads) {
+      rest.loads.push_back(value == added.sum ? seen : bind_load(next.sweep, value));
+    }
+    for (const Phase::Store& store : next.behind_row.stores) {
+      rest.stores.push_back(bind(store.value, next.sweep.shapes.at(store.value)));
+    }
   }
   add(std::move(step));
   return true;

@@ -74,7 +74,7 @@ class ProgramLowering {
   // Whether a product can write it.
   bool is_direct(const BoundMemory& c, const Node& product) const;
   ProductStep step_into(const Product& product, const BoundMemory& c) const;
-  // A body that adds one row, as part of the product: the sum is written, the product never.
+  // The row that a body adds, as part of the product, which is never written; then the rest.
   bool add_with_row(const Turn& turn, const Product& product);
   // A body on the product's blocks, where its provider hands them out.
   void hand_blocks(const Turn& turn, ProductStep* step);

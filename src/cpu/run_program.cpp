@@ -274,7 +274,9 @@ bool run_with_behind(const ProductStep& step, ProductCall call, const CallMemory
                      Level level) {
   if (step.row.base != Address::Base::none) {
     call.row = memory.at(step.row);
-    return step.providers[0]->run(call);
+    if (!step.providers[0]->run(call)) return false;
+    if (step.behind_row) run_step(*step.behind_row, memory, level);
+    return true;
   }
   const BodyBlocks blocks(*step.behind, level, memory);
   call.consumer = &blocks;

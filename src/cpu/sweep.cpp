@@ -18,44 +18,61 @@ std::vector<SharedState> states_among(const Graph& graph, const Sweep& sweep,
   return shared_states(graph, sweep, reductions);
 }
 
-// As a product's provider would do it: one row of the product's type and width, and the sum alone
-// is kept.
-AddedRow added_row_of(const Graph& graph, const HostSweep& host) {
-  const Sweep& sweep = host.sweep;
-  if (sweep.matmul != kNoValue || host.has_tail || host.gathers() || sweep.body.size() != 1 ||
-      sweep.stores != sweep.body) {
-    return {};
+int readers_of(const Graph& graph, ValueId value) {
+  int readers = 0;
+  for (const Node& node : graph.nodes) {
+    readers += std::find(node.args.begin(), node.args.end(), value) != node.args.end();
   }
-  const Node& sum = graph[sweep.body[0]];
+  return readers;
+}
+
+// As a product's provider would do it: one row of the product's type and width.
+AddedRow row_added_by(const Graph& graph, const Sweep& sweep, ValueId value) {
+  const Node& sum = graph[value];
   if (sum.kind != NodeKind::pointwise || sum.op != PointwiseOp::add_) return {};
   for (const size_t first : {0, 1}) {
     const ValueId product = sum.args[first], row = sum.args[1 - first];
     const Node& added = graph[row];
     const bool one_row = !added.shape.batched && added.shape.rows == 1 && added.shape.groups == 1;
-    if (graph[product].kind == NodeKind::matmul && added.kind != NodeKind::constant && one_row &&
+    if (graph[product].kind == NodeKind::matmul && is_among(sweep.loads, product) &&
+        is_among(sweep.loads, row) && one_row &&
         added.shape.features == graph[product].shape.features && added.dtype == sum.dtype &&
-        graph[product].dtype == sum.dtype) {
-      return {product, row, sweep.body[0]};
+        graph[product].dtype == sum.dtype && readers_of(graph, product) == 1) {
+      return {product, row, value};
     }
   }
   return {};
 }
 
-// Whether a body that reads a product can run on its blocks.
+AddedRow added_row_of(const Graph& graph, const HostSweep& host) {
+  const Sweep& sweep = host.sweep;
+  if (sweep.matmul != kNoValue) return {};
+  for (const ValueId value : sweep.body) {
+    AddedRow found = row_added_by(graph, sweep, value);
+    if (found.product == kNoValue || is_among(host.tail.loads, found.product)) continue;
+    found.is_all =
+        !host.has_tail && !host.gathers() && sweep.body.size() == 1 && sweep.stores == sweep.body;
+    return found;
+  }
+  return {};
+}
+
+// Whether a body that reads a product can run on its blocks; or, of types of which none are handed
+// out, behind a row that its provider adds.
 bool can_follow(const Graph& graph, const HostSweep& host, ValueId product) {
   const auto read = host.sweep.shapes.find(product);
   if (!host.has_body || host.sweep.matmul != kNoValue || read == host.sweep.shapes.end()) {
     return false;
   }
   const Node& node = graph[product];
+  if (node.dtype != DType::f32) return host.added_row.product == product;
   const Shape &seen = read->second, &space = host.sweep.space;
   const bool fills = seen.batched && space.batched && seen.rows == space.rows &&
                      seen.groups == space.groups && seen.features == space.features;
-  return fills && node.shape.batched && node.shape.rows == 1 && node.shape.groups == 1 &&
-         node.dtype == DType::f32;
+  return fills && node.shape.batched && node.shape.rows == 1 && node.shape.groups == 1;
 }
 
-// The first sweep that reads a product, if it can run on its blocks; -1 where there is none.
+// The first sweep that reads a product, if it can follow; -1 where there is none.
 int follower_of(const Plan& plan, const std::deque<HostSweep>& sweeps, size_t product) {
   const ValueId value = plan.sweeps[product].matmul;
   for (size_t i = product + 1; value != kNoValue && i < sweeps.size(); ++i) {
@@ -102,11 +119,14 @@ HostSweep::HostSweep(const Plan& plan, const Sweep& from) : sweep(from) {
   AxisMask reduced = 0;
   for (const SharedState& state : statistics) reduced |= state.axes;
   kept = sweep.space.without(reduced);
-  if (has_body) {
-    body = lower_phase(graph, sweep.space, sweep.shapes, sweep.loads, sweep.body,
-                       states_among(graph, sweep, sweep.body), statistics, body_stores);
-    body.whole_axes = static_cast<AxisMask>(body.whole_axes | (reduced & ~axis_bit(kBatch)));
-  }
+  const auto lowered = [&](const std::map<ValueId, Shape>& shapes,
+                           const std::vector<ValueId>& loads, const std::vector<ValueId>& nodes) {
+    Phase phase = lower_phase(graph, sweep.space, shapes, loads, nodes,
+                              states_among(graph, sweep, nodes), statistics, body_stores);
+    phase.whole_axes = static_cast<AxisMask>(phase.whole_axes | (reduced & ~axis_bit(kBatch)));
+    return phase;
+  };
+  if (has_body) body = lowered(sweep.shapes, sweep.loads, sweep.body);
   if (has_tail) {
     std::vector<ValueId> loads = sweep.loads;
     loads.insert(loads.end(), sweep.statistics.begin(), sweep.statistics.end());
@@ -114,6 +134,14 @@ HostSweep::HostSweep(const Plan& plan, const Sweep& from) : sweep(from) {
                        states_among(graph, sweep, sweep.tail), {}, tail_stores);
   }
   added_row = added_row_of(graph, *this);
+  if (added_row.product == kNoValue || added_row.is_all) return;
+  std::vector<ValueId> nodes = sweep.body, loads = sweep.loads;
+  std::erase(nodes, added_row.sum);
+  std::erase(body_stores, added_row.sum);
+  loads.push_back(added_row.sum);
+  std::map<ValueId, Shape> shapes = sweep.shapes;
+  shapes.insert_or_assign(added_row.sum, shapes.at(added_row.product));
+  behind_row = lowered(shapes, loads, nodes);
 }
 
 std::vector<Turn> turns_of(const std::deque<HostSweep>& sweeps, Plan* plan) {

@@ -10,9 +10,10 @@
 
 namespace ingot::cpu {
 
-// A body that adds one row to a product and does nothing else.
+// A row that a body adds to a product, which nothing else reads. is_all: it does nothing else.
 struct AddedRow {
   ValueId product = kNoValue, row = kNoValue, sum = kNoValue;
+  bool is_all = false;
 };
 
 struct HostSweep {
@@ -25,9 +26,10 @@ struct HostSweep {
   Phase body, tail;
   Shape kept;  // the space less the axes that statistics reduce
   AddedRow added_row;
+  Phase behind_row;  // the body, where the sum is there already; none of where that is all
 };
 
-// A sweep, or a product's and the first one that reads it and can run on its blocks.
+// A sweep, or a product's and the first one that reads it and can be part of its step.
 struct Turn {
   int sweep = 0, next = -1;
   bool kept = true;  // something else reads the product too

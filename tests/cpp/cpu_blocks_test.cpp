@@ -17,7 +17,8 @@ const nlohmann::json kCapabilities{{"avx2", false}};  // where no provider goes 
 
 // Our own product in the place of the host process's, which hands out no blocks.
 int plain_product(int64_t m, int64_t n, int64_t k, const void* a, int64_t lda, const void* b,
-                  int64_t ldb, int transpose_b, void* c, int64_t ldc, int32_t dtype, void*) {
+                  int64_t ldb, int transpose_b, void* c, int64_t ldc, const void*, int32_t dtype,
+                  void*) {
   const cpu::ProductCall call{
       m, n, k, a, lda, b, ldb, transpose_b != 0, c, ldc, static_cast<ingot_dtype>(dtype)};
   return cpu::own_product(cpu::detect_isa(kCapabilities), true)->run(call) ? 0 : 1;

@@ -305,7 +305,7 @@ TEST(CpuProduct, LibraryMatchesDoubleWhereThereIsOne) {
 
 int counted_calls = 0;
 int refuse(int64_t, int64_t, int64_t, const void*, int64_t, const void*, int64_t, int, void*,
-           int64_t, int32_t, void*) {
+           int64_t, const void*, int32_t, void*) {
   ++counted_calls;
   return 1;
 }
@@ -348,7 +348,8 @@ TEST(CpuProduct, ABlasIsCalledWithItsOwnIntegers) {
       Problem p = make_problem({7, 11, 13, transpose}, INGOT_F32, 5);
       const auto run = [&](ingot_dtype dtype) {
         return ingot_blas_product(p.call.m, p.call.n, p.call.k, p.call.a, p.call.lda, p.call.b,
-                                  p.call.ldb, transpose, p.call.c, p.call.ldc, dtype, &blas);
+                                  p.call.ldb, transpose, p.call.c, p.call.ldc, nullptr, dtype,
+                                  &blas);
       };
       ASSERT_EQ(run(INGOT_F32), 0);
       EXPECT_NEAR(load_element(p.c.data(), INGOT_F32, 2 * p.call.ldc + 3), exact(p, 2, 3), 1e-5);

@@ -164,7 +164,7 @@ TEST(HostProgram, OfGemmScaleBatchNorm) {
 
 TEST(HostProgram, AProductAloneThenABodyWhereItsLibraryHandsOutNoBlocks) {
   const auto refuse = [](int64_t, int64_t, int64_t, const void*, int64_t, const void*, int64_t, int,
-                         void*, int64_t, int32_t, void*) { return 1; };
+                         void*, int64_t, const void*, int32_t, void*) { return 1; };
   const Graph graph = with_result(linear(300, 1024), PointwiseOp::erf_);
   ProgramOptions options;
   options.capabilities = kMasks;

@@ -18,6 +18,7 @@ PRODUCT = ctypes.CFUNCTYPE(
     ctypes.c_int,
     ctypes.c_void_p,
     ctypes.c_int64,
+    ctypes.c_void_p,
     ctypes.c_int32,
     ctypes.c_void_p,
 )
@@ -65,8 +66,9 @@ def _matrix(address: int, rows: int, columns: int, stride: int, dtype, transpose
     return found.t() if transposed else found
 
 
-def torch_product(m, n, k, a, lda, b, ldb, transpose_b, c, ldc, dtype, _context) -> int:
-    """c = a·b by torch.mm(out=): an ingot_product_fn. 0 on success."""
+def torch_product(m, n, k, a, lda, b, ldb, transpose_b, c, ldc, row, dtype, _context) -> int:
+    """c = a·b, plus a row, by torch.mm(out=) or torch.addmm(out=): an ingot_product_fn. 0 on
+    success."""
     try:
         import torch
 
@@ -78,7 +80,11 @@ def torch_product(m, n, k, a, lda, b, ldb, transpose_b, c, ldc, dtype, _context)
             left = _matrix(a, m, k, lda, kind)
             size = (n, k) if transpose_b else (k, n)
             right = _matrix(b, *size, ldb, kind, transpose_b != 0)
-            torch.mm(left, right, out=_matrix(c, m, n, ldc, kind))
+            result = _matrix(c, m, n, ldc, kind)
+            if row:
+                torch.addmm(_matrix(row, 1, n, n, kind), left, right, out=result)
+            else:
+                torch.mm(left, right, out=result)
         return 0
     except Exception:  # an exception cannot cross into C: the library's own product takes over
         return 1

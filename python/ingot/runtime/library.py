@@ -147,6 +147,7 @@ _FUNCTIONS = {
             ctypes.c_int,
             ctypes.c_void_p,
             ctypes.c_int64,
+            ctypes.c_void_p,
             ctypes.c_int32,
             ctypes.c_void_p,
         ),

@@ -23,7 +23,13 @@ class HostProduct final : public ProductProvider {
 
   bool run(const ProductCall& call) const override {
     return function_(call.m, call.n, call.k, call.a, call.lda, call.b, call.ldb,
-                     call.transpose_b ? 1 : 0, call.c, call.ldc, call.dtype, context_) == 0;
+                     call.transpose_b ? 1 : 0, call.c, call.ldc, call.row, call.dtype,
+                     context_) == 0;
+  }
+
+  // A product of 16 bits is rounded to them: with the row, once.
+  bool adds_row(const ProductCall& call) const override {
+    return call.dtype == INGOT_F16 || call.dtype == INGOT_BF16;
   }
 
  private:

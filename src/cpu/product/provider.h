@@ -47,8 +47,8 @@ struct ProductCall {
   const std::byte* packed_b = nullptr;  // made by pack() (packed.h), or nullptr
   // Only for a provider that consumes() the call. With one, c may be nullptr: nothing is kept then.
   const BlockConsumer* consumer = nullptr;
-  // n elements added to each row of c, rounded as they would be afterwards. Only for a provider
-  // that adds_row().
+  // n elements added to each row of c: of f32, rounded as they would be afterwards; of 16 bits,
+  // before the product is rounded to them. Only for a provider that adds_row().
   const void* row = nullptr;
 };
 
