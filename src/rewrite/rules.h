@@ -13,5 +13,6 @@ const Rule& monotone_reductions();
 const Rule& shift_invariance();
 const Rule& fold_scale_into_affine();
 const Rule& sum_of_linear();
+const Rule& within_samples_first();
 
 }  // namespace ingot

@@ -151,6 +151,40 @@ TEST_F(RewriteTest, AZeroFactorStaysBeforeAnExtremum) {
   EXPECT_THAT(rewritten(top, RewriteLevel::ieee, specials_), Not(Contains("monotone-reductions")));
 }
 
+TEST_F(RewriteTest, SamplesAreReducedWithinFirstBehindAReductionWithin) {
+  for (const Finish finish : {Finish::sum, Finish::mean, Finish::max, Finish::min}) {
+    builder_ = GraphBuilder();
+    const ValueId x = builder_.leaf(LeafRole::input, "x", DType::f32, {true, 3, 1, 6});
+    const ValueId top = builder_.reduce(Finish::max, x, kOverFeatures);
+    const ValueId left = op(PointwiseOp::sub_, {x, top});
+    const AxisMask all = kOverBatch | axis_bit(kRows) | kOverFeatures;
+    EXPECT_THAT(rewritten(builder_.reduce(finish, left, all), RewriteLevel::ieee),
+                Contains("within-samples-first"));
+    const Node& last = after_[after_.results[0].value];
+    EXPECT_EQ(last.axes, kOverBatch | axis_bit(kRows)) << "rows are not one another's";
+    EXPECT_EQ(after_[last.args[0]].axes, kOverFeatures);
+  }
+}
+
+TEST_F(RewriteTest, OtherReductionsOverSamplesStayWhole) {
+  const auto over_all = [&](Finish finish, ValueId value) {
+    return rewritten(builder_.reduce(finish, value, kOverBatch | kOverFeatures),
+                     RewriteLevel::ieee);
+  };
+  const auto behind_a_row = [&](DType dtype) {
+    builder_ = GraphBuilder();
+    const ValueId x = builder_.leaf(LeafRole::input, "x", dtype, kFull);
+    return op(PointwiseOp::sub_, {x, builder_.reduce(Finish::max, x, kOverFeatures)});
+  };
+  EXPECT_THAT(over_all(Finish::sum, op(PointwiseOp::exp_, {x_})), IsEmpty()) << "one sweep anyway";
+  EXPECT_THAT(over_all(Finish::variance, behind_a_row(DType::f32)), IsEmpty()) << "no sum of them";
+  EXPECT_THAT(over_all(Finish::sum, behind_a_row(DType::bf16)), IsEmpty()) << "rounded between";
+  builder_ = GraphBuilder();
+  const ValueId x = builder_.leaf(LeafRole::input, "x", DType::f32, kFull);
+  const ValueId normal = op(PointwiseOp::sub_, {x, builder_.reduce(Finish::mean, x, kOverBatch)});
+  EXPECT_THAT(over_all(Finish::sum, normal), IsEmpty()) << "of a reduction over samples";
+}
+
 TEST_F(RewriteTest, ABiasVanishesBeforeBatchStatistics) {
   const ValueId y = op(PointwiseOp::add_, {x_, vector_});
   const ValueId mean = builder_.reduce(Finish::mean, y, kOverBatch);

@@ -226,6 +226,16 @@ def kl_div(m, x, target):
     return F.kl_div(torch.log(x), target, reduction="batchmean")
 
 
+@_operator((8192, 16384), _SMALL_ROWS, _probabilities)
+def distillation_loss(m, x, target):
+    return F.kl_div(F.log_softmax(x, dim=1), target, reduction="batchmean")
+
+
+@_operator((32768, 4096), _SMALL_ROWS, _alike)
+def mse_of_layer_norm(m, x, target):
+    return F.mse_loss(F.layer_norm(x, x.shape[1:]), target)
+
+
 @_operator((32768, 1024), _SMALL_ROWS, _alike, _alike)
 def triplet_margin_loss(m, x, positive, negative):
     return F.triplet_margin_loss(x, positive, negative, margin=1.0)
