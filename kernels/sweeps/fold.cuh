@@ -4,6 +4,7 @@
 
 #include "common/math.cuh"
 #include "common/monoid.cuh"
+#include "common/ptx.cuh"
 #include "common/types.cuh"
 #include "sweeps/tensor.cuh"
 
@@ -231,21 +232,28 @@ struct LaneMerge<Together<M, Next, Rest...>, Lanes> {
 };
 
 // One state a warp, for merge_team; each reduction of a kernel has its own.
-template <class M, int Team>
+template <class M, int Team, int Teams = 1>
 struct TeamStorage {
-  typename M::State warps[Team > 32 ? Team / 32 : 1];
+  typename M::State warps[Team > 32 ? Team / 32 * Teams : 1];
 };
 
-// Merges over a team: a sub-warp, or a whole block of `Team` threads (both powers of two), whose
-// threads all call it, once per storage.
-template <class M, int Team>
-INGOT_D typename M::State merge_team(typename M::State state, TeamStorage<M, Team>& storage) {
+// Merges over a team: a sub-warp, or one of `Teams` of a block's, of `Team` threads (powers of
+// two), which all call it, once per storage. Several teams of several warps meet at barriers of
+// their own.
+template <class M, int Team, int Teams>
+INGOT_D typename M::State merge_team(typename M::State state,
+                                     TeamStorage<M, Team, Teams>& storage) {
   state = LaneMerge<M, (Team < 32 ? Team : 32)>::run(state);
   if constexpr (Team > 32) {
     constexpr int kWarps = Team / 32;
+    const int team = Teams > 1 ? static_cast<int>(threadIdx.x) / Team : 0;
     if ((threadIdx.x & 31) == 0) storage.warps[threadIdx.x / 32] = state;
-    __syncthreads();
-    state = LaneMerge<M, kWarps>::run(storage.warps[threadIdx.x & (kWarps - 1)]);
+    if constexpr (Teams > 1) {
+      ptx::barrier_sync(1 + team, Team);
+    } else {
+      __syncthreads();
+    }
+    state = LaneMerge<M, kWarps>::run(storage.warps[team * kWarps + (threadIdx.x & (kWarps - 1))]);
   }
   return state;
 }

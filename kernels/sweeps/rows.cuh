@@ -5,7 +5,8 @@
 // into phases: phase p evaluates the arguments of its reductions; when the team has merged them,
 // resolve<p> computes what is one value a row; `finish` computes and stores the results.
 //
-//   rows_in_registers   a team (a sub-warp, or a block) holds the row's live values in registers
+//   rows_in_registers   a team (a sub-warp, or some warps of a block) holds the row's live values
+//                       in registers
 //   rows_looped         rows too long for that: each phase reads its operands again (softmax needs
 //                       one pass for (max, Σexp) at once, and one to finish) but for what shared
 //                       memory keeps of them; several blocks share a long one
@@ -87,10 +88,10 @@ struct RegisterRow {
   }
 };
 
-// Grid: ceil(rows / Teams) blocks of Team·Teams threads; Teams is 1 where a team is a whole block.
+// Grid: ceil(rows / Teams) blocks of Team·Teams threads.
 template <class Body, int V, int Team, int Teams>
 struct RowsInRegisters {
-  static_assert(Team <= 32 || Teams == 1, "teams of several warps meet at the block's barrier");
+  static_assert(Team <= 32 || Teams < 16, "a block has sixteen barriers, one for all of it");
   using Operands = typename Body::Operands;
   using Row = typename Body::Row;
 
@@ -99,9 +100,9 @@ struct RowsInRegisters {
                                      Row& row, i64 b, i64 e, int rank) {
     if constexpr (P < Body::kPhases) {
       using Monoid = PhaseMonoid<Body, P>;
-      __shared__ TeamStorage<Monoid, Team> storage;
+      __shared__ TeamStorage<Monoid, Team, Teams> storage;
       const auto lifted = held.template lift<P>(operands, row, b, e, rank);
-      const auto state = merge_team<Monoid, Team>(lifted, storage);
+      const auto state = merge_team(lifted, storage);
       Body::template resolve<P>(operands, state, b, e, row);
       resolve_phases<P + 1>(operands, held, row, b, e, rank);
     }

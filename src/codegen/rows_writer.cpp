@@ -12,7 +12,8 @@ constexpr int kLoopedThreads = 512;
 constexpr int64_t kWarp = 32;
 constexpr int64_t kLine = 128;          // bytes
 constexpr int64_t kBlockThreads = 256;  // of a block of several teams
-constexpr int64_t kHeldTarget = 16;     // values held by a thread, as teams grow up to 512 threads
+constexpr int64_t kHeldTarget = 16;     // values held by a thread, as teams grow
+constexpr int64_t kMostThreads = 512;   // of a team that grows for the sake of these
 constexpr int64_t kHeldLimit = 32;      // with 1024 threads, of 64 registers each
 constexpr int64_t kAcrossTeam = 16;     // at most, in blocks of 512 threads
 // Of a row that loops, of one of the blocks that share it, which are eight at most.
@@ -32,6 +33,16 @@ int64_t lanes_of_lines(int64_t vectors, int64_t vector_bytes) {
     lanes = next;
   }
   return lanes;
+}
+
+// Threads for a row, from so many on; held(team): values that each holds. A warp may hold as many
+// as there is room for: beyond it a team has barriers to meet at, and 64 threads a row left a
+// multiprocessor waiting for the next block. Vectors of eight are half as many loads.
+template <class Held>
+int64_t team_holding(int64_t team, int width, const Held& held) {
+  const auto most = [&] { return team == kWarp || width == 8 ? kHeldLimit : kHeldTarget; };
+  while (team < kMostThreads && held(team) > most()) team *= 2;
+  return held(team) > kHeldLimit ? 2 * kMostThreads : team;
 }
 
 // Members of the functor: {0} is the type of an element's index.
@@ -112,10 +123,9 @@ class RowsWriter {
     source_.name += "_packed";
     functor_ = functor_name(source_.name);
     const std::string functions = all_functions();
-    int64_t team = kWarp;
-    const auto held = [&] { return row_elements_ / team * held_per_element(); };
-    while (team < 512 && held() > kHeldTarget) team *= 2;
-    if (held() > kHeldLimit || row_elements_ % (kWidth * team) != 0) return {};
+    const auto held = [&](int64_t team) { return row_elements_ / team * held_per_element(); };
+    const int64_t team = team_holding(kWarp, kWidth, held);
+    if (team > kMostThreads || row_elements_ % (kWidth * team) != 0) return {};
     UnitParts parts;
     parts.comment = sweep_comment(context_, source_.name) +
                     "//   packed on the way: " + context_.name_of(packed_) + "\n";
@@ -416,13 +426,11 @@ class RowsWriter {
         return (vectors + team - 1) / team * w * held_per_element();
       };
       int64_t team = lanes_of_lines(vectors, std::min(4 * w, 16));
-      while (team < 512 && held(team) > kHeldTarget) team *= 2;
-      if (held(team) > kHeldLimit) team = 1024;
+      team = team_holding(team, w, held);
       std::string call;
       int blocks = 0;  // at once, where that is known
       if (held(team) <= kHeldLimit) {
-        // Beyond a warp a team is a whole block: it meets at the block's barrier.
-        const int64_t teams = team <= kWarp ? kBlockThreads / team : 1;
+        const int64_t teams = std::max<int64_t>(kBlockThreads / team, 1);
         entry.threads = static_cast<int>(team * teams);
         entry.per_block = teams;
         call = fmt::format("rows_in_registers<ingot::{}, {}, {}, {}>(operands, rows)", functor_, w,
