@@ -153,7 +153,7 @@ def _cross_entropy(writer: Writer, x, target, weight, reduction, ignored, smooth
     made = _Elements(writer, each).reduced(each, _SUM)
     if reduction == _SUM:
         return made
-    counted = _flags(writer, _aten.ne.Scalar, rows, target, ignored)
+    counted = _flags(writer, _aten.logical_not.default, rows, is_ignored)
     counted = writer.call(_aten.to.dtype, rows, counted, torch.float32)
     count = _Elements(writer, counted).reduced(counted, _SUM)
     return writer.call(_aten.div.Tensor, (), made, count)
