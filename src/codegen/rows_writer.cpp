@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kLoopedThreads = 512;
 constexpr int64_t kWarp = 32;
-constexpr int64_t kLine = 128;          // bytes
+constexpr int64_t kLine = 128;          // bytes; half of them where elements are read one by one
 constexpr int64_t kBlockThreads = 256;  // of a block of several teams
 constexpr int64_t kHeldTarget = 16;     // values held by a thread, as teams grow
 constexpr int64_t kMostThreads = 512;   // of a team that grows for the sake of these
@@ -24,10 +24,11 @@ constexpr int64_t kMultiprocessorBytes = int64_t{228} << 10, kNotKeptBytes = 102
 
 // The fewest lanes whose vectors, side by side, fill whole lines of memory: a warp that reads
 // pieces of many lines takes as many turns. Not where a row would leave over a quarter of them
-// idle.
-int64_t lanes_of_lines(int64_t vectors, int64_t vector_bytes) {
+// idle. (A whole warp for 77 single elements took 1.5 times as long as half of one.)
+int64_t lanes_of_lines(int64_t vectors, int width) {
+  const int64_t vector_bytes = std::min(4 * width, 16), line = width == 1 ? kLine / 2 : kLine;
   int64_t lanes = 1;
-  while (lanes * vector_bytes < kLine) {
+  while (lanes * vector_bytes < line) {
     const int64_t next = 2 * lanes, slots = (vectors + next - 1) / next * next;
     if (4 * slots > 5 * vectors) break;
     lanes = next;
@@ -425,7 +426,7 @@ class RowsWriter {
       const auto held = [&](int64_t team) {
         return (vectors + team - 1) / team * w * held_per_element();
       };
-      int64_t team = lanes_of_lines(vectors, std::min(4 * w, 16));
+      int64_t team = lanes_of_lines(vectors, w);
       team = team_holding(team, w, held);
       std::string call;
       int blocks = 0;  // at once, where that is known
