@@ -35,8 +35,15 @@ struct GroupReduction {
     while (lanes < most && static_cast<i64>(lanes) * kLift < Count) lanes *= 2;
     return lanes;
   }
+  // As few as keep the block busy: a merge of two lanes' states costs as much as some elements.
   template <int Threads>
-  static constexpr int kTeam = Groups == 1 ? Threads : lanes(32);
+  INGOT_D static constexpr int wanted() {
+    int lanes = 4;
+    while (lanes < 32 && lanes * Groups < Threads) lanes *= 2;
+    return lanes;
+  }
+  template <int Threads>
+  static constexpr int kTeam = Groups == 1 ? Threads : lanes(wanted<Threads>());
 };
 
 // Grid: one block of Threads threads a sample.
