@@ -162,6 +162,22 @@ bool ProgramLowering::lower_product(const Turn& turn) {
   return false;
 }
 
+// Where its provider can read it; nothing where it lies otherwise. In 16 bits a row that the body
+// casts is cast beforehand.
+std::optional<BoundMemory> ProgramLowering::added_row(const AddedRow& added,
+                                                      const Product& product) {
+  const BoundMemory source = bind(added.source, graph_[added.source].shape);
+  if (added.source == added.row) {
+    return is_direct(source, product.node) ? std::optional(source) : std::nullopt;
+  }
+  const DType dtype = graph_[added.row].dtype;
+  const Extents sizes = {1, 1, 1, product.n};
+  const Address memory = take(called(graph_, added.row), bytes_of(sizes, dtype));
+  const BoundMemory row = dense_matrices(memory, 1, product.n, dtype);
+  add(CopyStep{source, row, sizes, {}}, fmt::format("the product adds {}", name_of(dtype)));
+  return row;
+}
+
 bool ProgramLowering::add_with_row(const Turn& turn, const Product& product) {
   const HostSweep& next = sweep_at(turn.next);
   const AddedRow& added = next.added_row;
@@ -172,13 +188,12 @@ bool ProgramLowering::add_with_row(const Turn& turn, const Product& product) {
   const bool stored = std::find(stores.begin(), stores.end(), added.sum) != stores.end();
   const ValueId written = stored ? added.sum : added.product;
   const BoundMemory sum = bind(written, product.node.shape);
-  const BoundMemory row = bind(added.row, graph_[added.row].shape);
-  if (!is_direct(sum, product.node) || !is_direct(row, product.node)) return false;
+  if (!is_direct(sum, product.node)) return false;
   ProductStep step = step_into(product, sum);
-  if (step.batches != 1 || step.providers.empty() || !step.providers[0]->adds_row(step.call)) {
-    return false;
-  }
-  step.row = row.address;
+  if (step.providers.empty() || !step.providers[0]->adds_row(step.call)) return false;
+  const std::optional<BoundMemory> row = added_row(added, product);
+  if (!row) return false;
+  step.row = row->address;
   step.follower = turn.next;
   step.behind = body_step(next, tiling(next));
   // Where the provider cannot after all, the row is added where the product then lies.

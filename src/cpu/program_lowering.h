@@ -76,6 +76,7 @@ class ProgramLowering {
   ProductStep step_into(const Product& product, const BoundMemory& c) const;
   // The row that a body adds, as part of the product, which is never written; then the rest.
   bool add_with_row(const Turn& turn, const Product& product);
+  std::optional<BoundMemory> added_row(const AddedRow& added, const Product& product);
   // A body on the product's blocks, where its provider hands them out.
   void hand_blocks(const Turn& turn, ProductStep* step);
 

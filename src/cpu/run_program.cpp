@@ -269,12 +269,22 @@ void run_step(const PackStep& step, const CallMemory& memory, Level) {
   step.provider->pack(call, memory.at(step.packed));
 }
 
+ProductCall of_batch(const ProductStep& step, ProductCall call, const CallMemory& memory,
+                     int64_t i) {
+  call.a = memory.at(step.a) + i * step.a_step;
+  call.b = memory.at(step.b) + i * step.b_step;
+  call.c = memory.at(step.c) + i * step.c_step;
+  return call;
+}
+
 // Whether the step's provider did what is behind the product, too.
 bool run_with_behind(const ProductStep& step, ProductCall call, const CallMemory& memory,
                      Level level) {
   if (step.row.base != Address::Base::none) {
     call.row = memory.at(step.row);
-    if (!step.providers[0]->run(call)) return false;
+    for (int64_t i = 0; i < step.batches; ++i) {
+      if (!step.providers[0]->run(of_batch(step, call, memory, i))) return false;
+    }
     if (step.behind_row) run_step(*step.behind_row, memory, level);
     return true;
   }
@@ -285,19 +295,11 @@ bool run_with_behind(const ProductStep& step, ProductCall call, const CallMemory
 }
 
 void run_step(const ProductStep& step, const CallMemory& memory, Level level) {
-  const std::byte *const a = memory.at(step.a), *const b = memory.at(step.b);
-  std::byte* const c = memory.at(step.c);
-  ProductCall call = step.call;
-  call.a = a;
-  call.b = b;
-  call.c = c;
+  ProductCall call = of_batch(step, step.call, memory, 0);
   call.packed_b = memory.at(step.packed_b);
   if (step.behind && run_with_behind(step, call, memory, level)) return;
   for (int64_t i = 0; i < step.batches; ++i) {
-    call.a = a + i * step.a_step;
-    call.b = b + i * step.b_step;
-    call.c = c + i * step.c_step;
-    run_product(step.providers, call);
+    run_product(step.providers, of_batch(step, call, memory, i));
   }
   if (step.behind) run_step(*step.behind, memory, level);
 }

@@ -26,6 +26,14 @@ int readers_of(const Graph& graph, ValueId value) {
   return readers;
 }
 
+// The value itself or, where the body only casts it, what it casts; kNoValue where it is computed.
+ValueId loaded_source(const Graph& graph, const Sweep& sweep, ValueId value) {
+  if (is_among(sweep.loads, value)) return value;
+  const Node& node = graph[value];
+  const bool casts = node.kind == NodeKind::pointwise && node.op == PointwiseOp::cast_;
+  return casts && is_among(sweep.loads, node.args[0]) ? node.args[0] : kNoValue;
+}
+
 // As a product's provider would do it: one row of the product's type and width.
 AddedRow row_added_by(const Graph& graph, const Sweep& sweep, ValueId value) {
   const Node& sum = graph[value];
@@ -34,11 +42,12 @@ AddedRow row_added_by(const Graph& graph, const Sweep& sweep, ValueId value) {
     const ValueId product = sum.args[first], row = sum.args[1 - first];
     const Node& added = graph[row];
     const bool one_row = !added.shape.batched && added.shape.rows == 1 && added.shape.groups == 1;
+    const ValueId source = loaded_source(graph, sweep, row);
     if (graph[product].kind == NodeKind::matmul && is_among(sweep.loads, product) &&
-        is_among(sweep.loads, row) && one_row &&
-        added.shape.features == graph[product].shape.features && added.dtype == sum.dtype &&
-        graph[product].dtype == sum.dtype && readers_of(graph, product) == 1) {
-      return {product, row, value};
+        source != kNoValue && one_row && added.shape.features == graph[product].shape.features &&
+        added.dtype == sum.dtype && graph[product].dtype == sum.dtype &&
+        readers_of(graph, product) == 1) {
+      return {product, row, value, source};
     }
   }
   return {};

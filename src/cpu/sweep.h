@@ -10,9 +10,10 @@
 
 namespace ingot::cpu {
 
-// A row that a body adds to a product, which nothing else reads. is_all: it does nothing else.
+// A row that a body adds to a product, which nothing else reads. source: the row as it is loaded,
+// which a body may cast. is_all: it does nothing else.
 struct AddedRow {
-  ValueId product = kNoValue, row = kNoValue, sum = kNoValue;
+  ValueId product = kNoValue, row = kNoValue, sum = kNoValue, source = kNoValue;
   bool is_all = false;
 };
 
