@@ -387,3 +387,37 @@ def test_explain_decides_as_on_the_device_and_for_the_batch(tmp_path, device, ro
     assert [left["what"] for left in found["unsupported"]] == ([] if taken else ["the module"])
     said = run("explain", str(tmp_path / "model.py"), *how).output
     assert ("Plan of" in said, "nothing that Ingot" in said) == (bool(taken), not taken)
+
+
+RECURRENT = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(32, 64, batch_first=True)
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x):
+        return torch.relu(self.linear(self.lstm(x)[0][:, -1]))
+
+
+def get_inputs():
+    return [torch.rand(16, 5, 32)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda_planning)])
+def test_explain_shows_what_is_beside_an_lstm(tmp_path, device):
+    (tmp_path / "model.py").write_text(RECURRENT)
+    found = json.loads(
+        run("explain", str(tmp_path / "model.py"), "--device", device, "--json").stdout
+    )
+    assert {"linear", "relu"} <= {item["what"] for item in found["operators_replaced"]}
+    assert "recurrent" in {item["what"] for item in found["unsupported"]}

@@ -229,3 +229,5 @@ def test_a_graph_may_be_for_another_device():
     assert feed.device_type == "cuda"
     assert {v.device.type for v in values if isinstance(v, torch.Tensor)} == {"cuda"}
     assert captured_graph(Model(body), [rows()]).device_type == "cpu"
+    made = capture(Model(body), [rows()], device_type="cuda")  # where there need be no such device
+    assert kinds(made) == kinds(capture(Model(body), [rows()]))

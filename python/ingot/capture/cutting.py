@@ -22,6 +22,7 @@ import ingot.capture.reductions
 import ingot.capture.views  # noqa: F401
 from ingot.capture.captured import CaptureError, Source, Unsupported
 from ingot.capture.feed import Feed
+from ingot.capture.folding import evaluated
 from ingot.capture.gains import pays_alone, without_gain
 from ingot.capture.host_time import is_of_the_host, pays_in_few_bits
 from ingot.capture.layout import Leaf, UnfitError, Value
@@ -142,7 +143,7 @@ class Cut:
         if node.target is operator.getitem and self._getitem(node):
             return
         if is_made_from_nothing(node) and not hands_out_memory(node):
-            self._constant(node, node.target(*node.args, **node.kwargs))
+            self._constant(node, self._made(node))
             return
         level = self._ingot_level(node)
         name = schema_name(node.target)
@@ -164,6 +165,11 @@ class Cut:
                 region.rewind(mark)
                 reason = str(unfit)
         self._leave_to_torch(node, name, reason)
+
+    def _made(self, node: torch.fx.Node) -> Any:
+        if self.feed.only_planned:
+            return evaluated(node, {}, "cpu")
+        return node.target(*node.args, **node.kwargs)
 
     def _getitem(self, node: torch.fx.Node) -> bool:
         entry = self.entries[node.args[0]]

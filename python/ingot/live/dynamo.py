@@ -108,7 +108,7 @@ def _run_once(function: Callable, backend: Callable, arguments: tuple, nopython:
     own = with_own_code(function)
     settings = {
         **_WHILE_COMPILING,
-        "allow_rnn": False,
+        "allow_rnn": not nopython,
         "automatic_dynamic_shapes": False,
         _REORDERABLE: _MESSAGES,
     }

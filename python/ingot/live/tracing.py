@@ -92,7 +92,7 @@ def feed_of(
             node.meta[PARAMETER] = known.source.path
     symbol = None if batch is None else batch.node.expr
     feed = Feed(graph, attributes, placeholders, device_type_of(tried), symbol, size)
-    feed.lays_out = True
+    feed.lays_out, feed.only_planned = True, device_type is not None
     feed.example_batch = size if batch is None else int(batch.node.hint)
     return feed
 
