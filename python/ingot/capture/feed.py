@@ -47,8 +47,8 @@ class Feed:
     trains_chains: whether chains without a product may be taken where gradients are needed, since
     what runs them has derivatives that are regions; staged: whether a region ends after a few
     products one behind another; tf32: whether products of fp32 may be TF32's, by PyTorch too;
-    causal_inputs: places of inputs that are taken for causal masks; only_planned: it is for a device
-    that need not be there, so that what it makes of numbers is made on the CPU.
+    causal_inputs: places of inputs that are taken for causal masks; only_planned: it is for a
+    device that need not be there, so that what it makes of numbers is made on the CPU.
     """
 
     graph: torch.fx.Graph
