@@ -182,8 +182,6 @@ bool ProgramLowering::add_with_row(const Turn& turn, const Product& product) {
   const HostSweep& next = sweep_at(turn.next);
   const AddedRow& added = next.added_row;
   if (added.product == kNoValue || added.product != sweep_at(turn.sweep).sweep.matmul) return false;
-  // What runs on the product's blocks reads it in cache, and adds the row for nothing.
-  if (!added.is_all && product.node.dtype == DType::f32) return false;
   const std::vector<ValueId>& stores = next.sweep.stores;
   const bool stored = std::find(stores.begin(), stores.end(), added.sum) != stores.end();
   const ValueId written = stored ? added.sum : added.product;

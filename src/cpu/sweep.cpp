@@ -61,7 +61,9 @@ AddedRow added_row_of(const Graph& graph, const HostSweep& host) {
     if (found.product == kNoValue || is_among(host.tail.loads, found.product)) continue;
     found.is_all =
         !host.has_tail && !host.gathers() && sweep.body.size() == 1 && sweep.stores == sweep.body;
-    return found;
+    // What runs on the blocks of an fp32 product reads it in cache, and adds the row for nothing.
+    const bool on_blocks = graph[found.product].dtype == DType::f32;
+    return found.is_all || !on_blocks ? found : AddedRow{};
   }
   return {};
 }
