@@ -341,10 +341,14 @@ def get_init_inputs():
 """
 
 
+def explained(folder: Path, source: str, *how: str) -> dict:
+    """What explain says as JSON of a model of this text."""
+    (folder / "model.py").write_text(source)
+    return json.loads(run("explain", str(folder / "model.py"), *how, "--json").stdout)
+
+
 def test_explain_shows_every_graph_of_a_broken_forward(tmp_path):
-    (tmp_path / "model.py").write_text(BROKEN)
-    result = run("explain", str(tmp_path / "model.py"), "--device", "cpu", "--json")
-    found = json.loads(result.stdout)
+    found = explained(tmp_path, BROKEN, "--device", "cpu")
     (left,) = found["unsupported"]
     assert left["what"] == "what stands between its graphs" and "model.py:13" in left["why"]
     replaced = [item["what"] for item in found["operators_replaced"]]
@@ -380,9 +384,8 @@ rows = 64
 @needs_cuda_planning
 @pytest.mark.parametrize("device, rows, taken", [("cuda", 64, 1), ("cuda", 2, 0), ("cpu", 64, 0)])
 def test_explain_decides_as_on_the_device_and_for_the_batch(tmp_path, device, rows, taken):
-    (tmp_path / "model.py").write_text(ALONE)
     how = ("--device", device, "--set", f"rows={rows}")
-    found = json.loads(run("explain", str(tmp_path / "model.py"), *how, "--json").stdout)
+    found = explained(tmp_path, ALONE, *how)
     assert len(found["programs"]) == taken
     assert [left["what"] for left in found["unsupported"]] == ([] if taken else ["the module"])
     said = run("explain", str(tmp_path / "model.py"), *how).output
@@ -415,9 +418,6 @@ def get_init_inputs():
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=needs_cuda_planning)])
 def test_explain_shows_what_is_beside_an_lstm(tmp_path, device):
-    (tmp_path / "model.py").write_text(RECURRENT)
-    found = json.loads(
-        run("explain", str(tmp_path / "model.py"), "--device", device, "--json").stdout
-    )
+    found = explained(tmp_path, RECURRENT, "--device", device)
     assert {"linear", "relu"} <= {item["what"] for item in found["operators_replaced"]}
     assert "recurrent" in {item["what"] for item in found["unsupported"]}

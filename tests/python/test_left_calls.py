@@ -284,7 +284,7 @@ def longer(made):
 
 
 def with_an_attribute(made):
-    made.shift = torch.zeros(2)
+    made.other = torch.zeros(2)
     return lambda: made(torch.randn(256, 64))
 
 

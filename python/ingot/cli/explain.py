@@ -110,7 +110,7 @@ def command(
 def _explained(loaded: Any, modes: list, precision: str, device: str, sm: int) -> dict:
     """A report as an optimised module gives it, of programs that never run."""
     from ingot import IngotError
-    from ingot.live.reporting import add_program, empty_report
+    from ingot.live.reporting import HOLDS_NOTHING, add_program, empty_report
     from ingot.model_file import batch_of
     from ingot.runtime.program import Program
 
@@ -126,8 +126,8 @@ def _explained(loaded: Any, modes: list, precision: str, device: str, sm: int) -
         unsupported += [item for item in left if item not in unsupported]
         regions = [region for graph in graphs for region in graph.regions]
         if not regions and not unsupported:
-            why = "PyTorch runs it: it holds nothing that Ingot takes over"
-            unsupported.append({"what": "the module", "where": str(loaded.path), "why": why})
+            nothing = {"what": "the module", "where": str(loaded.path), "why": HOLDS_NOTHING}
+            unsupported.append(nothing)
         for region in regions:
             program = Program(
                 region.graph,

@@ -36,6 +36,7 @@ from ingot.live.compiled import Compiled, RefusedError
 from ingot.live.memory import copies_of_inputs, copies_of_written, views_among_results
 from ingot.live.pieces import compile_pieces
 from ingot.live.products import LEAST_WORK, with_own_products
+from ingot.live.reporting import HOLDS_NOTHING
 from ingot.live.switches import kept_from_autocast
 from ingot.live.tracing import feed_of, other_batches, value_at_capture
 from ingot.live.unseen_writes import UnseenWritesError, parts_to_run_apart
@@ -163,7 +164,7 @@ def _compile_piece(
             tell = False  # PyTorch does, by an error
         elif not graph.compiled.takes_something:
             graph.compiled, graph.holds_nothing = None, True
-            graph.problem = "PyTorch runs it: it holds nothing that Ingot takes over"
+            graph.problem = HOLDS_NOTHING
     except AskedInVainError:
         raise
     except UnseenWritesError as error:

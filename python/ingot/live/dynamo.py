@@ -108,7 +108,7 @@ def _run_once(function: Callable, backend: Callable, arguments: tuple, nopython:
     own = with_own_code(function)
     settings = {
         **_WHILE_COMPILING,
-        "allow_rnn": not nopython,
+        "allow_rnn": not nopython,  # a graph that is to be whole is for a file, which holds none
         "automatic_dynamic_shapes": False,
         _REORDERABLE: _MESSAGES,
     }

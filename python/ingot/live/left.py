@@ -20,6 +20,8 @@ _grad = torch.is_grad_enabled
 _PLAIN = (bool, int, float, str, type(None))
 # Of calls that are alike, one in so many is asked of Dynamo's guards.
 _ASKED = 16
+# Calls of a kind, after the guards were asked, at which it is worth a quicker way to be told.
+_SEEN = 2
 _MOST_KINDS = 64
 
 
@@ -35,7 +37,6 @@ class LeftCalls:
         # By the module's training flag: calls that Dynamo cuts into several graphs.
         self._cut: tuple[tuple[bool, shortcut.Guards], ...] = ()
         self._times: dict[tuple, int] = {}
-        self._before: tuple | None = None
         self._last: _LastKind | None = None
 
     def __bool__(self) -> bool:
@@ -44,7 +45,7 @@ class LeftCalls:
     def forget(self) -> None:
         self._known = self._cut = ()
         self._times.clear()
-        self._before = self._last = None
+        self._last = None
 
     def add(self) -> bool:
         """Calls like the one that Dynamo saw last. Whether they are one graph."""
@@ -91,9 +92,8 @@ class LeftCalls:
         if times <= 0 or (last is not None and last.times >= _ASKED and last.kind == kind):
             return False
         self._note(kind, times + 1)
-        if kind == self._before and (last is None or last.kind != kind):
+        if times == _SEEN and (last is None or last.kind != kind):
             self._last = _LastKind.of(kind, args[0], args[1:], kwargs)
-        self._before = kind
         return times % _ASKED != 0
 
     def hold(self, kind: tuple, args: tuple, kwargs: dict) -> bool:
@@ -127,7 +127,7 @@ class LeftCalls:
 
 
 class _LastKind:
-    """A kind that calls had one after another, and what tells the next one's at once: guards of
+    """The kind of calls that came again last, and what tells the next one's at once: guards of
     tensors, which see inference mode and autocast too."""
 
     __slots__ = ("_attributes", "_count", "_guards", "_mode", "_read", "_values", "kind", "times")

@@ -9,6 +9,9 @@ from ingot.capture.captured import TorchStep, Unsupported
 from ingot.live.products import product
 from ingot.runtime.library import IngotError
 
+# Of a graph, or a model, of which nothing is taken.
+HOLDS_NOTHING = "PyTorch runs it: it holds nothing that Ingot takes over"
+
 
 def empty_report() -> dict[str, Any]:
     return {"operators_replaced": [], "optimisations": [], "unsupported": [], "programs": []}
