@@ -44,6 +44,7 @@ class Options:
     budget_s: float
     compiled: bool
     turns: Turns
+    times: int = 1
 
 
 @contextlib.contextmanager
@@ -185,6 +186,11 @@ def fill_zeros(module: nn.Module) -> None:
                 parameter.normal_(0.0, 0.02)
 
 
+def batch_of(network: Network, options: Options) -> tuple | dict:
+    parts = [network.inputs(options.small) for _ in range(options.times)]
+    return pytree.tree_map(lambda *tensors: torch.cat(tensors), *parts)
+
+
 class Subject:
     """A network in a mode: modules of equal weights, inputs, and what fp64 gives."""
 
@@ -193,7 +199,7 @@ class Subject:
         self.network, self.mode, self.device = network, mode, options.device
         module = network.build(options.small).train(mode == "training").to(options.device)
         fill_zeros(module)
-        given = network.inputs(options.small)
+        given = batch_of(network, options)
         self.inputs = pytree.tree_map(lambda t: t.to(options.device), given)
         self.as_built, self.silent = module, copy.deepcopy(module)
         self.is_random = without_randomness(self.silent) and mode == "training"

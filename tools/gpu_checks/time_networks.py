@@ -2,14 +2,15 @@
 
 python time_networks.py [--device cuda|cpu] [--small] [--seconds 500] [--networks A,B]
                         [--settings fp32,tf32,bf16] [--modes eval,training] [--rounds 20]
-                        [--jobs 1] [--compile] [--out FILE] [--again] [--list]
+                        [--times 1] [--jobs 1] [--compile] [--out FILE] [--again] [--list]
 
 Each network (networks.py) runs in a process of its own. A row is a network in a setting (fp32;
 tf32: PyTorch allows TF32; bf16: autocast) and a mode (eval without gradients; a training step:
 forward, backward, gradients of all parameters). Outputs, gradients and moved buffers may be no
 worse against fp64 than a small factor of eager's own error; with dropout they are those of eager
 from the same seed. Then times: interleaved rounds, cold L2, medians, and Ingot's time over eager's
-with its 95 % interval. --rounds 0 takes none.
+with its 95 % interval. --rounds 0 takes none. With --times K the batch is K times as large, so that
+the GPU, not the host, is what a step waits for.
 
 Rows go to --out as they come; those of the present sources that were right are not repeated, so
 that a run goes on where the last one ended, and what no sources have a row of comes first. With
@@ -60,6 +61,7 @@ def child(arguments: argparse.Namespace) -> int:
         arguments.row_seconds,
         arguments.compile,
         Turns(arguments.turns),
+        arguments.times,
     )
     subjects: dict = {}
     longest = 0.0
@@ -83,11 +85,18 @@ def child(arguments: argparse.Namespace) -> int:
 
 
 def key_of(row: dict) -> tuple:
-    return row["network"], row["setting"], row["mode"], bool(row.get("small"))
+    sizes = bool(row.get("small")), row.get("times", 1)
+    return row["network"], row["setting"], row["mode"], *sizes
+
+
+def key(network: str, pair: tuple[str, str], arguments: argparse.Namespace) -> tuple:
+    setting, mode = pair
+    return key_of({"network": network, "setting": setting, "mode": mode, **sizes_of(arguments)})
 
 
 def line(row: dict) -> str:
-    what = f"{row['network']:24} {row['setting']:5} {row['mode']:9}"
+    times = f"×{row['times']} " if row.get("times", 1) > 1 else ""
+    what = f"{row['network']:24} {times}{row['setting']:5} {row['mode']:9}"
     if "first_call_s" not in row:
         return f"{what} WRONG {row['wrong']}"
     counts = f"{row['operators']:4} operators in {row['regions']:3} regions"
@@ -114,7 +123,7 @@ def measure(network, todo: list, table: RowTable, arguments, seconds: float) -> 
     command += ["--modes", ",".join(modes), "--settings", ",".join(settings)]
     command += ["--rounds", str(arguments.rounds), "--row-seconds", str(arguments.row_seconds)]
     command += ["--small"] * arguments.small + ["--compile"] * arguments.compile
-    command += ["--turns", str(arguments.turns)]
+    command += ["--times", str(arguments.times), "--turns", str(arguments.turns)]
     deadline = time.monotonic() + seconds
     late = deadline + LEAST_S
     said: list[str] = []
@@ -130,7 +139,7 @@ def measure(network, todo: list, table: RowTable, arguments, seconds: float) -> 
                 break
             said.append(text.rstrip())
     for row in rows_told(process.stdout, ROW, said):
-        row |= {"small": arguments.small, "jobs": arguments.jobs}
+        row |= sizes_of(arguments) | {"jobs": arguments.jobs}
         owed.discard((row["setting"], row["mode"]))
         table.add(row)
         print(line(row), flush=True)
@@ -141,10 +150,15 @@ def measure(network, todo: list, table: RowTable, arguments, seconds: float) -> 
     if status in (0, 3) or time.monotonic() >= late:
         return len(owed)
     for setting, mode in sorted(owed):
-        row = {"network": network.name, "setting": setting, "mode": mode, "small": arguments.small}
+        row = {"network": network.name, "setting": setting, "mode": mode} | sizes_of(arguments)
         table.add({**row, "wrong": f"the process ended with status {status}"})
         print(line(table.rows[key_of(row)]), *said[-8:], sep="\n    ", flush=True)
     return 0
+
+
+def sizes_of(arguments: argparse.Namespace) -> dict:
+    sizes = {"small": arguments.small}
+    return sizes if arguments.times == 1 else {**sizes, "times": arguments.times}
 
 
 def _kill_at(process: subprocess.Popen, when: float):
@@ -166,6 +180,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--settings", default="fp32,tf32,bf16")
     parser.add_argument("--modes", default="eval,training")
     parser.add_argument("--rounds", type=int, default=20, help="0: correctness alone")
+    parser.add_argument("--times", type=int, default=1, help="as large a batch (1)")
     parser.add_argument("--jobs", type=int, default=1, help="networks that are checked at once (1)")
     parser.add_argument("--compile", action="store_true", help="beside torch.compile too")
     parser.add_argument("--out", type=Path)
@@ -201,7 +216,7 @@ def main() -> int:
     started = time.monotonic()
     left = measure_all(work, table, arguments)
     pairs = pairs_of(arguments)
-    keys = [(network.name, *pair, arguments.small) for network, _ in work for pair in pairs]
+    keys = [key(network.name, pair, arguments) for network, _ in work for pair in pairs]
     return verdict(table, keys, left, time.monotonic() - started)
 
 
@@ -211,7 +226,7 @@ def pairs_of(arguments) -> list[tuple[str, str]]:
 
 def todo_of(network, table: RowTable, arguments) -> list[tuple[str, str]]:
     def done(pair: tuple) -> bool:
-        return table.done((network.name, *pair, arguments.small), arguments.rounds > 0)
+        return table.done(key(network.name, pair, arguments), arguments.rounds > 0)
 
     return [pair for pair in pairs_of(arguments) if arguments.again or not done(pair)]
 
@@ -222,7 +237,7 @@ def measure_all(work: list, table: RowTable, arguments) -> int:
 
     def known(entry: tuple) -> int:
         network, todo = entry
-        return sum((network.name, *pair, arguments.small) in table.rows for pair in todo)
+        return sum(key(network.name, pair, arguments) in table.rows for pair in todo)
 
     def one(entry: tuple) -> int:
         network, todo = entry

@@ -36,6 +36,7 @@ _aten = torch.ops.aten
 _autograd = torch._C._autograd
 # Those of saved tensors; where PyTorch does not say, there may be some.
 _hooks_of_others = getattr(_autograd, "_top_saved_tensors_default_hooks", lambda tracing: ())
+_BY_A_NUMBER = {_aten.div.Scalar, _aten.mul.Scalar}
 # What leaves a tensor's elements in their order.
 _REGROUPING = {_aten.unflatten.int, _aten.flatten.using_ints, _aten.view.default}
 
@@ -172,9 +173,36 @@ def _simplify(graph: torch.fx.Graph) -> None:
         elif node.target in (_aten.view.default, _aten._unsafe_view.default):
             # Gradients come with any strides.
             node.target = _aten.reshape.default
+        elif node.target is _aten._to_copy.default:
+            _drop_places(node)
+        elif node.target in _BY_A_NUMBER:
+            _expand_behind(node)
     _make_functional(graph)
     graph.eliminate_dead_code()
     _share(graph)
+
+
+def _drop_places(cast: torch.fx.Node) -> None:
+    """Autograd's casts of gradients say where these are, and how they lie, even if they stay."""
+    device, layout = cast.kwargs.get("device"), cast.kwargs.get("layout")
+    before = cast.args[0].meta["val"]
+    if device in (None, before.device) and layout in (None, before.layout):
+        cast.kwargs = {k: v for k, v in cast.kwargs.items() if k not in ("device", "layout")}
+
+
+def _expand_behind(node: torch.fx.Node) -> None:
+    """A mean's gradient is expanded first, and divided by their count then."""
+    expanded, *numbers = node.args
+    if expanded.target is not _aten.expand.default or len(expanded.users) > 1:
+        return
+    given = expanded.args[0]
+    with node.graph.inserting_before(node):
+        small = node.graph.call_function(node.target, (given, *numbers))
+        small.meta = {**node.meta, "val": given.meta["val"].new_empty(given.meta["val"].shape)}
+        after = node.graph.call_function(_aten.expand.default, (small, *expanded.args[1:]))
+    after.meta = dict(node.meta)
+    node.replace_all_uses_with(after)
+    node.graph.erase_node(node)
 
 
 def _measure_gradients(graph: torch.fx.Graph, gradients: Sequence[torch.fx.Node]) -> None:

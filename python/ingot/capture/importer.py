@@ -15,6 +15,7 @@ from ingot.capture.merged_axes import merge_axes
 from ingot.capture.plain_products import take_products_apart
 from ingot.capture.sharing import is_repeatable, share
 from ingot.capture.trial import chosen
+from ingot.capture.unbinding import unbind_parts
 from ingot.capture.windows import open_windows
 
 
@@ -41,7 +42,9 @@ def import_graph(
         share(feed.graph, lambda node: is_repeatable(node) and node.name not in refused)
         if not gradients and not autocast:
             take_losses_apart(feed.graph)
-        decompose(feed.graph, needing_gradients(feed) if gradients else ())
+        needing = needing_gradients(feed) if gradients else ()
+        decompose(feed.graph, needing)
+        unbind_parts(feed.graph, needing)
         merge_leading_axes(feed.graph)
         if gradients:  # with them, most chains without a product are PyTorch's
             merge_axes(feed.graph, *chosen(feed, dict(refused), autocast))

@@ -34,6 +34,7 @@ from ingot.runtime.program import Program
 _aten = torch.ops.aten
 # Operators that may stay PyTorch's in a backward pass whose rest runs by regions.
 _MOST_LEFT = 4
+_COMPUTES_NOTHING = {*SHAPE_OPERATORS, "aten::_to_copy"}
 
 
 class Backward:
@@ -214,11 +215,12 @@ def _check_gain(captured: Captured) -> None:
 
 
 def _is_free(step: TorchStep) -> bool:
-    """A product, which is the same either way, or what computes nothing."""
+    """A product, which is the same either way, or what computes nothing: the cast of a weight's
+    gradient under autocast is PyTorch's in its own backward pass, too."""
     if step.target in (product, transposed_product) or isinstance(step.target, type(operator.mul)):
         return True
     name = schema_name(step.target)
-    return name in PRODUCTS or name in SHAPE_OPERATORS or name.startswith("aten::sym_")
+    return name in PRODUCTS or name in _COMPUTES_NOTHING or name.startswith("aten::sym_")
 
 
 def _feed_of(
