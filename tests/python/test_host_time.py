@@ -39,12 +39,18 @@ def chosen(
 def test_a_step_is_the_hosts_or_the_gpus(rows, width, is_host):
     graph = graph_of(Block(width), rows, width)
     assert is_of_the_host(graph.nodes) == is_host
-    assert chosen(graph) == (not is_host)
+    assert chosen(graph) == (not is_host)  # of four operators
 
 
 def test_a_network_decides_for_its_parts():
     few, many = (graph_of(Block(768), rows, 768) for rows in (512, 32768))
     assert chosen(many) and not chosen(many, beside=list(few.nodes) * 40)
+
+
+def test_a_region_of_more_operators_relieves_the_host_in_16_bits():
+    graph = graph_of(nn.Sequential(Block(64), Block(64)), 32, 64)
+    assert is_of_the_host(graph.nodes) and chosen(graph)
+    assert not chosen(in_fp32(graph), tf32=True)
 
 
 def test_a_plain_product_in_halves_is_pytorchs_on_any_device():

@@ -17,6 +17,7 @@ from ingot.capture.nodes import (
     WITHOUT_AUTOCAST,
     is_pure,
     moves_statistics,
+    mutates,
     operator_name,
     origin_or_name,
     region_name,
@@ -29,6 +30,7 @@ from ingot.capture.region import RegionBuilder
 from ingot.capture.table import SHAPE_OPERATORS
 
 _aten = torch.ops.aten
+_RESHAPE = _aten.reshape.default
 
 
 class NotStoredError(Exception):
@@ -50,6 +52,7 @@ class _Assembly:
         self.entries, self.regions, self.taken = cut.entries, cut.regions, cut.taken
         self.by_torch = dict(cut.by_torch)
         self.positions = {node: at for at, node in enumerate(cut.feed.graph.nodes)}
+        self.regrouped: dict[int, list[torch.fx.Node]] = {}
 
     def run(self) -> Captured:
         outputs = next(n for n in self.feed.graph.nodes if n.op == "output").args[0]
@@ -110,6 +113,7 @@ class _Assembly:
                 if step is not None:
                     steps.append(step)
                     steps += self._dense_results(step, slots)
+                    steps += [self._torch_step(node, slots) for node in self.regrouped[level]]
             else:
                 steps.append(self._torch_step(item, slots))
         return steps
@@ -127,7 +131,7 @@ class _Assembly:
             relabelled = node in self.taken and isinstance(entry.value, (Leaf, bool, int, float))
             if relabelled:
                 self.by_torch[node] = entry.level
-            if node in self.by_torch:
+            if node in self.by_torch or self._regroups(node):
                 for argument in node.all_input_nodes:
                     want(argument)
 
@@ -144,6 +148,15 @@ class _Assembly:
             sorted(self.by_torch.items(), key=lambda item: self.positions[item[0]])
         )
         return wanted
+
+    def _regroups(self, node: torch.fx.Node) -> bool:
+        """Of a backward pass: whether a node of a region is another one's memory, seen in other
+        dimensions, and nobody can write into it. Both may then be results, without a copy."""
+        if not self.feed.staged or node not in self.taken or node.target is not _RESHAPE:
+            return False
+        whole = node.args[0]
+        copies = whole.target is _RESHAPE or schema_name(whole.target) not in SHAPE_OPERATORS
+        return copies and not _is_handed_out(node)
 
     def _dense_results(self, region: Region, slots: dict) -> list[TorchStep]:
         """Copies of what PyTorch's operators lay out otherwise than the region does: what reads a
@@ -177,6 +190,9 @@ class _Assembly:
             for node, own in self.taken.items()
             if own == level and node in wanted and isinstance(self.entries[node].value, Value)
         }
+        self.regrouped[level] = [n for n in given if self._regroups(n) and n.args[0] in given]
+        for node in self.regrouped[level]:
+            del given[node]
         taken = {value.id for value in given.values()}
         for node, value in given.items():
             computed = region.behind_views(value)
@@ -255,6 +271,16 @@ class _Assembly:
             target = without_autocast(target, self.feed.device_type)
         slots[node] = len(slots)
         return TorchStep(target, args, kwargs, slots[node], operator_name(node), where(node))
+
+
+def _is_handed_out(node: torch.fx.Node) -> bool:
+    """Whether it, or a view of it, is a result of the graph, or written."""
+    return any(
+        user.op == "output"
+        or mutates(user)
+        or (schema_name(user.target) in SHAPE_OPERATORS and _is_handed_out(user))
+        for user in node.users
+    )
 
 
 def _moves(reader: torch.fx.Node, gradients: bool) -> bool:

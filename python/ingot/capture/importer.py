@@ -14,6 +14,7 @@ from ingot.capture.losses import take_losses_apart
 from ingot.capture.merged_axes import merge_axes
 from ingot.capture.plain_products import take_products_apart
 from ingot.capture.sharing import is_repeatable, share
+from ingot.capture.stages import compute_again
 from ingot.capture.trial import chosen
 from ingot.capture.unbinding import unbind_parts
 from ingot.capture.windows import open_windows
@@ -54,6 +55,8 @@ def import_graph(
             if not autocast:
                 open_windows(feed, dict(refused), autocast)
             merge_axes(feed.graph)
+        if feed.staged:
+            compute_again(feed.graph)
         feed.rewritten = True
     while True:
         cut = Cut(feed, refused, autocast, gradients)

@@ -13,8 +13,10 @@ import torch
 from ingot.capture.layout import size_in_bytes
 from ingot.capture.nodes import schema_name
 from ingot.capture.products import PRODUCTS
+from ingot.capture.table import SHAPE_OPERATORS
 
 _MOST_PRODUCTS = 2  # one behind another, in a stage
+_CASTS = {"aten::to", "aten::_to_copy"}
 _LARGE = 32 << 20  # bytes of what a product makes, which take longer than the call of a stage
 
 
@@ -34,6 +36,52 @@ def stages_of(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
             readers = [stages[user] for user in node.users if user in stages]
             stages[node] = min(readers, default=0)
     return stages
+
+
+def compute_again(graph: torch.fx.Graph) -> None:
+    """What several stages read of an operator upon each element, each computes for itself where
+    that loads less than what one would store for the others: x̂ of a norm, from its input in 16 bits
+    and two numbers a row."""
+    stages = stages_of(graph)
+    depths = _depths(graph) if stages else {}
+    for node in reversed(list(graph.nodes)):
+        if not stages or depths.get(node, 1) or _loaded(node, depths) >= _bytes(node):
+            continue
+        readers: dict[int, list[torch.fx.Node]] = {}
+        for user in node.users:
+            readers.setdefault(stages.get(user, 0), []).append(user)
+        for stage in sorted(readers)[1:]:
+            with graph.inserting_before(min(readers[stage])):
+                again = graph.node_copy(node)
+            stages[again], depths[again] = stage, 0
+            for user in readers[stage]:
+                user.replace_input_with(node, again)
+
+
+def _bytes(node: torch.fx.Node) -> float:
+    return size_in_bytes(node.meta.get("val"))
+
+
+def _loaded(node: torch.fx.Node, depths: dict[torch.fx.Node, int]) -> float:
+    """Bytes of what it is computed from, by operators upon each element; its own where it is none
+    of them."""
+    sources: set[torch.fx.Node] = set()
+    pending, seen = [node], {node}
+    while pending:
+        one = pending.pop()
+        if depths.get(one, 1) or not _is_upon_each(one):
+            sources.add(one)
+            continue
+        tensors = [a for a in one.all_input_nodes if _bytes(a) and a not in seen]
+        seen.update(tensors)
+        pending += tensors
+    return sum(map(_bytes, sources))
+
+
+def _is_upon_each(node: torch.fx.Node) -> bool:
+    name = schema_name(node.target)
+    tags = getattr(node.target, "tags", ())
+    return name in _CASTS or name in SHAPE_OPERATORS or torch.Tag.pointwise in tags
 
 
 def _is_large(node: torch.fx.Node) -> bool:

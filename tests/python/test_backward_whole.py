@@ -1,0 +1,170 @@
+"""Backward passes of blocks in 16 bits are regions, as those in fp32 are."""
+
+import copy
+
+import ingot
+import pytest
+import torch
+from ingot.capture.captured import TorchStep
+from ingot.capture.stages import compute_again, stages_of
+from ingot.live import backward
+from test_gradients import backwards_of, error
+from torch import nn
+from torch.nn import functional as F
+
+_aten = torch.ops.aten
+WIDTH = 32
+
+
+class ByHand(nn.Module):
+    """RMS norm as networks write it."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(width))
+
+    def forward(self, x):
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.weight * wide.to(x.dtype)
+
+
+class Block(nn.Module):
+    """Three linears and a norm, gated or not; products in several stages of its backward."""
+
+    def __init__(self, norm=nn.LayerNorm, gated: bool = False):
+        super().__init__()
+        self.first, self.norm = nn.Linear(WIDTH, WIDTH), norm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.gate = nn.Linear(WIDTH, 2 * WIDTH) if gated else None
+
+    def forward(self, x):
+        x = x + self.first(x)
+        y = self.norm(x)
+        inner = F.gelu(self.up(y)) if self.gate is None else F.silu(self.gate(y)) * self.up(y)
+        return x + self.down(inner)
+
+
+BLOCKS = {
+    "layer norm": lambda: Block(),
+    "by hand, gated": lambda: Block(ByHand, True),
+    "several": lambda: nn.Sequential(Block(), Block(ByHand), Block()),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_block_in_16_bits_has_a_backward_of_regions(name, autocast):
+    torch.manual_seed(3)
+    dtype = torch.float32 if autocast else torch.bfloat16
+    module = BLOCKS[name]().to(dtype)
+    twin, exact = copy.deepcopy(module), copy.deepcopy(module).double()
+    made = ingot.optimize(module)
+    x = torch.randn(6, 7, WIDTH)
+
+    def gradients(called, owner, given):
+        given = given.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast and called is not exact):
+            called(given).double().square().sum().backward()
+        return [given.grad, *(p.grad for p in owner.parameters())]
+
+    for rows in (6, 3):  # another batch: the same programs
+        for owner in (module, twin, exact):
+            owner.zero_grad()
+        own = gradients(made, module, x[:rows].to(dtype))
+        other = gradients(twin, twin, x[:rows].to(dtype))
+        truth = gradients(exact, exact, x[:rows].to(dtype).double())
+        for found, eager, right in zip(own, other, truth, strict=True):
+            assert found.dtype == eager.dtype and found.shape == eager.shape
+            assert error(found, right) <= 2 * error(eager, right) + 5e-3
+    ways = backwards_of(made)
+    assert ways and all(way.programs for way in ways)
+
+
+def steps_of(module: nn.Module, x: torch.Tensor, monkeypatch, autocast: bool) -> list[str]:
+    """What PyTorch runs of its backward pass."""
+    found: list[str] = []
+    imported = backward.import_graph
+
+    def watched(feed, **options):
+        captured = imported(feed, **options)
+        found.extend(s.what for s in captured.steps if isinstance(s, TorchStep))
+        return captured
+
+    monkeypatch.setattr(backward, "import_graph", watched)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        ingot.optimize(module)(x).sum().backward()
+    return found
+
+
+def test_a_mean_by_hand_and_casts_that_say_their_device_stay_in_a_region(monkeypatch):
+    left = steps_of(Block(ByHand), torch.randn(6, 7, WIDTH), monkeypatch, True)
+    assert "expand" not in left and left.count("_to_copy") <= 1
+    assert left.count("transposed_product") == 3
+
+
+def test_views_of_a_result_are_no_results_of_their_own():
+    module = ingot.optimize(BLOCKS["several"]())
+    module(torch.randn(6, 7, WIDTH)).sum().backward()
+    for way in backwards_of(module):
+        for program in way.programs:
+            values = program.graph["values"]
+
+            def computed(at: int, values=values) -> int:
+                return computed(values[at]["args"][0]) if values[at]["op"] == "view" else at
+
+            results = [computed(result["value"]) for result in program.graph["results"]]
+            assert len(set(results)) == len(results)
+
+
+def staged(rows: int) -> torch.fx.Graph:
+    """x̂ in 32 bits of an input in 16, read on both sides of three products, which it is none of."""
+    graph = torch.fx.Graph()
+
+    def add(target, *args, like, **kwargs):
+        node = graph.call_function(target, args, kwargs)
+        node.meta["val"] = like
+        return node
+
+    half, wide = (torch.empty(rows, 64, dtype=t, device="meta") for t in (torch.half, torch.float))
+    row = torch.empty(rows, 1, device="meta")
+    x, weight, gradient = (graph.placeholder(name) for name in ("x", "weight", "gradient"))
+    x.meta["val"], gradient.meta["val"] = half, half
+    weight.meta["val"] = torch.empty(64, 64, dtype=torch.half, device="meta")
+    cast = add(_aten._to_copy.default, x, like=wide, dtype=torch.float)
+    mean = add(_aten.mean.dim, cast, [-1], True, like=row)
+    normal = add(_aten.sub.Tensor, cast, mean, like=wide)
+    y = gradient
+    for _ in range(3):
+        y = add(_aten.mm.default, y, weight, like=half)
+    last = add(_aten.mul.Tensor, y, normal, like=wide)
+    early = add(_aten.neg.default, normal, like=wide)
+    graph.output([last, early])
+    return graph
+
+
+def test_each_stage_computes_again_what_it_would_load_more_of():
+    graph = staged(1 << 20)  # 128 MB a product: a stage each
+    assert len(set(stages_of(graph).values())) > 1
+    compute_again(graph)
+    graph.lint()
+    stages = stages_of(graph)
+    across = {
+        source
+        for node in graph.nodes
+        for source in node.all_input_nodes
+        if {source.op, node.op} == {"call_function"} and stages[source] != stages[node]
+    }
+    wide = [n for n in across if n.meta["val"].dtype == torch.float and n.meta["val"].shape[1] > 1]
+    assert not wide  # the mean may be stored, x̂ is not
+    assert sum(node.target is _aten.mean.dim for node in graph.nodes) == 1
+
+
+def test_what_loads_as_much_is_stored():
+    graph = staged(1 << 20)
+    for node in graph.nodes:  # of an input in 32 bits
+        if node.name == "x":
+            node.meta["val"] = torch.empty(1 << 20, 64, device="meta")
+    before = len(graph.nodes)
+    compute_again(graph)
+    assert len(graph.nodes) == before
