@@ -76,13 +76,16 @@ def test_others_stay(function):
     assert count(rewritten(function, 3, 3), _aten.unbind.int) == 0
 
 
-def test_what_is_written_stays():
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_is_written_stays(whole):
     def function(x):
-        parts = [x.select(0, at) for at in range(2)]
-        parts[0].mul_(2)
+        y = x + 1
+        seen = y.view(2, 3)
+        parts = [seen.select(0, at) for at in range(2)]
+        (y if whole else parts[0]).mul_(2)
         return parts[0] + parts[1]
 
-    module = make_fx(lambda x: function(x), tracing_mode="fake")(torch.randn(2, 3))
+    module = make_fx(lambda x: function(x), tracing_mode="fake")(torch.randn(6))
     unbind_parts(module.graph, set(module.graph.nodes))
     assert count(module.graph, _aten.unbind.int) == 0
 

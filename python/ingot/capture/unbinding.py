@@ -13,8 +13,9 @@ from collections.abc import Container
 
 import torch
 
-from ingot.capture.nodes import hands_out_memory
+from ingot.capture.nodes import hands_out_memory, schema_name
 from ingot.capture.surgery import example
+from ingot.capture.table import SHAPE_OPERATORS
 
 _aten = torch.ops.aten
 _Parts = list[tuple[int, torch.fx.Node]]  # index, what takes it
@@ -36,7 +37,7 @@ def unbind_parts(graph: torch.fx.Graph, needing: Container[torch.fx.Node]) -> No
 
 
 def _dim(node: torch.fx.Node) -> int:
-    """That is taken away."""
+    """The dimension that is taken away."""
     dim = node.args[1] if len(node.args) > 1 else 0
     return dim % example(node.args[0]).dim()
 
@@ -47,14 +48,15 @@ def _index(select: torch.fx.Node, size) -> int:
 
 
 def _take_before_permuting(graph: torch.fx.Graph, unbind: torch.fx.Node) -> None:
-    parts = [(user.args[1], user) for user in unbind.users]
-    if unbind.args[0].target in _ORDERS and all(u.target is operator.getitem for _, u in parts):
-        _unbind(graph, unbind.args[0], _dim(unbind), parts)
+    taken = all(user.target is operator.getitem for user in unbind.users)
+    if unbind.args[0].target in _ORDERS and taken:
+        _unbind(graph, unbind.args[0], _dim(unbind), [(u.args[1], u) for u in unbind.users])
 
 
 def _unbind(graph: torch.fx.Graph, whole: torch.fx.Node, dim: int, parts: _Parts) -> None:
-    """Nothing may write into the parts: autograd forbids it of views that come several at once."""
-    if len(parts) < 2 or any(hands_out_memory(part) for _, part in parts):
+    """Nothing may write into the parts, or into what they are of: autograd forbids it of views that
+    come several at once."""
+    if len(parts) < 2 or any(map(hands_out_memory, (_root(whole), *(p for _, p in parts)))):
         return
     order = list(range(example(whole).dim()))
     if whole.target in _ORDERS:
@@ -79,6 +81,12 @@ def _unbind(graph: torch.fx.Graph, whole: torch.fx.Node, dim: int, parts: _Parts
         while source is not made and source is not whole and not source.users:
             source, unused = source.args[0], source
             graph.erase_node(unused)
+
+
+def _root(view: torch.fx.Node) -> torch.fx.Node:
+    while schema_name(view.target) in SHAPE_OPERATORS and view.all_input_nodes:
+        view = view.all_input_nodes[0]
+    return view
 
 
 def _transposed(node: torch.fx.Node, rank: int) -> list[int]:
