@@ -205,6 +205,10 @@ def test_backward_under_autocast_casts_an_input_once(monkeypatch):
         for step in made.captured.steps
         if getattr(step, "what", "") == "_to_copy"
     )
+    for at, made in enumerate(backwards):
+        for number, region in enumerate(made.captured.regions):
+            values = (v for v in region.graph["values"] if v["op"] == "cast")
+            casts.update((at, number, str(v["args"]), str(v.get("attributes"))) for v in values)
     assert casts and max(casts.values()) == 1
 
 
