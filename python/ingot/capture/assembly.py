@@ -155,8 +155,8 @@ class _Assembly:
         if not self.feed.staged or node not in self.taken or node.target is not _RESHAPE:
             return False
         whole = node.args[0]
-        copies = whole.target is _RESHAPE or schema_name(whole.target) not in SHAPE_OPERATORS
-        return copies and not _is_handed_out(node)
+        dense = whole.target is _RESHAPE or schema_name(whole.target) not in SHAPE_OPERATORS
+        return dense and not _is_handed_out(node)
 
     def _dense_results(self, region: Region, slots: dict) -> list[TorchStep]:
         """Copies of what PyTorch's operators lay out otherwise than the region does: what reads a
@@ -274,7 +274,8 @@ class _Assembly:
 
 
 def _is_handed_out(node: torch.fx.Node) -> bool:
-    """Whether it, or a view of it, is a result of the graph, or written."""
+    """Whether it, or a view of it, is a result of the graph, or written. (To hands_out_memory(),
+    which asks of any graph, what Ingot's products in a backward pass give might be a view.)"""
     return any(
         user.op == "output"
         or mutates(user)

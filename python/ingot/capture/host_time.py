@@ -25,7 +25,7 @@ from ingot.capture.gains import bytes_saved
 from ingot.capture.layout import elements, size_in_bytes
 from ingot.capture.nodes import is_convolution, schema_name
 from ingot.capture.products import PRODUCTS
-from ingot.capture.table import SHAPE_OPERATORS, is_half
+from ingot.capture.table import CASTS, SHAPE_OPERATORS, is_half
 
 if TYPE_CHECKING:
     from ingot.capture.cutting import Cut
@@ -43,8 +43,7 @@ _FP32_FLOPS = {"eager": 5e13, "ingot": 2.5e14}
 _CONVOLUTIONS_PART = 0.5
 # Of a module: on H200s 2.3 to 4 µs, of which a part is hidden behind the GPU's work.
 _GUARD_SECONDS, _FEWEST_MODULES = 1.5e-6, 32
-_CASTS = {"aten::to", "aten::_to_copy"}
-_WITHOUT_PASS = {*PRODUCTS, *_CASTS}
+_WITHOUT_PASS = {*PRODUCTS, *CASTS}
 # Of a region in 16 bits, where a step is the host's.
 _FEWEST_OPERATORS = 6
 
@@ -59,7 +58,7 @@ def pays_in_few_bits(cut: Cut, computing: list[torch.fx.Node]) -> bool:
         return True
     behind = [node for node in computing if schema_name(node.target) not in _WITHOUT_PASS]
     gains = bool(behind) or (not halves and _gains_alone(products))
-    operators = sum(schema_name(node.target) not in _CASTS for node in computing)
+    operators = sum(schema_name(node.target) not in CASTS for node in computing)
     relieves_host = halves and operators >= _FEWEST_OPERATORS
     return gains and (relieves_host or not cut.waits_for_host)
 

@@ -13,10 +13,9 @@ import torch
 from ingot.capture.layout import size_in_bytes
 from ingot.capture.nodes import schema_name
 from ingot.capture.products import PRODUCTS
-from ingot.capture.table import SHAPE_OPERATORS
+from ingot.capture.table import CASTS, SHAPE_OPERATORS
 
 _MOST_PRODUCTS = 2  # one behind another, in a stage
-_CASTS = {"aten::to", "aten::_to_copy"}
 _LARGE = 32 << 20  # bytes of what a product makes, which take longer than the call of a stage
 
 
@@ -43,9 +42,11 @@ def compute_again(graph: torch.fx.Graph) -> None:
     that loads less than what one would store for the others: x̂ of a norm, from its input in 16 bits
     and two numbers a row."""
     stages = stages_of(graph)
-    depths = _depths(graph) if stages else {}
+    if not stages:
+        return
+    depths = _depths(graph)
     for node in reversed(list(graph.nodes)):
-        if not stages or depths.get(node, 1) or _loaded(node, depths) >= _bytes(node):
+        if depths.get(node, 1) or _loaded(node, depths) >= _bytes(node):
             continue
         readers: dict[int, list[torch.fx.Node]] = {}
         for user in node.users:
@@ -81,12 +82,12 @@ def _loaded(node: torch.fx.Node, depths: dict[torch.fx.Node, int]) -> float:
 def _is_upon_each(node: torch.fx.Node) -> bool:
     name = schema_name(node.target)
     tags = getattr(node.target, "tags", ())
-    return name in _CASTS or name in SHAPE_OPERATORS or torch.Tag.pointwise in tags
+    return name in CASTS or name in SHAPE_OPERATORS or torch.Tag.pointwise in tags
 
 
 def _is_large(node: torch.fx.Node) -> bool:
     """Those of weights' gradients are no products of a region, and no matter."""
-    return schema_name(node.target) in PRODUCTS and size_in_bytes(node.meta.get("val")) >= _LARGE
+    return schema_name(node.target) in PRODUCTS and _bytes(node) >= _LARGE
 
 
 def _depths(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:

@@ -99,6 +99,7 @@ class Call:
 
 Row = Callable[[Call], Any]
 TABLE: dict[str, Row] = {}
+CASTS = {"aten::to", "aten::_to_copy"}
 # What computes nothing: it may be left to PyTorch without being called unsupported. Those named
 # here have no row: a part of a tensor is a view, which the regions behind it read where it lies.
 SHAPE_OPERATORS: set[str] = {

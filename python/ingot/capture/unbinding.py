@@ -84,6 +84,7 @@ def _unbind(graph: torch.fx.Graph, whole: torch.fx.Node, dim: int, parts: _Parts
 
 
 def _root(view: torch.fx.Node) -> torch.fx.Node:
+    """What it may be a view of; also behind copies, which PyTorch makes only where needed."""
     while schema_name(view.target) in SHAPE_OPERATORS and view.all_input_nodes:
         view = view.all_input_nodes[0]
     return view
