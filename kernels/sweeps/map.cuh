@@ -6,12 +6,13 @@
 //
 // The body (generated):
 //   static constexpr i64 kElements;
+//   using Index = …;                                  holds kElements
 //   struct Operands;                                  tensors read, then tensors written
 //   template <int V> struct Feature, Element;         per element: shared by samples; own
-//   template <int V> static void feature(const Operands&, i64 e, Feature<V>&);
-//   template <int V> static void load(const Operands&, i64 b, i64 e, Element<V>&);
+//   template <int V> static void feature(const Operands&, Index e, Feature<V>&);
+//   template <int V> static void load(const Operands&, i64 b, Index e, Element<V>&);
 //   template <int V> static void finish(const Operands&, const Feature<V>&, Element<V>&,
-//                                       i64 b, i64 e);   computes and stores
+//                                       i64 b, Index e);   computes and stores
 #pragma once
 
 #include "common/dependent_launch.cuh"
@@ -31,7 +32,7 @@ INGOT_D void map_sweep(const typename Body::Operands& operands, i64 samples) {
   wait_for_previous_kernel();
   if (vector >= kVectors) return;
 
-  const i64 e = vector * V;
+  const auto e = static_cast<typename Body::Index>(vector * V);
   typename Body::template Feature<V> feature;
   typename Body::template Element<V> element[Unroll];
   Body::template feature<V>(operands, e, feature);

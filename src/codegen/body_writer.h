@@ -69,6 +69,9 @@ class SweepContext {
   const std::string& index_type() const { return index_type_; }
   const std::map<Axis, std::string>& coordinates() const { return coordinates_; }
 
+  // Of less than 2^31 elements.
+  void index_in_32_bits() { index_type_ = "u32"; }
+
   // Largest vector width that the sweep's feature extent and dtypes suit (1, 2, 4 or 8).
   int width() const;
 

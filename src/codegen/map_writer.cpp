@@ -11,6 +11,9 @@ constexpr int kMapThreads = 256;
 // Samples that a thread loads at once: more where an element is 2 bytes, since what depends on the
 // feature alone (fp32 statistics, folded scales) then outweighs it.
 constexpr int kUnroll = 4, kUnrollOfHalf = 8;
+// Vectors of 16 bytes that a thread holds so: with more of them fewer threads fit.
+constexpr int kHeldVectors = 8;
+constexpr int64_t kIndex32 = int64_t{1} << 31;
 // Values that a thread loads at once where operands lie turned, and shared ones with them.
 constexpr int64_t kTurnedValues = 16, kMostTurnedValues = 96;
 
@@ -20,9 +23,14 @@ int64_t power_of_two_at_least(int64_t value) {
   return power;
 }
 
-// The functor, behind `constants`; values: how many of an element a thread loads.
+// Of an element: own ones, and those that samples share.
+struct Values {
+  int64_t loaded = 0, shared = 0;
+};
+
+// The functor, behind `constants`; values: those that it takes.
 UnitParts map_parts(SweepContext& context, const std::string& name, const std::string& constants,
-                    int64_t* values = nullptr) {
+                    Values& values) {
   SampleBody body(context);
   FunctionWriter finish = body.writer();
   for (const ValueId value : context.sweep().stores) {
@@ -31,7 +39,7 @@ UnitParts map_parts(SweepContext& context, const std::string& name, const std::s
   }
   const std::string finish_text = finish.text(4);
   const std::string declarations = body.declarations();
-  if (values != nullptr) *values = static_cast<int64_t>(body.loads() + body.shares());
+  values = {static_cast<int64_t>(body.loads()), static_cast<int64_t>(body.shares())};
 
   UnitParts parts;
   parts.comment = sweep_comment(context, name);
@@ -55,8 +63,13 @@ KernelSource write_map(const Plan& plan, int sweep) {
   source.batched = context.space().batched;
   if (context.space().features > 1) source.row_axes = axis_bit(kFeatures);
   const int64_t elements = context.space().static_elements();
-  UnitParts parts = map_parts(context, source.name,
-                              fmt::format("  static constexpr i64 kElements = {};\n", elements));
+  if (elements < kIndex32) context.index_in_32_bits();
+  Values values;
+  UnitParts parts =
+      map_parts(context, source.name,
+                fmt::format("  static constexpr i64 kElements = {};\n  using Index = {};\n",
+                            elements, context.index_type()),
+                values);
   const std::string& functor = parts.functor;
 
   std::vector<int> widths = {context.width()};
@@ -65,7 +78,8 @@ KernelSource write_map(const Plan& plan, int sweep) {
     const int64_t vectors = elements / width;
     const int64_t lanes = std::min<int64_t>(power_of_two_at_least(vectors), kMapThreads);
     const int64_t rows = kMapThreads / lanes;
-    const int unroll = width > 4 ? kUnrollOfHalf : kUnroll;
+    int unroll = width > 4 ? kUnrollOfHalf : kUnroll;
+    while (unroll > 1 && unroll * values.loaded > kHeldVectors) unroll /= 2;
     KernelEntry entry;
     entry.name = source.name + (width == 1 && widths.size() > 1 ? "_unaligned" : "");
     entry.role = KernelRole::map;
@@ -93,18 +107,19 @@ KernelSource write_map_turned(const Plan& plan, int sweep, const TurnedOperands&
   source.sweep = sweep;
   source.batched = space.batched;
   source.rows_per_sample = space.rows * space.groups;
-  int64_t values = 0;
+  Values values;
   UnitParts parts =
       map_parts(context, source.name,
                 fmt::format("  static constexpr i64 kRow = {}, kRowsPerSample = {};\n",
                             space.features, source.rows_per_sample),
-                &values);
+                values);
   parts.includes.back() = "sweeps/rows_turned.cuh";
 
   const int width = context.width();
   const int64_t vectors = space.features / width;
   int64_t unroll = kTurnedValues / width;
-  while (unroll > 1 && unroll * width * values > kMostTurnedValues) unroll /= 2;
+  const int64_t all = values.loaded + values.shared;
+  while (unroll > 1 && unroll * width * all > kMostTurnedValues) unroll /= 2;
   TurnedBlock block{TurnedBlock::rows_of(operands.least_bytes)};
   while (block.warps < TurnedBlock::kFewestWarps && block.team() * unroll < vectors) {
     block.warps *= 2;
