@@ -202,7 +202,7 @@ const CublasLt::Chosen& CublasLt::choose(const LibraryProduct& p) {
 
   void* preference = nullptr;
   check_status(l.preference_create(&preference), "stating a preference");
-  const uint64_t workspace = kLibraryWorkspace;
+  const uint64_t workspace = library_workspace(p.operands);
   check_status(l.preference_set(preference, kMaxWorkspace, &workspace, sizeof(workspace)),
                "stating a preference");
   set_preference(preference, kAlignmentA, static_cast<uint32_t>(p.w.alignment));
@@ -235,10 +235,11 @@ void CublasLt::run(const LibraryProduct& product, const void* x, const void* w, 
   const double wide_one = 1, wide_zero = 0;
   const void* alpha = chosen.wide ? static_cast<const void*>(&wide_one) : &one;
   const void* beta = chosen.wide ? static_cast<const void*>(&wide_zero) : &zero;
-  check_status(library().matmul(handle_, chosen.descriptor, alpha, w, chosen.a, x, chosen.b, beta,
-                                y, chosen.d, y, chosen.d, &chosen.algorithm, workspace,
-                                std::min(workspace_bytes, kLibraryWorkspace), stream),
-               "launching a product");
+  check_status(
+      library().matmul(handle_, chosen.descriptor, alpha, w, chosen.a, x, chosen.b, beta, y,
+                       chosen.d, y, chosen.d, &chosen.algorithm, workspace,
+                       std::min(workspace_bytes, library_workspace(product.operands)), stream),
+      "launching a product");
 }
 
 }  // namespace ingot::cuda

@@ -86,7 +86,7 @@ void launch(const LaunchProgram& program, Context& context, Modules& modules,
     if (step.kind == StepKind::library_product) {
       const auto address = [&](size_t i) { return memory.at(step.arguments.addresses[i].address); };
       context.cublas().run(step.product, address(0), address(1), address(2), address(3),
-                           kLibraryWorkspace, stream);
+                           library_workspace(step.product.operands), stream);
       continue;
     }
     const LoadedUnit* loaded = modules.find(context, step.unit);

@@ -35,11 +35,11 @@ bool LibraryLowering::converts(int index) const {
   return plan_.graph[product_operand(plan_.graph, sweep_, index)].dtype != compute_;
 }
 
-LibraryLowering::Layout LibraryLowering::layout(int64_t batch) const {
+LibraryLowering::Layout LibraryLowering::layout(int64_t batch, bool copies_x) const {
   Layout l;
-  l.w = align_up(x_copy_.bytes(batch), kWorkspaceAlignment);
+  l.w = copies_x ? align_up(x_copy_.bytes(batch), kWorkspaceAlignment) : 0;
   l.library = l.w + (converts(1) ? align_up(w_copy_.bytes(batch), kWorkspaceAlignment) : 0);
-  l.product = l.library + kLibraryWorkspace;
+  l.product = l.library + library_workspace(compute_);
   const auto elements = static_cast<size_t>(plan_.graph[sweep_.matmul].shape.elements(batch));
   l.behind = l.product + (placed_ ? 0 : align_up(elements * size_of(result_), kWorkspaceAlignment));
   l.end = l.behind;
@@ -50,7 +50,7 @@ LibraryLowering::Layout LibraryLowering::layout(int64_t batch) const {
 }
 
 size_t LibraryLowering::scratch_bytes(int64_t batch) const {
-  return layout(batch).end;
+  return layout(batch, true).end;
 }
 
 std::vector<int> LibraryLowering::units() const {
@@ -61,24 +61,31 @@ std::vector<int> LibraryLowering::units() const {
   return result;
 }
 
+// An operand as the library takes it; nothing where its dtype or strides do not allow it.
+std::optional<MatrixOperand> LibraryLowering::usable(const Lowering& to, int index,
+                                                     std::optional<MatrixOperand> operand) const {
+  if (!operand || operand->dtype != compute_) return std::nullopt;
+  const bool folds = index == 0 && !plan_.graph[plan_.graph[sweep_.matmul].args[1]].shape.batched;
+  if (folds && !operand->fold_batch(to.batch)) return std::nullopt;
+  if (!operand->has_library_strides()) return std::nullopt;
+  return operand;
+}
+
 // The operand, in the dtype and with strides that the library takes; copied where it has others.
 MatrixOperand LibraryLowering::operand(const Lowering& to, int index, size_t offset) const {
-  std::optional<MatrixOperand> given = matrix_operand(to, sweep_, index);
-  const bool folds = index == 0 && !plan_.graph[plan_.graph[sweep_.matmul].args[1]].shape.batched;
-  const auto usable = [&](std::optional<MatrixOperand>& operand) {
-    if (!operand || operand->dtype != compute_) return false;
-    return (!folds || operand->fold_batch(to.batch)) && operand->has_library_strides();
-  };
-  if (usable(given)) return *given;
+  if (const std::optional<MatrixOperand> given =
+          usable(to, index, matrix_operand(to, sweep_, index))) {
+    return *given;
+  }
   if (index == 1 && !converts(1)) {
     fail(INGOT_UNSUPPORTED,
          "{}: the weight of {} is laid out so that no library product can read it; make it "
          "contiguous",
          plan_.graph[sweep_.matmul].source, sweep_.name);
   }
-  std::optional<MatrixOperand> copy =
-      (index == 0 ? x_copy_ : w_copy_).lower(to, to.scratch + offset);
-  if (!usable(copy)) throw std::logic_error("a dense operand is not a matrix");
+  const std::optional<MatrixOperand> copy =
+      usable(to, index, (index == 0 ? x_copy_ : w_copy_).lower(to, to.scratch + offset));
+  if (!copy) throw std::logic_error("a dense operand is not a matrix");
   return *copy;
 }
 
@@ -122,7 +129,7 @@ void LibraryLowering::prepare(Context& context, int64_t batch) {
 }
 
 void LibraryLowering::lower(const Lowering& to) const {
-  const Layout l = layout(to.batch);
+  const Layout l = layout(to.batch, !usable(to, 0, matrix_operand(to, sweep_, 0)));
   if (l.end > to.scratch_bytes) {
     fail(INGOT_INVALID_ARGUMENT, "the workspace is too small for {}", sweep_.name);
   }

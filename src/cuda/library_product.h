@@ -22,8 +22,10 @@ class LibraryLowering {
   struct Layout {
     size_t x = 0, w = 0, library = 0, product = 0, behind = 0, end = 0;
   };
-  Layout layout(int64_t batch) const;
+  Layout layout(int64_t batch, bool copies_x) const;
   bool converts(int index) const;
+  std::optional<MatrixOperand> usable(const Lowering& to, int index,
+                                      std::optional<MatrixOperand> operand) const;
   MatrixOperand operand(const Lowering& to, int index, size_t scratch_offset) const;
   LibraryProduct describe_product(int64_t batch, MatrixOperand x, MatrixOperand w, int64_t y_stride,
                                   int64_t y_batch_stride, int y_alignment) const;

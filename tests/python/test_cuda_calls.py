@@ -218,7 +218,7 @@ a, b = torch.empty(4096, 768, device="meta").t(), torch.empty(4096, 1024, device
 products.compile_product("fp32", a, b, "cuda")
 compiled = fake.fake_calls(b"nvrtcCompileProgram")
 program = products._programs.of("fp32", a, b, "cuda")
-tensors, batch, _ = program._laid_out([a, b])
+tensors, batch, *_ = program._laid_out([a, b])
 for at, entry in enumerate(tensors):
     entry.data, entry.device = (1 + at) << 40, 0
 size = program.workspace_size(batch)
