@@ -261,7 +261,8 @@ class SweepBuilder {
     place_if(
         time, [&](ValueId id) { return demand_of(id).home == time; },
         [&](ValueId id) { place_free(id, time, maps); });
-    for (const Group& group : maps) {
+    for (Group& group : maps) {
+      join_later_map(group);
       if (!build_map(group)) return false;
     }
     return true;
@@ -288,6 +289,50 @@ class SweepBuilder {
       group.reasons.push_back("writes buffers after everything has read them");
     }
     maps.push_back(std::move(group));
+  }
+
+  // Free values that could have had a sweep before this one, and that nothing wants until then, of
+  // what this one reads anyway: they cost no more than their own bytes here.
+  void join_later_map(Group& group) {
+    if (group.time == kPrelude || is_deferred(group.stores.front())) return;
+    std::set<ValueId> read;
+    for (const ValueId id : group.stores) collect_sources(id, read);
+    const auto joins = [&](ValueId id) {
+      const Demand& own = demand_of(id);
+      if (own.home >= group.time || own.before <= group.time || is_deferred(id) ||
+          graph_[id].shape != group.space) {
+        return false;
+      }
+      std::set<ValueId> wanted;
+      collect_sources(id, wanted);
+      return std::includes(read.begin(), read.end(), wanted.begin(), wanted.end()) &&
+             Factoring::common(group.factoring, schedule_.factorings[static_cast<size_t>(id)],
+                               group.space.static_elements())
+                 .has_value();
+    };
+    place_if(group.time, joins, [&](ValueId id) {
+      const Factoring& own = schedule_.factorings[static_cast<size_t>(id)];
+      group.factoring = *Factoring::common(group.factoring, own, group.space.static_elements());
+      group.stores.push_back(id);
+    });
+  }
+
+  // What a free value is computed from: leaves, and what is no free value.
+  void collect_sources(ValueId id, std::set<ValueId>& found) const {
+    std::set<ValueId> seen;
+    std::vector<ValueId> ahead = {id};
+    while (!ahead.empty()) {
+      const ValueId value = ahead.back();
+      ahead.pop_back();
+      if (!seen.insert(value).second) continue;
+      const Node& node = graph_[value];
+      if (node.kind == NodeKind::constant) continue;
+      if (node.kind == NodeKind::leaf || had(value).via != Via::free) {
+        found.insert(value);
+      } else {
+        ahead.insert(ahead.end(), node.args.begin(), node.args.end());
+      }
+    }
   }
 
   bool build_map(const Group& group) {

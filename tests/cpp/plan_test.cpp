@@ -333,6 +333,40 @@ TEST(Plan, PutsProductsThatMeetOneAfterTheOther) {
       ElementsAre(SweepKind::product, SweepKind::product, SweepKind::product, SweepKind::map));
 }
 
+TEST(Plan, StoresWhatIsReadAnywayInALaterMap) {
+  // Behind dh = dy·Wᵀ: the gradients dh·u and dh·g, and u·g, which does not wait for the product.
+  GraphBuilder builder;
+  const Shape wide{true, 1, 1, kOuter};
+  const ValueId dy = builder.leaf(LeafRole::input, "dy", DType::f32, {true, 1, 1, kInner});
+  const ValueId w = builder.leaf(LeafRole::parameter, "w", DType::f32, {false, kOuter, 1, kInner});
+  const ValueId g = builder.leaf(LeafRole::input, "g", DType::f32, wide);
+  const ValueId u = builder.leaf(LeafRole::input, "u", DType::f32, wide);
+  const ValueId other = builder.leaf(LeafRole::input, "other", DType::f32, wide);
+  const ValueId dh = builder.matmul(dy, w, true);
+  const auto times = [&](ValueId a, ValueId b) {
+    return builder.pointwise(PointwiseOp::mul_, {a, b});
+  };
+  builder.result(times(dh, u), "dg");
+  builder.result(times(dh, g), "du");
+  builder.result(times(g, u), "h");
+  const Graph graph = builder.take();
+  const Plan plan = make_plan(graph, target_with(false), Precision::fp32);
+  ASSERT_THAT(kinds(plan), ElementsAre(SweepKind::product, SweepKind::map));
+  EXPECT_EQ(plan.sweeps[1].stores.size(), 3u);
+  expect_meaning(graph, plan);
+
+  // What reads more has a sweep of its own.
+  GraphBuilder apart;
+  const auto copy = [&](ValueId id) {
+    return apart.leaf(graph[id].role, graph[id].name, DType::f32, graph[id].shape);
+  };
+  const ValueId v = copy(dy), m = copy(w), a = copy(g), b = copy(other);
+  apart.result(apart.pointwise(PointwiseOp::mul_, {apart.matmul(v, m, true), a}), "du");
+  apart.result(apart.pointwise(PointwiseOp::mul_, {a, b}), "h");
+  EXPECT_THAT(kinds(make_plan(apart.take(), target_with(false), Precision::fp32)),
+              ElementsAre(SweepKind::product, SweepKind::map, SweepKind::map));
+}
+
 TEST(Plan, ResolvesRowReductionsInSequenceInOneSweep) {
   GraphBuilder builder;
   ValueId y = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, kOuter});
