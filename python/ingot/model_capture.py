@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from ingot.capture.captured import Captured, CaptureError, Source
 from ingot.capture.custom_ops import batch_norm_forward, is_plain_batch_norm
 from ingot.capture.feed import Feed, Placeholder, batched_inputs
+from ingot.capture.gains import joins_parts
 from ingot.capture.importer import import_graph
 from ingot.capture.nodes import PARAMETER, mutates
 from ingot.live import dynamo, switches
@@ -51,6 +52,7 @@ def capture(
     CaptureError with the reason where PyTorch must run all of it.
     """
     feed = captured_graph(module, example_inputs, gradients=gradients, device_type=device_type)
+    feed.joins_parts = joins_parts(feed.device_type, gradients)
     return import_whole(feed, refused=refused, gradients=gradients)
 
 
@@ -98,7 +100,9 @@ def capture_in_pieces(
 
     def piece(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Callable:
         with contextlib.suppress(CaptureError):
-            found.append(import_whole(feed_of(gm, examples, device_type=device_type)))
+            feed = feed_of(gm, examples, device_type=device_type)
+            feed.joins_parts = joins_parts(feed.device_type, gradients=False)
+            found.append(import_whole(feed))
         return gm.forward
 
     def backend(gm: torch.fx.GraphModule, examples: list) -> Callable:

@@ -168,3 +168,97 @@ def test_what_loads_as_much_is_stored():
     before = len(graph.nodes)
     compute_again(graph)
     assert len(graph.nodes) == before
+
+
+def gated(rows: int, dtype: torch.dtype, transposed) -> torch.fx.Graph:
+    """Of silu(g)·u: gradients behind two products, and the operand of a weight's gradient, whose
+    other one is there behind the first."""
+    graph = torch.fx.Graph()
+
+    def add(target, *args, columns=64):
+        node = graph.call_function(target, args)
+        node.meta["val"] = torch.empty(rows, columns, dtype=dtype, device="meta")
+        return node
+
+    g, u, dy, w = (graph.placeholder(name) for name in ("g", "u", "dy", "w"))
+    for leaf in (g, u, dy):
+        leaf.meta["val"] = torch.empty(rows, 64, dtype=dtype, device="meta")
+    w.meta["val"] = torch.empty(64, 64, dtype=dtype, device="meta")
+    early = add(_aten.mm.default, dy, w)
+    dh = add(_aten.mm.default, early, w)
+    operand = add(_aten.mul.Tensor, add(_aten.silu.default, g), u)
+    dh.name, operand.name = "dh", "operand"
+    weight = add(transposed, "bf16", early, operand)
+    weight.meta["val"] = torch.empty(64, 64, dtype=dtype, device="meta")
+    last = add(_aten.mm.default, add(_aten.mul.Tensor, dh, u), w)
+    graph.output([weight, last, add(_aten.mul.Tensor, dh, g)])
+    return graph
+
+
+def stage_of_operand(*arguments) -> tuple[int, int]:
+    """That of what is computed again, and that of the gradients beside it."""
+    graph = gated(*arguments)
+    stages = stages_of(graph)
+    named = {node.name: node for node in graph.nodes}
+    return stages[named["operand"]], stages[named["dh"]]
+
+
+def test_an_operand_is_computed_again_where_it_is_read_anyway():
+    large, product = 1 << 19, backward.transposed_product  # 64 MB
+    there, beside = stage_of_operand(large, torch.bfloat16, product)
+    assert there == beside > 0
+    # Beside packed operands it would be held for longer.
+    there, beside = stage_of_operand(large, torch.float32, product)
+    assert there < beside
+
+
+class Pooled(nn.Module):
+    """In the middle of its backward is PyTorch's operator, which scatters a maximum's gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.last(F.relu(self.norm(x)).max(dim=2).values)
+
+
+def test_what_is_read_behind_pytorchs_operator_is_computed_behind_it(monkeypatch):
+    found = []
+    imported = backward.import_graph
+
+    def watched(feed, **options):
+        captured = imported(feed, **options)
+        found.extend(captured.regions)
+        return captured
+
+    monkeypatch.setattr(backward, "import_graph", watched)
+    module = Pooled().bfloat16()
+    x = torch.randn(6, 8, 40, dtype=torch.bfloat16, requires_grad=True)
+    twin = copy.deepcopy(module)
+    given = x.detach().clone().requires_grad_()
+    ingot.optimize(module)(x).square().sum().backward()
+    twin(given).square().sum().backward()
+    torch.testing.assert_close(x.grad, given.grad, rtol=5e-2, atol=5e-2)
+    # x̂, in 32 bits, does not go from one region to the other.
+    whole = [la for region in found for la in region.result_layouts if la.shape == (-1, 8, 40)]
+    assert len(found) > 1 and whole
+    assert all(layout.dtype == torch.bfloat16 for layout in whole)
+
+
+class PooledFirst(nn.Module):
+    """At the end of its backward, between PyTorch's operator and a product, are sums alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, 16)
+
+    def forward(self, x):
+        pooled = F.avg_pool1d(self.linear(x).unsqueeze(1), 4).squeeze(1)
+        return (F.gelu(pooled) * 2).max(dim=1).values
+
+
+def test_the_sum_of_a_bias_is_of_the_region_of_its_product(monkeypatch):
+    x = torch.randn(6, WIDTH, requires_grad=True)
+    left = steps_of(PooledFirst(), x, monkeypatch, False)
+    assert "avg_pool2d_backward" in left and "sum" not in left

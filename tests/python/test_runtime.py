@@ -115,7 +115,7 @@ def test_result_layouts_follow_the_axes():
     # [B, G, F] transposed to [B, F, G]: allocated as it is computed, handed back permuted.
     layout = ResultLayout((BATCH, 5, 3), ((0,), (3,), (2,)), (BATCH, 1, 3, 5), torch.float32)
     assert layout.allocation(4) == ((4, 5, 3), (15, 1, 5))
-    assert layout.in_graph(4) == ([4, 1, 3, 5], [15, 15, 5, 1])
+    assert layout.in_graph(4) == [([4, 1, 3, 5], [15, 15, 5, 1], 0)]
     merged = ResultLayout((-3, 5), ((0, 1), (3,)), (BATCH, 3, 1, 5), torch.float32)
     assert merged.allocation(2) == ((6, 5), (5, 1))
     # Computed as [B, 15], handed back as [B, 3, 5].
@@ -123,7 +123,7 @@ def test_result_layouts_follow_the_axes():
         (BATCH, 3, 5), ((0,), (1,), (3,)), (BATCH, 3, 1, 5), torch.float32, (BATCH, 1, 1, 15)
     )
     assert viewed.allocation(2) == ((2, 3, 5), (15, 5, 1))
-    assert viewed.in_graph(2) == ([2, 1, 1, 15], [15, 15, 15, 1])
+    assert viewed.in_graph(2) == [([2, 1, 1, 15], [15, 15, 15, 1], 0)]
 
 
 def test_split_leaves():

@@ -12,7 +12,7 @@ from ingot.capture.convolution_bias import in_place
 from ingot.capture.custom_ops import run_batch_norm, without_autocast
 from ingot.capture.cutting import Cut
 from ingot.capture.kept import Kept
-from ingot.capture.layout import Leaf, UnfitError, Value, hint
+from ingot.capture.layout import Joined, Leaf, UnfitError, Value, hint
 from ingot.capture.nodes import (
     WITHOUT_AUTOCAST,
     is_pure,
@@ -28,6 +28,7 @@ from ingot.capture.recurrent import run_recurrent
 from ingot.capture.reference import reference_of
 from ingot.capture.region import RegionBuilder
 from ingot.capture.table import SHAPE_OPERATORS
+from ingot.runtime.layouts import JoinedLayout
 
 _aten = torch.ops.aten
 _RESHAPE = _aten.reshape.default
@@ -170,6 +171,8 @@ class _Assembly:
 
         for slot, layout in zip(region.results, region.result_layouts):
             node = made[slot]
+            if isinstance(layout, JoinedLayout):
+                continue  # which lies as PyTorch's does
             flat = [axis for run in layout.axes for axis in run]
             if flat != sorted(flat) and node.meta["val"].is_contiguous():
                 step(_aten.contiguous.default, Slot(slot))
@@ -188,22 +191,21 @@ class _Assembly:
         given = {
             node: self.entries[node].value
             for node, own in self.taken.items()
-            if own == level and node in wanted and isinstance(self.entries[node].value, Value)
+            if own == level
+            and node in wanted
+            and isinstance(self.entries[node].value, (Value, Joined))
         }
         self.regrouped[level] = [n for n in given if self._regroups(n) and n.args[0] in given]
         for node in self.regrouped[level]:
             del given[node]
-        taken = {value.id for value in given.values()}
+        taken = {value.id for value in given.values() if isinstance(value, Value)}
         for node, value in given.items():
-            computed = region.behind_views(value)
-            if region.is_leaf(computed) or computed.id in taken:
-                computed = value  # two results do not share memory
-            taken.add(computed.id)
             try:
-                layouts.append(region.result_layout(value, computed))
+                identity, layout = self._result(region, node, value, taken)
             except UnfitError as unfit:
                 raise NotStoredError(node) from unfit
-            results.append(computed.id)
+            layouts.append(layout)
+            results.append(identity)
             names.append(node.name)
             slots[node] = len(slots)
             made.append(slots[node])
@@ -231,7 +233,11 @@ class _Assembly:
             "ingot_graph": 1,
             "name": region_name(computing),
             "values": region.values,
-            "results": [{"value": v, "name": n} for v, n in zip(results, names)],
+            "results": [
+                {"value": v, "name": n}
+                for value, name in zip(results, names)
+                for v, n in _apart(value, name)
+            ],
             "updates": [],
         }
         return Region(
@@ -252,6 +258,19 @@ class _Assembly:
             written_leaves=kept.written_leaves,
         )
 
+    def _result(self, region: RegionBuilder, node, value: Value | Joined, taken: set[int]):
+        """The id of what is stored for a node, several for what is joined, and how it lies. taken:
+        ids of what is stored besides."""
+        if isinstance(value, Joined):
+            return tuple(part.id for part in value.parts), region.joined_layout(
+                value, _memory_order_of(node.meta["val"])
+            )
+        computed = region.behind_views(value)
+        if region.is_leaf(computed) or computed.id in taken:
+            computed = value  # two results do not share memory
+        taken.add(computed.id)
+        return computed.id, region.result_layout(value, computed)
+
     def _literals(self) -> dict[torch.fx.Node, Any]:
         numbers = (bool, int, float)
         return {n: e.value for n, e in self.entries.items() if isinstance(e.value, numbers)}
@@ -271,6 +290,19 @@ class _Assembly:
             target = without_autocast(target, self.feed.device_type)
         slots[node] = len(slots)
         return TorchStep(target, args, kwargs, slots[node], operator_name(node), where(node))
+
+
+def _apart(value: int | tuple[int, ...], name: str) -> list[tuple[int, str]]:
+    """The graph's values of one of a region's results, with names."""
+    if isinstance(value, int):
+        return [(value, name)]
+    return [(each, f"{name}_{at}") for at, each in enumerate(value)]
+
+
+def _memory_order_of(tensor: torch.Tensor) -> list[int]:
+    """Of dimensions, outermost first, as PyTorch lays the tensor out."""
+    strides = [hint(stride) for stride in tensor.stride()]
+    return sorted(range(len(strides)), key=lambda at: -strides[at])
 
 
 def _is_handed_out(node: torch.fx.Node) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ingot.capture.reference import Reference
-from ingot.runtime.layouts import LeafLayout, ResultLayout
+from ingot.runtime.layouts import LeafLayout, TensorLayout
 
 
 class CaptureError(RuntimeError):
@@ -53,15 +53,16 @@ class Unsupported:
 @dataclass
 class Region:
     """A graph that Ingot runs. leaves, results: slots, in the graph's order; the graph may have
-    further results, which backward reads. reference: the same by PyTorch's operators; written,
-    written_leaves: places of results, and of leaves, of which backward reads copies, since the
-    caller may write into them before."""
+    further results, which backward reads. Several of its results may be parts of one tensor, which
+    then is one of the region's (a JoinedLayout). reference: the same by PyTorch's operators;
+    written, written_leaves: places of results, and of leaves, of which backward reads copies, since
+    the caller may write into them before."""
 
     graph: dict
     leaves: list[int]
     results: list[int]
     leaf_layouts: list[LeafLayout]
-    result_layouts: list[ResultLayout]
+    result_layouts: list[TensorLayout]
     # One {what, where} for each operator of the module that the region stands for.
     operators: list[dict]
     reference: Reference

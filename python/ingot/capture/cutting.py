@@ -25,9 +25,11 @@ from ingot.capture.feed import Feed
 from ingot.capture.folding import evaluated
 from ingot.capture.gains import pays_alone, without_gain
 from ingot.capture.host_time import is_of_the_host, pays_in_few_bits
-from ingot.capture.layout import Leaf, UnfitError, Value
+from ingot.capture.layout import Joined, Leaf, UnfitError, Value, part_of
 from ingot.capture.nodes import (
     BATCHED,
+    JOINED,
+    PART,
     computes,
     hands_out_memory,
     is_batch_norm,
@@ -54,7 +56,8 @@ class Entry:
     """What is known of a graph node. level: even where PyTorch makes it, odd where Ingot does."""
 
     level: int
-    value: Any = None  # Value, Leaf, number, tuple of these; None for what only PyTorch handles
+    # Value, Leaf, Joined, number, tuple of these; None for what only PyTorch handles
+    value: Any = None
 
 
 class Cut:
@@ -146,10 +149,12 @@ class Cut:
             self._constant(node, self._made(node))
             return
         level = self._ingot_level(node)
-        name = schema_name(node.target)
+        name = "ingot::joined" if JOINED in node.meta else schema_name(node.target)
         reason = None
         if node.name in self.refused:
             reason = self.refused[node.name]
+        elif PART in node.meta and self._part(node, level):
+            return
         elif name not in TABLE:
             reason = "Ingot has no such operator"
         else:
@@ -164,7 +169,30 @@ class Cut:
             except UnfitError as unfit:
                 region.rewind(mark)
                 reason = str(unfit)
-        self._leave_to_torch(node, name, reason)
+        self._leave_to_torch(node, schema_name(node.target), reason)
+
+    def _part(self, node: torch.fx.Node, level: int) -> bool:
+        """Whether a part of a tensor is a leaf of the regions that read it, as a piece of what it
+        is a part of."""
+        whole, (dimension, start, end, _) = node.args[0], node.args[1:]
+        known, value = self.entries[whole], self.entries[whole].value
+        made_at = known.level
+        if isinstance(value, (Value, Joined)):  # in memory behind the region that computes it
+            value, made_at = self._stored(whole), known.level + 1
+        if not isinstance(value, Leaf):
+            return False
+        try:
+            value = part_of(value, dimension, start, end - start)
+        except UnfitError:
+            return False
+        self.entries[node], self.taken[node] = Entry(made_at, value), level
+        return True
+
+    def _stored(self, node: torch.fx.Node) -> Leaf:
+        """What a region computes, as a leaf of later ones."""
+        value = self.entries[node].value
+        self.roles.setdefault(node, ("input", node.name))
+        return Leaf(node, tuple(range(len(value.sizes))), value.sizes, value.dtype)
 
     def _made(self, node: torch.fx.Node) -> Any:
         if self.feed.only_planned:
@@ -188,6 +216,8 @@ class Cut:
         level = self._first_level(node) + 1
         for argument in node.all_input_nodes:
             known = self.entries[argument].level
+            if isinstance(self.entries[argument].value, Joined):
+                known += 1  # in no other operator's registers
             level = max(level, known if known % 2 else known + 1)
         return level
 
@@ -228,7 +258,7 @@ class Cut:
             self.entries[node].level = 0
 
     def _check(self, value: Any, sizes: tuple[int, ...] | None) -> None:
-        if not isinstance(value, (Value, Leaf)):
+        if not isinstance(value, (Value, Leaf, Joined)):
             return
         if sizes is not None and value.sizes != sizes:
             # The sum over a batch of one, kept as a dimension, has the size of the batch.
@@ -245,10 +275,8 @@ class Cut:
             value = entry.value
             if value is None or isinstance(value, tuple):
                 raise UnfitError("an argument that is not a tensor of a supported dtype and shape")
-            if isinstance(value, Value) and entry.level != level:
-                # From an earlier region: what that one stored.
-                self.roles.setdefault(argument, ("input", argument.name))
-                return Leaf(argument, tuple(range(len(value.sizes))), value.sizes, value.dtype)
+            if isinstance(value, (Value, Joined)) and entry.level != level:
+                return self._stored(argument)
             return value
         if isinstance(argument, (list, tuple)):
             return [self._item(item, level) for item in argument]
@@ -258,7 +286,7 @@ class Cut:
         """A tensor, or what is no node of the graph."""
         if not isinstance(item, torch.fx.Node):
             return item
-        known = isinstance(self.entries[item].value, (Value, Leaf))
+        known = isinstance(self.entries[item].value, (Value, Leaf, Joined))
         return self._operand(item, level) if known else None
 
     def _note_statistics(self, node: torch.fx.Node) -> None:
@@ -304,7 +332,7 @@ class Cut:
 
     def _leads_with_batch(self, node: torch.fx.Node) -> bool:
         value = self.entries[node].value
-        return isinstance(value, (Value, Leaf)) and value.sizes[:1] == (-1,)
+        return isinstance(value, (Value, Leaf, Joined)) and value.sizes[:1] == (-1,)
 
     def has_product(self, level: int) -> bool:
         return any(value["op"] == "matmul" for value in self.regions[level].values)
@@ -331,7 +359,7 @@ class Cut:
         return (
             schema_name(node.target) not in SHAPE_OPERATORS
             and node.target is not operator.getitem
-            and isinstance(self.entries[node].value, (Value, tuple))
+            and isinstance(self.entries[node].value, (Value, Joined, tuple))
         )
 
     def weak_nodes(self) -> set[str]:
@@ -341,7 +369,7 @@ class Cut:
             nodes = [
                 node
                 for node, own in self.taken.items()
-                if own == level and node.name not in self.refused
+                if own == level and node.name not in self.refused and PART not in node.meta
             ]
             if self.gradients and not self.has_product(level):
                 weak.update(node.name for node in without_gain(self, nodes))

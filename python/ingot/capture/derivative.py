@@ -26,10 +26,11 @@ from torch.fx.experimental.symbolic_shapes import (
 from ingot.capture.backward_operators import BY_RESULT, BatchNormByStatistics
 from ingot.capture.captured import Region
 from ingot.capture.feed import MEASURING
+from ingot.capture.joining import join_gradients, lay_out_as, lay_out_gradient
 from ingot.capture.nodes import mutates
 from ingot.capture.reference import Reference
 from ingot.capture.sharing import share
-from ingot.runtime.layouts import memory_holds
+from ingot.runtime.layouts import JoinedLayout, memory_holds
 from ingot.runtime.signature import BATCH
 
 _aten = torch.ops.aten
@@ -97,7 +98,16 @@ def derivative_of(
         graph = make_fx(traced.gradients, decompositions)(*traced.inputs())
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     _simplify(graph.graph)
-    _measure_gradients(graph.graph, placeholders[len(placeholders) - sum(traced.differentiable) :])
+    join_gradients(graph.graph)
+    for index, gradient in zip(wanted, _outputs(graph.graph)):
+        if gradient is not None:
+            lay_out_as(gradient, placeholders[index].meta["val"])
+    gradients = placeholders[len(placeholders) - sum(traced.differentiable) :]
+    layouts = [la for la, has in zip(region.result_layouts, traced.differentiable) if has]
+    for gradient, layout in zip(gradients, layouts):
+        if isinstance(layout, JoinedLayout):
+            lay_out_gradient(gradient, layout.order)
+    _measure_gradients(graph.graph, gradients)
     bound = batch is None or bool(shapes.replacements) or bool(shapes.guards)
     stored = (*traced.places, *traced.statistics, *traced.kept)
     results = list(stored)
@@ -180,6 +190,11 @@ def _simplify(graph: torch.fx.Graph) -> None:
     _make_functional(graph)
     graph.eliminate_dead_code()
     _share(graph)
+
+
+def _outputs(graph: torch.fx.Graph) -> Sequence[torch.fx.Node | None]:
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    return output.args[0]
 
 
 def _drop_places(cast: torch.fx.Node) -> None:
@@ -361,9 +376,8 @@ def _relus_by_result(reference: Reference) -> dict[str, int]:
     norm alone is computed from is read anyway, but what was added to it need not be kept."""
     if reference.products:
         return {}
-    (output,) = (node for node in reference.module.graph.nodes if node.op == "output")
     found: dict[str, int] = {}
-    for place, node in enumerate(output.args[0]):
+    for place, node in enumerate(_outputs(reference.module.graph)):
         while node.target in _REGROUPING:
             node = node.args[0]
         computed = node.args[0] if node.target is _aten.relu.default else None

@@ -48,7 +48,8 @@ class Feed:
     what runs them has derivatives that are regions; staged: whether a region ends after a few
     products one behind another; tf32: whether products of fp32 may be TF32's, by PyTorch too;
     causal_inputs: places of inputs that are taken for causal masks; only_planned: it is for a
-    device that need not be there, so that what it makes of numbers is made on the CPU.
+    device that need not be there, so that what it makes of numbers is made on the CPU; joins_parts:
+    whether regions may read parts of tensors, and write their results into parts of one.
     """
 
     graph: torch.fx.Graph
@@ -67,6 +68,7 @@ class Feed:
     tf32: bool = False
     causal_inputs: list[int] = field(default_factory=list)
     only_planned: bool = False
+    joins_parts: bool = False
 
 
 def device_type_of(values: list) -> str:

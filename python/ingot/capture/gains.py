@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ingot.capture.layout import has_channels_last, size_in_bytes
-from ingot.capture.nodes import named_arguments, operator_name, schema_name
+from ingot.capture.nodes import JOINED, named_arguments, operator_name, schema_name
 from ingot.capture.table import is_half
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ takes_channels_last = False
 _NORM = "ingot::batch_norm"
 # How often a tensor of the result's size is read or written by PyTorch's operator, and not by a
 # region that has the operator inside: forward and backward.
-_SAVED = {_NORM: 0, "aten::add": 3, "aten::sub": 3}
+_SAVED = {_NORM: 0, "aten::add": 3, "aten::sub": 3, "aten::cat": 4}
 _POINTWISE = """
     relu silu gelu hardswish hardsigmoid hardtanh relu6 leaky_relu mish elu softplus sigmoid tanh
     mul div neg
@@ -178,8 +178,18 @@ def _chains(nodes: Iterable[torch.fx.Node]) -> list[list[torch.fx.Node]]:
     return list({id(chain): chain for chain in chain_of.values()}.values())
 
 
+def joins_parts(device_type: str, gradients: bool) -> bool:
+    """Whether what is computed part by part may be put together by regions (joining.py)."""
+    if device_type != "cpu":
+        return True
+    return takes_everything and not (gradients and least_saved(device_type) == float("inf"))
+
+
 def _pays(cut: Cut, computing: list[torch.fx.Node]) -> bool:
     computing = [n for n in computing if schema_name(n.target) not in _PASSES]
+    if any(JOINED in node.meta for node in computing):
+        # In PyTorch's operators' place, of which there are more than a region's launches cost.
+        return True
     norms = [n for n in computing if schema_name(n.target) == _NORM]
     if len(computing) < 2 or not norms or not cut.feed.trains_chains:
         return False

@@ -9,6 +9,7 @@ from ingot.capture.cutting import Cut
 from ingot.capture.decompose import decompose
 from ingot.capture.feed import Feed, needing_gradients
 from ingot.capture.host_time import pays_for_guards
+from ingot.capture.joining import join_parts
 from ingot.capture.leading_axes import merge_leading_axes
 from ingot.capture.losses import take_losses_apart
 from ingot.capture.merged_axes import merge_axes
@@ -46,6 +47,8 @@ def import_graph(
         needing = needing_gradients(feed) if gradients else ()
         decompose(feed.graph, needing)
         unbind_parts(feed.graph, needing)
+        if feed.joins_parts:
+            join_parts(feed.graph, refused)
         merge_leading_axes(feed.graph)
         if gradients:  # with them, most chains without a product are PyTorch's
             merge_axes(feed.graph, *chosen(feed, dict(refused), autocast))

@@ -23,7 +23,7 @@ from ingot.capture.nodes import hands_out_memory, schema_name
 from ingot.capture.normalisations import batch_statistics
 from ingot.capture.products import KEEPING_OPERANDS, PASSING_ON, PRODUCTS
 from ingot.capture.table import COPYING, HALVES, SHAPE_OPERATORS
-from ingot.runtime.layouts import ResultLayout
+from ingot.runtime.layouts import ResultLayout, TensorLayout
 
 # For whose derivatives eager keeps what they are applied to.
 _KEPT_BY_EAGER = {
@@ -61,8 +61,8 @@ class Kept:
         cut: Cut,
         level: int,
         given: list[torch.fx.Node],
-        results: list[int],
-        layouts: list[ResultLayout],
+        results: list[int | tuple[int, ...]],
+        layouts: list[TensorLayout],
         names: list[str],
     ):
         self.cut, self.level, self.region = cut, level, cut.regions[level]
@@ -271,7 +271,7 @@ def source_of(node: torch.fx.Node) -> torch.fx.Node:
 def _passes_on(node: torch.fx.Node) -> bool:
     """Whether its derivative reads none of its operands."""
     name = schema_name(node.target)
-    return name in PASSING_ON or name in SHAPE_OPERATORS
+    return name in PASSING_ON or name in SHAPE_OPERATORS or name == "aten::cat"
 
 
 def _is_sum(node: torch.fx.Node) -> bool:

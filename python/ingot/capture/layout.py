@@ -44,16 +44,28 @@ class Value:
 @dataclass(frozen=True)
 class Leaf:
     """node: what makes the tensor; order: for each dimension the tensor's own (several, outermost
-    first, that memory does not tell apart), or None where one of extent 1 was inserted."""
+    first, that memory does not tell apart), or None where one of extent 1 was inserted; part: what
+    of the tensor is meant, along one of its own dimensions, from where on, how much."""
 
     node: Any
     order: tuple[int | tuple[int, ...] | None, ...]
     sizes: tuple[int, ...]
     dtype: torch.dtype
+    part: tuple[int, int, int] | None = None
 
     @property
     def batched(self) -> bool:
         return any(size < 0 for size in self.sizes)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Values of a region, one behind another along a dimension: to be a result, and no operand."""
+
+    parts: tuple[Value, ...]
+    dimension: int
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
 
 
 def product(sizes: Sequence[int]) -> int:
@@ -125,11 +137,23 @@ def hand_on_channels_last(graph: torch.fx.Graph) -> None:
 
 def memory_order(leaf: Leaf) -> list[int] | None:
     """Of a leaf's dimensions, as natural_axes has it."""
+    if leaf.part is not None:
+        return _order_of_part(leaf)
     if not has_channels_last(leaf.node):
         return None
     # [N, C, ...]: C comes last.
     inward = [index for index, own in enumerate(leaf.order) if own == 1]
     return [index for index in range(len(leaf.sizes)) if index not in inward] + inward
+
+
+def _order_of_part(leaf: Leaf) -> list[int] | None:
+    """As the tensor lies, the batch in front: its parts are short runs of elements, which lie close
+    together only so."""
+    strides = [hint(stride) for stride in leaf.node.meta["val"].stride()]
+    if any(isinstance(own, tuple) for own in leaf.order):
+        return None
+    apart = [0 if own is None else strides[own] for own in leaf.order]
+    return sorted(range(len(apart)), key=lambda at: (leaf.sizes[at] > 0, -apart[at]))
 
 
 def extents_for(sizes: Sequence[int], dims: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
@@ -158,7 +182,15 @@ def leaf_layout(leaf: Leaf, dims, extents) -> LeafLayout:
             if len(run) > 1:
                 splits[axis] = (extents[axis], step)
                 step *= extents[axis]
-    return LeafLayout(tuple(axes), tuple(splits))
+    return LeafLayout(tuple(axes), tuple(splits), leaf.part)
+
+
+def part_of(leaf: Leaf, dimension: int, start: int, count: int) -> Leaf:
+    own = leaf.order[dimension]
+    if not isinstance(own, int) or leaf.part is not None or leaf.sizes[dimension] < 0:
+        raise UnfitError("a part of a part, of the batch, or of several dimensions as one")
+    sizes = (*leaf.sizes[:dimension], count, *leaf.sizes[dimension + 1 :])
+    return replace(leaf, sizes=sizes, part=(own, start, count))
 
 
 def relabel_permute(value, order: Sequence[int]):
@@ -203,7 +235,9 @@ def relabel_expand(value, sizes: Sequence[int]):
 def merged_leaf(leaf: Leaf, sizes: Sequence[int]) -> Leaf | None:
     """A leaf with dimensions of space merged, where the tensor is a convolution's: whichever format
     it has, its space lies in one piece."""
-    if not is_convolution(leaf.node) or leaf.order != tuple(range(len(leaf.sizes))):
+    if leaf.part is not None or not is_convolution(leaf.node):
+        return None
+    if leaf.order != tuple(range(len(leaf.sizes))):
         return None
     order: list[int | tuple[int, ...]] = []
     at = 0

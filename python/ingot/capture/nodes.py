@@ -26,6 +26,9 @@ _CONVOLUTIONS = {
 LEFT_ALONE = "ingot_left_alone"
 # In the meta of a node whose dimension 0 is the batch, where its operands do not tell.
 BATCHED = "ingot_batched"
+# In the meta of a slice that regions read where it lies, as a piece of the whole; in that of a
+# concatenation whose parts a region writes where they belong.
+PART, JOINED = "ingot_part", "ingot_joined"
 # In the meta of an operator that the forward keeps from the autocast around its call.
 WITHOUT_AUTOCAST = "ingot_without_autocast"
 

@@ -10,6 +10,7 @@ import torch
 
 from ingot.capture.layout import (
     AXIS_NAMES,
+    Joined,
     Leaf,
     UnfitError,
     Value,
@@ -19,7 +20,7 @@ from ingot.capture.layout import (
     natural_axes,
     product,
 )
-from ingot.runtime.layouts import LeafLayout, ResultLayout
+from ingot.runtime.layouts import JoinedLayout, LeafLayout, ResultLayout
 from ingot.runtime.library import AXES
 from ingot.runtime.signature import DTYPE_NAMES
 
@@ -200,6 +201,11 @@ class RegionBuilder:
                 raise UnfitError("a dimension with another one inside it as a result")
         written = None if computed.extents == value.extents else computed.extents
         return ResultLayout(value.sizes, value.dims, value.extents, value.dtype, written)
+
+    def joined_layout(self, joined: Joined, order: Sequence[int]) -> JoinedLayout:
+        """order: of the tensor's dimensions in memory, outermost first."""
+        parts = tuple(self.result_layout(part, part) for part in joined.parts)
+        return JoinedLayout(joined.sizes, tuple(order), joined.dimension, parts)
 
 
 def axis_names(axes: Sequence[int]) -> list[str]:

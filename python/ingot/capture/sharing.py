@@ -9,7 +9,9 @@ import torch
 
 from ingot.capture.nodes import (
     BATCHED,
+    JOINED,
     LEFT_ALONE,
+    PART,
     WITHOUT_AUTOCAST,
     hands_out_memory,
     is_pure,
@@ -18,7 +20,7 @@ from ingot.capture.nodes import (
 )
 from ingot.capture.table import SHAPE_OPERATORS, TABLE
 
-_MARKS = (BATCHED, LEFT_ALONE, WITHOUT_AUTOCAST)
+_MARKS = (BATCHED, JOINED, LEFT_ALONE, PART, WITHOUT_AUTOCAST)
 
 
 def share(graph: torch.fx.Graph, shareable: Callable[[torch.fx.Node], bool]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ingot.capture.layout import (
+    Joined,
     Leaf,
     UnfitError,
     Value,
@@ -136,6 +137,20 @@ def _view(call: Call) -> Operand:
         return merged
     extents, dims = regroup(value, sizes)
     return Value(call.region.view(value, extents), extents, dims, sizes, value.dtype)
+
+
+@row("ingot::joined")
+def _joined(call: Call) -> Joined:
+    """A concatenation of what a region computes, as capture/joining.py brings it about."""
+    parts, dimension = call["tensors"], call["dim"]
+    for part in parts:
+        if not isinstance(part, Value) or call.region.is_leaf(part) or part.dtype != call.dtype:
+            raise UnfitError("a concatenation of what is there already")
+    if len({part.id for part in parts}) < len(parts):
+        raise UnfitError("the same part twice")
+    if call.sizes is None or call.sizes[dimension] < 0:
+        raise UnfitError("a concatenation along the batch")
+    return Joined(tuple(parts), dimension % len(call.sizes), call.sizes, call.dtype)
 
 
 def _target_sizes(call: Call) -> tuple[int, ...]:

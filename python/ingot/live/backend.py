@@ -24,6 +24,7 @@ from ingot.capture.causal import AskedInVainError, take_causal_inputs, was_asked
 from ingot.capture.derivative import unwatched
 from ingot.capture.feed import Feed
 from ingot.capture.folding import fold_constants
+from ingot.capture.gains import joins_parts
 from ingot.capture.host_time import is_of_the_host
 from ingot.capture.importer import import_graph
 from ingot.capture.nodes import computes, schema_name, where
@@ -295,6 +296,7 @@ def _feed(gm: torch.fx.GraphModule, *arguments: Any) -> Feed:
 
 def _with_refused(feed: Feed, gradients: bool) -> tuple[Feed, dict[str, str]]:
     feed.trains_chains = True
+    feed.joins_parts = joins_parts(feed.device_type, gradients)
     fold_constants(feed)
     refused = views_among_results(feed.graph)
     if gradients:

@@ -43,7 +43,8 @@ class Backward:
     programs: those of its regions; none where PyTorch's operators run. products: compile those that
     contract the batch, of the size that it was made for. inputs: how many there are
     before the gradients; kept: which of them it reads; again: the region's results by PyTorch's
-    operators, None for those that have no gradient; read_again: leaves that this reads besides;
+    operators, None for those that have no gradient; read_again: leaves that this reads besides,
+    needs_read_again: whether what they hold matters;
     differentiable: places of the results that have a gradient.
     """
 
@@ -74,6 +75,9 @@ class Backward:
         self.again = _differentiable_part(region.reference.module, has_gradient)
         used = [bool(n.users) for n in self.again.graph.nodes if n.op == "placeholder"]
         self.read_again = tuple(at for at, has in enumerate(used) if has and not reads[at])
+        # Of a linear region the derivative is the same whatever these hold: a second one needs no
+        # more than their shapes.
+        self.needs_read_again = any(at >= len(leaves) for at in self.kept)
 
     def of_some(
         self, given: tuple[bool, ...], transformed: bool

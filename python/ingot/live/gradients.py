@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -162,6 +163,8 @@ class _RegionFunction(torch.autograd.Function):
                 _held(leaves[at], call.is_severed(at)),
                 -1 if leaves[at].is_inference() else leaves[at]._version,
             )
+            if way.needs_read_again
+            else (at, _zeros_like(leaves[at]), 0)
             for at in way.read_again
         ]
         given = results[: call.results]
@@ -276,6 +279,11 @@ def _held(leaf: torch.Tensor, detached: bool) -> Callable[[], torch.Tensor | Non
     if detached or leaf.numel() == 1 or (leaf._base is not None and leaf._base.is_leaf):
         return lambda: leaf
     return weakref.ref(leaf)
+
+
+def _zeros_like(leaf: torch.Tensor) -> Callable[[], torch.Tensor]:
+    kind = {"dtype": leaf.dtype, "device": leaf.device, "requires_grad": leaf.requires_grad}
+    return partial(torch.zeros, leaf.shape, **kind)
 
 
 def _autocast_of(device: str) -> tuple[str, torch.dtype, bool]:

@@ -10,7 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ingot.capture.captured import Captured, Region, Slot, TorchStep, slots_read
+from ingot.capture.table import HALVES
 from ingot.live.products import transposed_product
+from ingot.runtime.layouts import JoinedLayout
+from ingot.runtime.signature import BATCH
 
 _LEAVES = ("input", "parameter", "buffer")
 _ELEMENTWISE = {"approximate", "min", "max", "alpha", "beta", "threshold", "negative_slope"}
@@ -21,13 +24,15 @@ def apart(captured: Captured) -> Captured:
     steps = list(captured.steps)
     outputs = {o.index for o in captured.outputs if isinstance(o, Slot)}
     for region in captured.regions:
+        if any(isinstance(layout, JoinedLayout) for layout in region.result_layouts):
+            continue  # places of its results are none of its graph's
         for slot in region.results:
             readers = [step for step in steps if slot in slots_read(step)]
             if slot in outputs or len(readers) != 1 or len(region.results) == 1:
                 continue
             place, (reader,) = region.results.index(slot), readers
             is_product = isinstance(reader, TorchStep) and reader.target is transposed_product
-            if is_product and _is_elementwise(region, place):
+            if is_product and _is_elementwise(region, place) and not _is_read_anyway(region, place):
                 region = _moved(steps, region, place, reader)
     return replace(captured, steps=steps)
 
@@ -77,6 +82,33 @@ def _is_elementwise(region: Region, place: int) -> bool:
         and set(value.get("attributes", {})) <= {*_ELEMENTWISE, "shape", "dtype"}
         for value in computed
     )
+
+
+def _is_read_anyway(region: Region, place: int) -> bool:
+    """Whether the operand is computed from several tensors that another result is computed from,
+    too, in a region after whose only product there is nothing that it would be held for."""
+    values = region.graph["values"]
+    products = sum(value["op"] == "matmul" for value in values)
+    if products != 1 or region.result_layouts[place].dtype not in HALVES:
+        return False
+
+    def read(at: int) -> set[int]:
+        return {
+            leaf
+            for leaf in _needed(region, at)
+            if values[leaf]["op"] in _LEAVES and values[leaf]["shape"] == shape
+        }
+
+    shape = _shape_of(region, place)
+    own = read(place)
+    others = (at for at in range(len(region.results)) if at != place)
+    return len(own) > 1 and any(own <= read(at) for at in others)
+
+
+def _shape_of(region: Region, place: int) -> list:
+    """As the graph writes a leaf's."""
+    layout = region.result_layouts[place]
+    return ["B" if extent == BATCH else extent for extent in layout.written or layout.extents]
 
 
 def _alone(region: Region, place: int) -> Region:

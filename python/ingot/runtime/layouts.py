@@ -24,13 +24,24 @@ class LeafLayout:
     axes: for each of [batch, rows, groups, features] the tensor dimension that runs along it
     (several, outermost first, that lie in memory as one), or None where the extent is 1; splits:
     for an axis that is one factor of a dimension, (the factor's extent, `BATCH` for the one that is
-    left; how many elements of the dimension one step along the axis spans).
+    left; how many elements of the dimension one step along the axis spans). part: of the tensor
+    only this is the leaf: along a dimension, from an element on, so many.
     """
 
     axes: tuple[int | tuple[int, ...] | None, ...]
     splits: tuple[tuple[int, int] | None, ...] = (None, None, None, None)
+    part: tuple[int, int, int] | None = None
+
+    def offset(self, tensor: torch.Tensor) -> int:
+        """Bytes from the tensor's first element to the leaf's."""
+        if self.part is None:
+            return 0
+        dimension, start, _ = self.part
+        return start * tensor.stride(dimension) * tensor.element_size()
 
     def sizes_and_strides(self, tensor: torch.Tensor) -> tuple[list[int], list[int]]:
+        if self.part is not None:
+            tensor = tensor.narrow(*self.part)
         sizes, strides = [1] * AXES, [0] * AXES
         for axis, dimension in enumerate(self.axes):
             if dimension is None:
@@ -92,10 +103,54 @@ class ResultLayout:
             step = strides[dimension] * max(sizes[dimension], 1)
         return sizes, tuple(strides)
 
-    def in_graph(self, batch: int) -> tuple[list[int], list[int]]:
-        """Extents and strides of the graph's value."""
+    def in_graph(self, batch: int) -> list[tuple[list[int], list[int], int]]:
+        """Extents and strides of the graph's value, and where its first element lies: in bytes."""
         extents = concrete(self.written or self.extents, batch)
-        return extents, _dense_strides(extents)
+        return [(extents, _dense_strides(extents), 0)]
+
+
+@dataclass(frozen=True)
+class JoinedLayout:
+    """Results that are handed back as one tensor: its parts along a dimension, one behind another.
+
+    shape: of the whole; order: its dimensions in memory, outermost first; parts: of each result.
+    """
+
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    dimension: int
+    parts: tuple[ResultLayout, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].dtype
+
+    def allocation(self, batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Sizes and strides of the tensor."""
+        sizes = tuple(concrete(self.shape, batch))
+        strides, step = [0] * len(sizes), 1
+        for dimension in reversed(self.order):
+            strides[dimension] = step
+            step *= max(sizes[dimension], 1)
+        return sizes, tuple(strides)
+
+    def in_graph(self, batch: int) -> list[tuple[list[int], list[int], int]]:
+        """As ResultLayout's, for each of the graph's values."""
+        _, strides = self.allocation(batch)
+        places, before = [], 0
+        for part in self.parts:
+            extents, along = concrete(part.extents, batch), [0] * AXES
+            for stride, axes in zip(strides, part.axes):
+                for axis in reversed(axes):
+                    along[axis] = stride
+                    stride *= extents[axis]
+            offset = before * strides[self.dimension] * self.dtype.itemsize
+            places.append((extents, along, offset))
+            before += part.shape[self.dimension]
+        return places
+
+
+TensorLayout = ResultLayout | JoinedLayout
 
 
 def memory_holds(tensor: torch.Tensor) -> bool:

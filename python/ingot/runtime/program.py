@@ -18,7 +18,7 @@ import torch
 
 from ingot.runtime import library as _library
 from ingot.runtime.frozen import FrozenWeights, check_counted
-from ingot.runtime.layouts import LeafLayout, ResultLayout, fill, memory_holds, resolved
+from ingot.runtime.layouts import LeafLayout, TensorLayout, fill, memory_holds, resolved
 from ingot.runtime.library import IngotError, library
 from ingot.runtime.signature import Signature
 
@@ -66,7 +66,11 @@ class _Slot:
 
 
 class Binding:
-    """Everything about a call that its tensors' layouts decide: sizes, strides, workspace."""
+    """Everything about a call that its tensors' layouts decide: sizes, strides, workspace.
+
+    outputs: sizes, strides and dtype of each tensor that a call gives, offsets: where in it, in
+    bytes, the graph's results lie that it holds; starts: leaves that lie behind their tensors'
+    first elements, and by how many bytes."""
 
     __slots__ = (
         "allocate",
@@ -78,9 +82,11 @@ class Binding:
         "guards",
         "guards_made",
         "is_elsewhere",
+        "offsets",
         "on_cuda",
         "outputs",
         "slots",
+        "starts",
         "template",
         "workspace_bytes",
     )
@@ -150,7 +156,7 @@ class Program:
         device: str = "cpu",
         precision: str = "fp32",
         leaf_layouts: Sequence[LeafLayout] | None = None,
-        result_layouts: Sequence[ResultLayout] | None = None,
+        result_layouts: Sequence[TensorLayout] | None = None,
         options: dict | None = None,
     ):
         self.graph = graph
@@ -200,9 +206,10 @@ class Program:
     def compile_for(self, tensors: Sequence[torch.Tensor]) -> None:
         """The same for a call with tensors laid out like these, which may hold nothing, and be on
         the device "meta"."""
-        array, batch, _ = self._laid_out(tensors)
+        array, batch, *_ = self._laid_out(tensors)
         for at, entry in enumerate(array):
-            entry.data, entry.device = (1 + at) << _FAR_APART, 0 if self.on_cuda else -1
+            entry.data = (entry.data or 0) + ((1 + at) << _FAR_APART)
+            entry.device = 0 if self.on_cuda else -1
         self._library.check(
             self._library.ingot_program_compile(self._handle, batch, array, len(array))
         )
@@ -320,12 +327,16 @@ class Program:
         for tensor in tensors:
             words[at] = tensor.data_ptr()
             at += _WORDS
+        for leaf, offset in binding.starts:
+            words[_CALL_WORDS + leaf * _WORDS] += offset
         allocate = binding.allocate
         results = []
-        for sizes, strides, dtype in binding.outputs:
+        for (sizes, strides, dtype), offsets in zip(binding.outputs, binding.offsets):
             result = allocate(sizes, strides, dtype)
-            words[at] = result.data_ptr()
-            at += _WORDS
+            address = result.data_ptr()
+            for offset in offsets:
+                words[at] = address + offset
+                at += _WORDS
             results.append(result)
         workspace_bytes = binding.workspace_bytes
         if binding.on_cuda:
@@ -394,36 +405,43 @@ class Program:
         return binding
 
     def _laid_out(self, tensors: Sequence[torch.Tensor]) -> tuple:
-        """How a call's tensors and results lie, for the library; the batch size; the results as
-        they are allocated."""
+        """How a call's tensors and results lie, for the library, with bytes from a tensor's start
+        in the place of addresses; the batch size; the results as they are allocated; where in these
+        the graph's lie."""
         if len(tensors) != len(self._leaf_layouts):
             raise IngotError(
                 f"{self.signature.name} takes {len(self._leaf_layouts)} tensors, "
                 f"got {len(tensors)}",
                 _library.STATUS_INVALID_ARGUMENT,
             )
-        array = (_library.Tensor * (len(tensors) + len(self.result_layouts)))()
+        places = sum(len(layout.in_graph(1)) for layout in self.result_layouts)
+        array = (_library.Tensor * (len(tensors) + places))()
         batch = 1
         for index, tensor in enumerate(tensors):
             sizes, strides = self._leaf_layouts[index].sizes_and_strides(tensor)
             if self.signature.leaves[index].is_batched:
                 batch = sizes[0]
             fill(array[index], sizes, strides, tensor.dtype, tensor.get_device())
-        outputs = []
-        for index, layout in enumerate(self.result_layouts):
-            sizes, strides = layout.allocation(batch)
-            extents, along = layout.in_graph(batch)
-            device_index = tensors[0].get_device()
-            fill(array[len(tensors) + index], extents, along, layout.dtype, device_index)
-            outputs.append((sizes, strides, layout.dtype))
-        return array, batch, outputs
+            array[index].data = self._leaf_layouts[index].offset(tensor)
+        outputs, offsets, at = [], [], len(tensors)
+        device_index = tensors[0].get_device()
+        for layout in self.result_layouts:
+            outputs.append((*layout.allocation(batch), layout.dtype))
+            offsets.append(())
+            for extents, along, offset in layout.in_graph(batch):
+                fill(array[at], extents, along, layout.dtype, device_index)
+                array[at].data = offset
+                offsets[-1] += (offset,)
+                at += 1
+        return array, batch, outputs, offsets
 
     def _make_binding(self, tensors: Sequence[torch.Tensor], key: tuple) -> Binding:
         for index, tensor in enumerate(tensors[: len(self._leaf_layouts)]):
             self._check_leaf(index, tensor)
-        array, batch, outputs = self._laid_out(tensors)
+        array, batch, outputs, offsets = self._laid_out(tensors)
         binding = Binding()
-        binding.outputs = outputs
+        binding.outputs, binding.offsets = outputs, offsets
+        binding.starts = [(at, array[at].data) for at in range(len(tensors)) if array[at].data]
         binding.batch = batch
         binding.expected = key
         binding.is_elsewhere = not all(memory_holds(tensor) for tensor in tensors)
@@ -435,7 +453,7 @@ class Program:
         # whatever would take several times as much.
         for at, entry in enumerate(array):
             known = tensors[at].data_ptr() if at < len(tensors) else 0
-            entry.data = known or (1 + at) << _FAR_APART
+            entry.data = (entry.data or 0) + (known or (1 + at) << _FAR_APART)
         binding.workspace_bytes = self._call_size(batch, ctypes.addressof(array), len(array))
         binding.allocate = _allocator(binding.device)
         call = _library.Call(

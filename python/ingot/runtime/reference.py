@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from ingot.runtime import library as _library
-from ingot.runtime.layouts import LeafLayout, ResultLayout, fill
+from ingot.runtime.layouts import LeafLayout, TensorLayout, fill
 from ingot.runtime.library import library
 
 
@@ -17,25 +17,28 @@ def evaluate_fp64(
     graph: dict,
     tensors: Sequence[torch.Tensor],
     leaf_layouts: Sequence[LeafLayout],
-    result_layouts: Sequence[ResultLayout],
+    result_layouts: Sequence[TensorLayout],
 ) -> list[torch.Tensor]:
     """The library's reference evaluation of a graph in double precision, on host tensors."""
     leaves = [v for v in graph["values"] if v["op"] in ("input", "parameter", "buffer")]
-    array = (_library.Tensor * (len(tensors) + len(result_layouts)))()
+    array = (_library.Tensor * (len(tensors) + len(graph["results"])))()
     batch = 1
     for index, (tensor, layout) in enumerate(zip(tensors, leaf_layouts)):
         sizes, strides = layout.sizes_and_strides(tensor)
         if leaves[index]["shape"][0] == "B":
             batch = sizes[0]
         fill(array[index], sizes, strides, tensor.dtype, -1)
-        array[index].data = tensor.data_ptr()
+        array[index].data = tensor.data_ptr() + layout.offset(tensor)
     results = []
-    for index, layout in enumerate(result_layouts):
+    entries = iter(range(len(tensors), len(array)))
+    for layout in result_layouts:
         sizes, strides = layout.allocation(batch)
-        extents, along = layout.in_graph(batch)
         result = torch.empty_strided(sizes, strides, dtype=torch.float64)
-        fill(array[len(tensors) + index], extents, along, torch.float64, -1)
-        array[len(tensors) + index].data = result.data_ptr()
+        for extents, along, offset in layout.in_graph(batch):
+            entry = array[next(entries)]
+            fill(entry, extents, along, torch.float64, -1)
+            # The layout counts in the dtype that the result has elsewhere.
+            entry.data = result.data_ptr() + offset // layout.dtype.itemsize * 8
         results.append(result)
     loaded = library()
     loaded.check(
