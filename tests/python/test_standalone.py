@@ -395,7 +395,7 @@ def test_command_writes_and_says_that_nothing_ran(tmp_path):
     ],
 )
 def test_brackets_around_an_operation_go(text, bare):
-    assert printing._bare(text) == bare
+    assert printing.bare(text) == bare
 
 
 def test_writes_sums_and_products_as_python_does():

@@ -19,7 +19,8 @@ from ingot.capture.feed import batched_inputs
 from ingot.runtime.library import library
 from ingot.runtime.program import Program
 from ingot.runtime.signature import BATCH
-from ingot.standalone.printing import FunctionPrinter, Names, simplify, wrapped
+from ingot.standalone.functions import FunctionPrinter, compute_late, simplify
+from ingot.standalone.printing import Names, assigned, wrapped
 
 _CPP_DTYPES = {
     torch.float32: "at::kFloat",
@@ -280,6 +281,9 @@ class FileRegion:
         if found.batch in (None, self.batch):
             self.derivative = found
             simplify(found.graph.graph)
+            compute_late(found.graph.graph)
+            if not any(place >= len(self.results) for place in self._stored()):
+                self.storing = self
 
     def _roles(self) -> list[str | None]:
         return [leaf.role for leaf in self.program.signature.leaves]
@@ -304,25 +308,30 @@ class FileRegion:
         if self.derivative is None:
             return []
         found, graph = self.derivative, self.derivative.graph.graph
-        names = Names(["torch", "needs"])
+        names = Names(["torch", "needs", "given", "unused"])
         leaves = [names.new(spec.name) for spec in self.leaves]
         of_place = {place: name for name, place in self.products.items()}
         stored = [names.new(of_place[place]) for place in found.stored]
+        read = [n for n, place in zip(stored, found.stored) if place in self._kept()["stored"]]
         gradients = [
             names.new(f"d_{spec.name}")
             for spec, differs in zip(self.results, found.differentiable, strict=True)
             if differs
         ]
         arguments = [*leaves, *stored, *gradients]
-        given = [*(leaves[at] for at in self._kept()["read"]), *stored, *gradients]
+        given = [*(leaves[at] for at in self._kept()["read"]), *read, *gradients]
         results: list[Any] = [None] * len(leaves)
         needs = [""] * len(leaves)
         output = next(n for n in graph.nodes if n.op == "output")
         for at, result in zip(found.wanted, output.args[0], strict=True):
             results[at], needs[at] = result, f"needs[{at}]"
-        printer = FunctionPrinter(graph, arguments, results=results, needs=needs, free=True)
-        header = wrapped(f"def derivative(needs, {', '.join(given)}):", indent)
-        return [*header, *printer.lines(indent + "    ")]
+        held = [name for name, role in zip(leaves, self._roles(), strict=True) if role != "input"]
+        printer = FunctionPrinter(graph, arguments, needs, results, free=True, held=held)
+        inside = indent + "    "
+        # What nothing reads any more is freed: the list must not hold it.
+        targets = given if len(given) > 1 else [f"({given[0]},)"]
+        taken = [*assigned(targets, "given", inside), f"{inside}given.clear()"]
+        return [f"{indent}def derivative(needs, given):", *taken, *printer.lines(inside)]
 
     def copies(self) -> bool:
         """Whether backward reads what may be written before."""
@@ -333,21 +342,23 @@ class FileRegion:
         """Places of leaves and results, by what backward does with them."""
         nodes = [n for n in self.region.reference.module.graph.nodes if n.op == "placeholder"]
         read = again = tuple(at for at, node in enumerate(nodes) if node.users)
-        stored: tuple[int, ...] = ()
+        stored = self._stored()
         if self.derivative is not None:
-            stored, reads = self.derivative.stored, self.derivative.reads
-            read = tuple(at for at in range(len(nodes)) if reads[at])
+            read = tuple(at for at in range(len(nodes)) if self.derivative.reads[at])
         return {
             "read": read,
             "again": tuple(at for at in again if at not in read),
             "stored": stored,
             "copied": tuple(at for at in read if at in self.written[0]),
-            "copied_results": tuple(
-                place
-                for at, place in enumerate(stored, len(nodes))
-                if place in self.written[1] and reads[at]
-            ),
+            "copied_results": tuple(place for place in stored if place in self.written[1]),
         }
+
+    def _stored(self) -> tuple[int, ...]:
+        """Places of the results that the derivative reads."""
+        if self.derivative is None:
+            return ()
+        stored = enumerate(self.derivative.stored, len(self.leaves))
+        return tuple(place for at, place in stored if self.derivative.reads[at])
 
     def constant_results(self) -> tuple[int, ...]:
         """Results that no gradient goes through."""
