@@ -131,14 +131,15 @@ class Standalone:
     def _file_region(self, region, twin, layouts: Layouts, batch: int | None) -> FileRegion:
         how = (batch, self.precision, self.sm)
         if twin is not None:
-            how = (*how, (twin[0].written_leaves, twin[0].written))
+            found = twin[0]
+            how = (*how, (found.written_leaves, found.written_inputs, found.written))
         made = FileRegion(region, layouts, *how)
         known = self.regions.get(made.key())
         if known is None:
             made.name = "region"
             cuda_sources([made])  # raises where it cannot be written
-            stores = twin is not None and twin[0].reference.products
-            made.take_gradients(FileRegion(*twin, *how) if stores else None)
+            multiplies = twin is not None and made.has_product()
+            made.take_gradients(FileRegion(*twin, *how) if multiplies else None)
             known = self.regions[made.key()] = made
         return known
 

@@ -264,6 +264,80 @@ def test_what_a_forward_copies_may_be_written_before_backward(reader):
         torch.testing.assert_close(own, eagers, rtol=1e-4, atol=1e-3)
 
 
+class ReadsState(nn.Module):
+    """Of what has no gradient: an input, and buffers in front of a layer."""
+
+    def __init__(self, reader):
+        super().__init__()
+        self.a, self.gain, self.reader = nn.Linear(64, 64), nn.Parameter(torch.rand(64)), reader
+        self.register_buffer("mean", torch.rand(64))
+
+    def forward(self, x):
+        return self.reader(self, x)
+
+
+NOT_KEPT = {
+    "an activation": lambda m, x: m.a(x.tanh()).relu(),
+    "normalised": lambda m, x: m.a(nn.functional.normalize(x)).relu(),
+    "centred": lambda m, x: m.a((x - m.mean) / 3).relu(),
+    "its square": lambda m, x: m.a(x * x),
+    "with a bias": lambda m, x: m.a(torch.relu(x + m.gain)),
+    "a residual": lambda m, x: m.a(x.sigmoid()) + x,
+    "where it is large": lambda m, x: torch.where(x > 0, m.a(m.gain.expand(x.shape)), x),
+    "of the state": lambda m, x: m.a(m.gain.expand(x.shape) - m.mean).sigmoid(),
+}
+ALSO_KEPT = {
+    "a factor": lambda m, x: m.a(x * m.gain).relu(),
+    "of a product": lambda m, x: m.a(m.gain.expand(x.shape)) * x,
+}
+EAGER_REFUSES = "modified by an inplace operation"
+
+
+def gradients_after_writes(module: nn.Module, bf16: bool) -> list[torch.Tensor]:
+    """Of the parameters, with another input and other state in place before backward."""
+    torch.manual_seed(3)
+    x, mean = torch.randn(48, 64), module.mean.clone()
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        result = module(x)
+    x.zero_()
+    module.mean.zero_()
+    parameters = list(module.parameters())
+    found = torch.autograd.grad(result.float().square().sum(), parameters, allow_unused=True)
+    module.mean.copy_(mean)
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters)]
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("reader", NOT_KEPT)
+def test_inputs_without_a_gradient_may_be_written_as_eagers(reader, bf16):
+    module = ReadsState(NOT_KEPT[reader])
+    optimised = ingot.optimize(module)
+    for _ in range(2):  # a call that is captured, and one that is not
+        found = [gradients_after_writes(called, bf16) for called in (optimised, module)]
+        for own, eagers in zip(*found, strict=True):
+            torch.testing.assert_close(own, eagers, rtol=3e-2 if bf16 else 1e-4, atol=1e-2)
+    assert calls_of(optimised)
+
+
+@pytest.mark.parametrize("reader", [*ALSO_KEPT.values(), lambda m, x: m.a(x).relu()])
+def test_inputs_that_eager_keeps_are_not_copied(reader):
+    module = ReadsState(reader)
+    optimised, x = ingot.optimize(module), torch.randn(48, 64)
+    for called in (optimised, module):
+        with pytest.raises(RuntimeError, match=EAGER_REFUSES):
+            gradients_after_writes(called, False)
+    assert kept_bytes(optimised, x) <= kept_bytes(module, x)
+
+
+@pytest.mark.parametrize("reader", [lambda m, x: m.a(x).relu(), *NOT_KEPT.values()])
+def test_under_autocast_the_casts_of_inputs_are_kept(reader):
+    module, x = ReadsState(reader), torch.randn(48, 64)
+    optimised = ingot.optimize(module)
+    with torch.autocast("cpu", torch.bfloat16):
+        optimised(x)
+        assert kept_bytes(optimised, x) <= kept_bytes(module, x)
+
+
 @pytest.mark.thorough
 def test_residual_layers_keep_two_tensors_a_layer():
     """A product and a sum: the norm between them is computed again."""

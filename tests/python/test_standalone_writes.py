@@ -63,19 +63,19 @@ def the_buffer(module, x, results):
     module.shift += 1
 
 
-def gradients(module, write, *, again: bool = False) -> list[torch.Tensor]:
-    """Of the last result, something being written before backward."""
+def gradients(module, write, *, again: bool = False, wanted: bool = True) -> list[torch.Tensor]:
+    """Of the last result, something being written before backward. wanted: of the input, too."""
     torch.manual_seed(2)
-    source = torch.randn(32, 64, requires_grad=True)
+    source = torch.randn(32, 64, requires_grad=wanted)
     x = source * 1
     results = module(x)
     results = results if isinstance(results, tuple) else (results,)
     with torch.no_grad():
         write(module, x, results)
-    wanted = [source, module.a.weight, module.b.weight]
+    of = [*([source] if wanted else []), module.a.weight, module.b.weight]
     options = {"allow_unused": True, "create_graph": again}
-    found = torch.autograd.grad(results[-1].sum(), wanted, **options)
-    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, wanted)]
+    found = torch.autograd.grad(results[-1].sum(), of, **options)
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, of)]
 
 
 WRITES = {
@@ -99,6 +99,24 @@ def test_what_the_original_does_not_keep_may_be_written(case, tmp_path):
     reference, ours, _, calls = of_file(tmp_path, forward)
     expected = gradients(reference, write)
     for found, like in zip(gradients(ours, write), expected):
+        torch.testing.assert_close(found, like, rtol=1e-4, atol=1e-4)
+    assert calls
+
+
+WITHOUT_A_GRADIENT = {
+    "an activation": ("return self.b(torch.relu(self.a(torch.tanh(x))))", the_input),
+    "a unit that keeps it": ("return self.a(nn.functional.gelu(x))", the_input),
+    "a residual": ("return x + self.a(x.sigmoid())", the_input),
+    "the state": ("return self.a((x - self.shift) / 2).sigmoid()", the_buffer),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT_A_GRADIENT)
+def test_an_input_without_a_gradient_may_be_written(case, tmp_path):
+    forward, write = WITHOUT_A_GRADIENT[case]
+    reference, ours, _, calls = of_file(tmp_path, forward)
+    expected = gradients(reference, write, wanted=False)
+    for found, like in zip(gradients(ours, write, wanted=False), expected):
         torch.testing.assert_close(found, like, rtol=1e-4, atol=1e-4)
     assert calls
 

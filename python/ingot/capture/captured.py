@@ -56,7 +56,8 @@ class Region:
     further results, which backward reads. Several of its results may be parts of one tensor, which
     then is one of the region's (a JoinedLayout). reference: the same by PyTorch's operators;
     written, written_leaves: places of results, and of leaves, of which backward reads copies, since
-    the caller may write into them before."""
+    the caller may write into them before; written_inputs: of leaves, where these have no gradient.
+    """
 
     graph: dict
     leaves: list[int]
@@ -68,6 +69,7 @@ class Region:
     reference: Reference
     written: frozenset[int] = frozenset()
     written_leaves: frozenset[int] = frozenset()
+    written_inputs: frozenset[int] = frozenset()
 
 
 @dataclass

@@ -87,9 +87,11 @@ def batched_inputs(tensors: list[torch.Tensor]) -> tuple[tuple[bool, ...], int]:
     return tuple(t.dim() >= 2 and t.size(0) == size for t in tensors), size
 
 
-def needing_gradients(feed: Feed) -> set[torch.fx.Node]:
-    """Nodes whose tensors autograd would say to require a gradient."""
+def needing_gradients(feed: Feed, without: torch.fx.Node | None = None) -> set[torch.fx.Node]:
+    """Nodes whose tensors autograd would say to require a gradient. without: an input that is to
+    require none."""
     found = {node for node, known in feed.placeholders.items() if known.requires_grad}
+    found.discard(without)
     for node in feed.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and not value.is_floating_point():

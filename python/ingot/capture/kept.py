@@ -43,6 +43,8 @@ _READ_BY_EAGER = {
 }
 # These only for the gradient of the other operand.
 _READ_FOR_THE_OTHER = {"aten::mul", "aten::div", "aten::addcmul", "aten::addcdiv", "aten::dot"}
+# Which operand says where, and is kept for that.
+_MASKS = {"aten::where": 0, "aten::masked_fill": 1}
 
 
 class Kept:
@@ -53,7 +55,7 @@ class Kept:
     decisions, with their place among the results; statistics: of batch norms in training, with
     those of "mean" and "variance", or of what follows from it; written, written_leaves: places of
     results, and of leaves, that the caller may write into before backward, since eager keeps
-    something else.
+    something else; written_inputs: of leaves of which it does where they have no gradient.
     """
 
     def __init__(
@@ -79,23 +81,32 @@ class Kept:
         self.written = frozenset(
             at
             for node, at in self.values.items()
-            if node in self.given and hands_out_memory(node) and not self._is_eagers_too(node)
+            if node in self.given
+            and hands_out_memory(node)
+            and not _is_eagers_too(node, self._needing)
         )
+        sources = {
+            at: source_of(node)
+            for at, (node, _) in enumerate(self.region.leaves if cut.gradients else ())
+            if self._may_be_written(source_of(node))
+        }
         self.written_leaves = frozenset(
             at
-            for at, (node, _) in enumerate(self.region.leaves if cut.gradients else ())
-            if self._is_read(node) and self._may_be_written(source_of(node))
+            for at, source in sources.items()
+            if source in self._needing
+            and self._is_read(self.region.leaves[at][0])
+            and not _is_eagers_too(source, self._needing)
         )
+        self.written_inputs = frozenset(at for at, s in sources.items() if self._is_lent(s))
 
     def _may_be_written(self, source: torch.fx.Node) -> bool:
-        """Whether a leaf is an activation of which eager keeps something else: `h += block(h)`."""
+        """Whether a leaf is a tensor of the caller's, `h += block(h)`, or a module's state."""
         known = self.cut.feed.placeholders.get(source)
-        comes_in = known is not None and known.source.kind == "input"
-        return (
-            source in self._needing
-            and (comes_in or (known is None and hands_out_memory(source)))
-            and not self._is_eagers_too(source)
-        )
+        return hands_out_memory(source) if known is None else known.source.kind != "parameter"
+
+    def _is_lent(self, source: torch.fx.Node) -> bool:
+        """Whether eager keeps something else of it where it has no gradient."""
+        return not _is_eagers_too(source, needing_gradients(self.cut.feed, without=source))
 
     def _store(self, node: torch.fx.Node) -> None:
         value = self.cut.entries[node].value
@@ -145,19 +156,6 @@ class Kept:
 
     def _is_kept_by_eager(self, node: torch.fx.Node) -> bool:
         return any(_keeps_operand(user) for user in node.users if user in self.nodes)
-
-    def _is_eagers_too(self, node: torch.fx.Node) -> bool:
-        """Whether eager keeps the memory of what is handed out, and refuses it once written."""
-        return node.target in BY_RESULT or any(
-            _keeps_operand(user)
-            or schema_name(user.target) in _READ_BY_EAGER
-            or (schema_name(user.target) in _READ_FOR_THE_OTHER and self._has_other(user, node))
-            or (_is_view(user) and self._is_eagers_too(user))
-            for user in node.users
-        )
-
-    def _has_other(self, user: torch.fx.Node, node: torch.fx.Node) -> bool:
-        return any(other in self._needing for other in user.all_input_nodes if other is not node)
 
     @functools.cached_property
     def _needing(self) -> set[torch.fx.Node]:
@@ -211,15 +209,29 @@ class Kept:
     def _operands(self, product: torch.fx.Node) -> list[torch.fx.Node]:
         """Operands that forward writes for the product alone and PyTorch keeps for backward, beside
         what they are computed from: kept, they need not be computed again, in no more memory. A
-        norm of a sum that is stored is written by backward, which reads the sum anyway."""
+        norm of a sum that is stored is written by backward, which reads the sum anyway. So are
+        those of an input without a gradient, which PyTorch does not keep."""
         return [
             operand
             for operand in product.all_input_nodes
             if operand in self.nodes
-            and schema_name(operand.target) in KEEPING_OPERANDS
+            and (schema_name(operand.target) in KEEPING_OPERANDS or self._is_of_lent(operand))
             and isinstance(self.cut.entries[operand].value, Value)
             and not self._is_norm_of_stored_sum(operand)
         ]
+
+    def _is_of_lent(self, operand: torch.fx.Node) -> bool:
+        ahead, seen = [operand], {operand}
+        while ahead:
+            node = ahead.pop()
+            if node in self._needing:
+                return False
+            if node in self.nodes:
+                ahead += set(node.all_input_nodes) - seen
+                seen.update(node.all_input_nodes)
+            elif self._may_be_written(source_of(node)) and self._is_lent(source_of(node)):
+                return True
+        return False
 
     def _is_norm_of_stored_sum(self, operand: torch.fx.Node) -> bool:
         of = operand.args[0]
@@ -288,6 +300,34 @@ def _keeps_operand(node: torch.fx.Node) -> bool:
     name, operands = schema_name(node.target), node.all_input_nodes
     squares = name == "aten::mul" and len(operands) == 1 and node.args[0] is node.args[1]
     return squares or name in _KEPT_BY_EAGER
+
+
+def _is_eagers_too(node: torch.fx.Node, needing: set[torch.fx.Node]) -> bool:
+    """Whether eager keeps the memory of what is handed out or comes in, and refuses it once
+    written. needing: what has a gradient."""
+    return (node in needing and node.target in BY_RESULT) or any(
+        (user in needing and _keeps(user, node, needing))
+        or (_is_view(user) and _is_eagers_too(user, needing))
+        for user in node.users
+    )
+
+
+def _keeps(user: torch.fx.Node, node: torch.fx.Node, needing: set[torch.fx.Node]) -> bool:
+    """Whether eager's derivative of an operator reads this one of its operands."""
+    name = schema_name(user.target)
+    if name in PRODUCTS and node not in needing and _is_cast_inside(user, node):
+        return False
+    if name in _READ_FOR_THE_OTHER:
+        others = (other for other in user.all_input_nodes if other is not node)
+        return _keeps_operand(user) or not needing.isdisjoint(others)
+    mask = _MASKS.get(name)
+    is_mask = mask is not None and len(user.args) > mask and user.args[mask] is node
+    return is_mask or _keeps_operand(user) or name in _READ_BY_EAGER
+
+
+def _is_cast_inside(user: torch.fx.Node, node: torch.fx.Node) -> bool:
+    """Whether autocast keeps a copy of an operand, in 16 bits."""
+    return user.meta["val"].dtype != node.meta["val"].dtype
 
 
 def _is_off(node: torch.fx.Node) -> bool:

@@ -5,6 +5,9 @@ several calls in one context, and the backward pass, find it. A region would cas
 call instead, which for a large weight costs as much as half of its product. So PyTorch casts it, in
 front of the region, by an operator that autocast looks after and that computes nothing: an einsum
 which only names its operand's axes.
+
+An input without a gradient is cast by the region, once for all products: what backward reads of it
+is the cast, as for eager, and the caller may write into the input before.
 """
 
 from __future__ import annotations
@@ -13,8 +16,9 @@ from collections.abc import Container
 
 import torch
 
-from ingot.capture.feed import Feed, Placeholder
+from ingot.capture.feed import Feed, Placeholder, needing_gradients
 
+_aten = torch.ops.aten
 # Smaller weights are cast, by the region, in less time than PyTorch takes to hand out its copy.
 _LEAST_ELEMENTS = 1 << 22
 # Products and where their schemas have matrices.
@@ -29,18 +33,38 @@ def cast_by_torch(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) 
     parameters = [node for node, known in feed.placeholders.items() if _is_kept(node, known)]
     casts = []
     for weight in parameters:
-        users = [
-            node for node in weight.users if _multiplies(node, weight) and node.name not in refused
-        ]
+        users = _products_of(weight, refused)
         if not users:
             continue
         with feed.graph.inserting_before(min(users)):
-            cast = feed.graph.call_function(torch.ops.aten.einsum.default, ("ij->ij", [weight]))
+            cast = feed.graph.call_function(_aten.einsum.default, ("ij->ij", [weight]))
         cast.meta["val"] = weight.meta["val"].to(dtype)
         for node in users:
             node.replace_input_with(weight, cast)
         casts.append(cast.name)
     return casts
+
+
+def cast_inputs(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) -> None:
+    """Writes the casts of what products read that has no gradient and is no module's. dtype,
+    refused: as above."""
+    needing = needing_gradients(feed)
+    for node in list(feed.graph.nodes):
+        value, known = node.meta.get("val"), feed.placeholders.get(node)
+        is_wide = isinstance(value, torch.Tensor) and value.dtype == torch.float32
+        if node in needing or not is_wide or (known and known.source.kind != "input"):
+            continue
+        users = _products_of(node, refused)
+        if users:
+            with feed.graph.inserting_before(min(users)):
+                cast = feed.graph.call_function(_aten._to_copy.default, (node,), {"dtype": dtype})
+            cast.meta["val"] = value.to(dtype)
+            for user in users:
+                user.replace_input_with(node, cast)
+
+
+def _products_of(node: torch.fx.Node, refused: Container[str]) -> list[torch.fx.Node]:
+    return [user for user in node.users if _multiplies(user, node) and user.name not in refused]
 
 
 def _is_kept(node: torch.fx.Node, known: Placeholder) -> bool:

@@ -32,7 +32,7 @@ from ingot.capture.numbers import numbers_as_tensors
 from ingot.capture.products import PRODUCTS
 from ingot.capture.table import SHAPE_OPERATORS
 from ingot.live import policy
-from ingot.live.autocast import cast_by_torch
+from ingot.live.autocast import cast_by_torch, cast_inputs
 from ingot.live.compiled import Compiled, RefusedError
 from ingot.live.memory import copies_of_inputs, copies_of_written, views_among_results
 from ingot.live.pieces import compile_pieces
@@ -222,6 +222,8 @@ def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
     )
     if autocast is not None:
         refused.update(dict.fromkeys(cast_by_torch(feed, autocast, refused), ""))
+        if gradients:
+            cast_inputs(feed, autocast, refused)
     own_products = _has_own_products(feed.device_type, autocast)
     own_products &= not (gradients and feed.tf32 and is_of_the_host(feed.graph.nodes))
     for _ in range(_MAX_REFUSALS):

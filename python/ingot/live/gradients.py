@@ -156,6 +156,9 @@ class _RegionFunction(torch.autograd.Function):
         for at, place in enumerate(stored, len(leaves)) if written else ():
             if place in written and way.derivative.reads[at]:
                 inputs[at] = inputs[at].clone()
+        for at in call.region.written_inputs:
+            if way.derivative.reads[at] and not leaves[at].requires_grad:
+                inputs[at] = inputs[at].clone()
         ctx.save_for_backward(*[inputs[at] for at in way.kept])
         ctx.others = [
             (

@@ -158,7 +158,7 @@ class FileRegion:
         batch: int | None,
         precision: str,
         sm: int,
-        written: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset()),
+        written: tuple[frozenset[int], ...] = (frozenset(),) * 3,
     ):
         """written: places of leaves and of results that the caller may write into before
         backward, which reads them."""
@@ -260,9 +260,13 @@ class FileRegion:
         names = Names(["torch", "needs"])
         return [names.new(spec.name) for spec in self.leaves]
 
+    def has_product(self) -> bool:
+        return any(value["op"] == "matmul" for value in self.region.graph["values"])
+
     def take_gradients(self, storing: FileRegion | None) -> None:
         """storing: as captured for gradients; None where it has no product."""
-        if storing is None and not any(spec.updated for spec in self.leaves):
+        updates = any(spec.updated for spec in self.leaves)
+        if storing is None and not updates:
             return  # PyTorch's operators do as well
         self.storing = storing if storing and storing.key() != self.key() else self
         size = self.batch or _BATCHES[0]
@@ -284,6 +288,8 @@ class FileRegion:
             compute_late(found.graph.graph)
             if not any(place >= len(self.results) for place in self._stored()):
                 self.storing = self
+        elif not self.products and not updates:
+            self.storing = None  # backward would compute the product again
 
     def _roles(self) -> list[str | None]:
         return [leaf.role for leaf in self.program.signature.leaves]
@@ -336,7 +342,7 @@ class FileRegion:
     def copies(self) -> bool:
         """Whether backward reads what may be written before."""
         kept = self._kept() if self.storing is not None else {}
-        return bool(kept.get("copied") or kept.get("copied_results"))
+        return any(kept.get(f"copied{of}") for of in ("", "_inputs", "_results"))
 
     def _kept(self) -> dict[str, tuple[int, ...]]:
         """Places of leaves and results, by what backward does with them."""
@@ -350,7 +356,8 @@ class FileRegion:
             "again": tuple(at for at in again if at not in read),
             "stored": stored,
             "copied": tuple(at for at in read if at in self.written[0]),
-            "copied_results": tuple(place for place in stored if place in self.written[1]),
+            "copied_inputs": tuple(at for at in read if at in self.written[1]),
+            "copied_results": tuple(place for place in stored if place in self.written[2]),
         }
 
     def _stored(self) -> tuple[int, ...]:
