@@ -273,6 +273,128 @@ def test_second_derivatives_of_parts(taken):
     torch.testing.assert_close(found, expected)
 
 
+class Calls(nn.Module):
+    def __init__(self, function, **own):
+        super().__init__()
+        self.function = function
+        for name, value in own.items():
+            setattr(self, name, value)
+
+    def forward(self, *given):
+        return self.function(self, *given)
+
+
+def both(function, *given, **own):
+    """What an optimised module and its original give, and the former."""
+    module = Calls(function, **own)
+    made = ingot.optimize(copy.deepcopy(module))
+    return made(*given), module(*given), made
+
+
+def of_heads():
+    return torch.randn(2, 3, LENGTH, HEAD), torch.randn(LENGTH, HEAD), torch.randn(1, HEAD)
+
+
+READ_BEHIND = {
+    "turned": lambda s, x, c, d: rotary(x, c, d).transpose(1, 2) * 2,
+    "cast and turned": lambda s, x, c, d: rotary(x, c, d).double().float().transpose(1, 2) * 3,
+    "with a dimension more": lambda s, x, c, d: rotary(x, c, d)[:, :, None].expand(2, 3, 2, -1, -1),
+    "handed out": lambda s, x, c, d: rotary(x, c, d).transpose(1, 2),
+    "multiplied": lambda s, x, c, d: torch.softmax(rotary(x, c, d) @ rotary(x * 2, c, d).mT, -1),
+}
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("function", READ_BEHIND.values(), ids=READ_BEHIND)
+def test_views_of_what_is_joined_are_read_behind_it(taken, function, gradients):
+    x, cos, sin = of_heads()
+    with torch.set_grad_enabled(gradients):
+        found, expected, made = both(function, x.requires_grad_(gradients), cos, sin)
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride() and regions_with_parts(made)
+    if gradients:
+        along = torch.randn(expected.shape)
+        own, eagers = (torch.autograd.grad(y, x, along)[0] for y in (found, expected))
+        torch.testing.assert_close(own, eagers)
+
+
+def test_a_derivative_that_turns_halves_of_a_batch_inside(taken):
+    def function(s, x):
+        turned = x.transpose(0, 1)
+        return torch.cat((-turned[3:], turned[:3]), 0) * 2
+
+    x = torch.randn(4, 6, 8, requires_grad=True)
+    found, expected, made = both(function, x)
+    own, eagers = (torch.autograd.grad(y.square().sum(), x)[0] for y in (found, expected))
+    torch.testing.assert_close(own, eagers)
+    assert regions_with_parts(made)
+
+
+def test_batches_are_put_together_by_pytorch(taken):
+    def function(s, a, b):
+        return s.linear(torch.cat((a, b), 0)).relu()
+
+    given = torch.randn(4, 8), torch.randn(4, 8)
+    found, expected, made = both(function, *given, linear=nn.Linear(8, 8))
+    torch.testing.assert_close(found, expected)
+    assert calls_of(made)
+
+
+def five_dimensions(s, x, cos, sin):
+    y = rotary(x.permute(0, 3, 1, 2, 4), cos, sin)
+    return s.linear(y.permute(0, 2, 3, 1, 4).view(x.shape[0], -1, HEAD)) * 2
+
+
+def whole_numbers(s, x, cos, sin):
+    y = rotary(x.transpose(1, 2), cos, sin)
+    return s.linear(torch.ones(3, HEAD)) * 2 + y.transpose(1, 2).view(x.shape[0], -1).sum()
+
+
+REFUSED = {
+    five_dimensions: (torch.randn(3, 2, 3, 4, HEAD), torch.randn(4, 1, 3, HEAD), torch.randn(HEAD)),
+    whole_numbers: tuple(
+        torch.randint(-5, 5, size) for size in ((3, LENGTH, 3, HEAD), (LENGTH, HEAD), (1, HEAD))
+    ),
+}
+
+
+@pytest.mark.parametrize("function", REFUSED)
+def test_what_no_region_joins_lies_as_pytorch_lays_it_out(taken, function):
+    with torch.no_grad():
+        found, expected, made = both(function, *REFUSED[function], linear=nn.Linear(HEAD, HEAD))
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride()
+    assert calls_of(made) and not regions_with_parts(made)
+
+
+def test_what_is_joined_meets_no_zeros_of_a_result_without_a_gradient(taken):
+    def function(s, x, z, w):
+        return torch.cat((x[:, :4], z), -1) * 2.0, torch.cat((x[:, 4:], z), -1) / w
+
+    x, w = torch.ones(2, 8, requires_grad=True), torch.ones(2, 8)
+    w[:, 0] = 0
+    found, expected, made = both(function, x, torch.ones(2, 4), w)
+    own, eagers = (torch.autograd.grad(y[0].sum(), x)[0] for y in (found, expected))
+    torch.testing.assert_close(own, eagers, rtol=0, atol=0)
+    assert regions_with_parts(made)
+
+
+def test_an_activation_may_be_written_whose_concatenation_eager_keeps(taken):
+    def function(s, h):
+        return rotate_half(h) * s.scale
+
+    found = []
+    module = Calls(function, scale=nn.Parameter(torch.rand(8)))
+    first = nn.Linear(8, 8)
+    for called in (ingot.optimize(copy.deepcopy(module)), module):
+        first.zero_grad()
+        h = first(torch.ones(3, 8))
+        h += called(h)
+        h.square().sum().backward()
+        found.append((first.weight.grad, called.scale.grad))
+    torch.testing.assert_close(*found)
+
+
 def test_on_a_cpu_nothing_is_taken_apart():
     made = ingot.optimize(Attention())
     made(torch.randn(2, LENGTH, WIDTH)).sum().backward()

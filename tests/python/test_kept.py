@@ -338,6 +338,27 @@ def test_under_autocast_the_casts_of_inputs_are_kept(reader):
         assert kept_bytes(optimised, x) <= kept_bytes(module, x)
 
 
+def test_a_second_derivative_reads_what_was_copied_where_it_is():
+    """Beside a frozen layer, backward reads no activation that comes in, a second one does."""
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8).requires_grad_(False)
+
+        def forward(self, x, scale):
+            return self.linear(x) * scale
+
+    module, found = Scaled(), []
+    for called in (ingot.optimize(module), module):
+        torch.manual_seed(6)
+        x, scale = torch.randn(4, 8), torch.randn(8, requires_grad=True)
+        along = torch.randn(4, 8, requires_grad=True)
+        (first,) = torch.autograd.grad(called(x, scale), scale, along, create_graph=True)
+        found.append(torch.autograd.grad((first**3).sum(), along)[0])
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.thorough
 def test_residual_layers_keep_two_tensors_a_layer():
     """A product and a sum: the norm between them is computed again."""

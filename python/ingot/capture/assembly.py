@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +12,11 @@ from ingot.capture.captured import Captured, CaptureError, Region, Slot, TorchSt
 from ingot.capture.convolution_bias import in_place
 from ingot.capture.custom_ops import run_batch_norm, without_autocast
 from ingot.capture.cutting import Cut
+from ingot.capture.joining import concatenated
 from ingot.capture.kept import Kept
 from ingot.capture.layout import Joined, Leaf, UnfitError, Value, hint
 from ingot.capture.nodes import (
+    JOINED,
     WITHOUT_AUTOCAST,
     is_pure,
     moves_statistics,
@@ -287,6 +290,8 @@ class _Assembly:
             target = run_batch_norm
         if target is torch.ops.ingot.recurrent.default:
             target = run_recurrent
+        if JOINED in node.meta:
+            target = partial(concatenated, _memory_order_of(node.meta["val"]))
         if WITHOUT_AUTOCAST in node.meta:
             target = without_autocast(target, self.feed.device_type)
         slots[node] = len(slots)

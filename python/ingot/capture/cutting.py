@@ -175,10 +175,10 @@ class Cut:
         """Whether a part of a tensor is a leaf of the regions that read it, as a piece of what it
         is a part of."""
         whole, (dimension, start, end, _) = node.args[0], node.args[1:]
-        known, value = self.entries[whole], self.entries[whole].value
-        made_at = known.level
-        if isinstance(value, (Value, Joined)):  # in memory behind the region that computes it
-            value, made_at = self._stored(whole), known.level + 1
+        value = self.entries[whole].value
+        made_at = self._level_in_memory(whole)
+        if isinstance(value, (Value, Joined)):
+            value = self._stored(whole)
         if not isinstance(value, Leaf):
             return False
         try:
@@ -193,6 +193,11 @@ class Cut:
         value = self.entries[node].value
         self.roles.setdefault(node, ("input", node.name))
         return Leaf(node, tuple(range(len(value.sizes))), value.sizes, value.dtype)
+
+    def _level_in_memory(self, node: torch.fx.Node) -> int:
+        """From which on its result may be read."""
+        known = self.entries[node]
+        return known.level + isinstance(known.value, (Value, Joined))
 
     def _made(self, node: torch.fx.Node) -> Any:
         if self.feed.only_planned:
@@ -252,8 +257,9 @@ class Cut:
         self.entries[node] = Entry(level, value)
         self.taken[node] = level
         if isinstance(value, Leaf):
-            # Only relabelled: any region may use it, at the level of what it relabels.
-            self.entries[node].level = self.entries[value.node].level
+            # Only relabelled: any region may use it, at the level of what it relabels, or behind
+            # the region that computes that.
+            self.entries[node].level = self._level_in_memory(value.node)
         elif isinstance(value, (bool, int, float)):
             self.entries[node].level = 0
 

@@ -51,7 +51,8 @@ class Derivative:
     operands, statistics and results of ReLUs among the region's results; reads: which of the
     inputs it uses, batched: which of them have the batch in front; batch: the only batch size that
     it is for, or None; symbol: what the batch size is in the sizes of the graph's values, or None
-    where these are numbers.
+    where these are numbers; sums: the graph with parts' gradients added up, where it puts them
+    together.
     """
 
     graph: torch.fx.GraphModule
@@ -62,6 +63,7 @@ class Derivative:
     batched: tuple[bool, ...]
     batch: int | None
     symbol: Any
+    sums: torch.fx.GraphModule | None = None
 
 
 class _Stored(torch.autograd.Function):
@@ -97,17 +99,20 @@ def derivative_of(
         traced = _Trace(region, fakes, wanted, by_statistics=bool(decompositions))
         graph = make_fx(traced.gradients, decompositions)(*traced.inputs())
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    gradients = placeholders[len(placeholders) - sum(traced.differentiable) :]
     _simplify(graph.graph)
+    _measure_gradients(graph.graph, gradients)
+    sums = None
+    if any(node.target is _aten.slice_backward.default for node in graph.graph.nodes):
+        sums = copied(graph)
     join_gradients(graph.graph)
     for index, gradient in zip(wanted, _outputs(graph.graph)):
         if gradient is not None:
             lay_out_as(gradient, placeholders[index].meta["val"])
-    gradients = placeholders[len(placeholders) - sum(traced.differentiable) :]
     layouts = [la for la, has in zip(region.result_layouts, traced.differentiable) if has]
     for gradient, layout in zip(gradients, layouts):
         if isinstance(layout, JoinedLayout):
             lay_out_gradient(gradient, layout.order)
-    _measure_gradients(graph.graph, gradients)
     bound = batch is None or bool(shapes.replacements) or bool(shapes.guards)
     stored = (*traced.places, *traced.statistics, *traced.kept)
     results = list(stored)
@@ -124,7 +129,15 @@ def derivative_of(
         ),
         _size_of_batch(region, leaves) if bound else None,
         _symbol(region, fakes),
+        sums,
     )
+
+
+def copied(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """For what rewrites its graph."""
+    graph = torch.fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return torch.fx.GraphModule(module, graph)
 
 
 def of_some(derivative: Derivative, given: Sequence[bool]) -> Derivative:
@@ -134,7 +147,7 @@ def of_some(derivative: Derivative, given: Sequence[bool]) -> Derivative:
     if any(mutates(node) for node in derivative.graph.graph.nodes):
         return derivative
     graph = torch.fx.Graph()
-    outputs = graph.graph_copy(derivative.graph.graph, {})
+    outputs = graph.graph_copy((derivative.sums or derivative.graph).graph, {})
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     gradients = placeholders[len(placeholders) - len(given) :]
     reached = {gradient for gradient, has in zip(gradients, given) if has}

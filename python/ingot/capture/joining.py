@@ -19,7 +19,14 @@ from collections.abc import Container, Iterator, Sequence
 
 import torch
 
-from ingot.capture.nodes import JOINED, PART, is_pure, moves_statistics, mutates
+from ingot.capture.nodes import (
+    JOINED,
+    OF_CONCATENATION,
+    PART,
+    is_pure,
+    moves_statistics,
+    mutates,
+)
 from ingot.capture.surgery import example
 
 _aten = torch.ops.aten
@@ -81,6 +88,13 @@ def lay_out_gradient(gradient: torch.fx.Node, order: Sequence[int]) -> None:
     gradient.meta["val"] = value.new_empty_strided(value.shape, strides)
 
 
+def concatenated(order: Sequence[int], parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """As PyTorch runs what is joined, laid out as what stood in its place. order: of dimensions in
+    memory, outermost first."""
+    turned = torch.cat([part.permute(order) for part in parts], order.index(dim)).contiguous()
+    return turned.permute([order.index(at) for at in range(len(order))])
+
+
 class _Parts:
     """A concatenation whose parts are of one size, and what follows from it alone."""
 
@@ -90,9 +104,9 @@ class _Parts:
         self.rank, self.count = whole.dim(), len(parts)
         self.dim = (cat.args[1] if len(cat.args) > 1 else 0) % self.rank
         alike = all(part.dim() == self.rank and part.dtype == whole.dtype for part in parts)
+        alike = alike and _plain(*(part.shape[self.dim] for part in parts))
         sizes = {part.shape[self.dim] for part in parts} if alike else set()
-        size = sizes.pop() if len(sizes) == 1 and 1 < self.count <= _MOST_PARTS else 0
-        self.size = size if isinstance(size, int) else 0
+        self.size = sizes.pop() if len(sizes) == 1 and 1 < self.count <= _MOST_PARTS else 0
         self.behind = list(self._followers()) if self.size else []
         self.slices: dict[tuple[torch.fx.Node, int, int, int], torch.fx.Node] = {}
         self.made: dict[tuple[torch.fx.Node, int], torch.fx.Node] = {}
@@ -144,7 +158,10 @@ class _Parts:
         if dim < 0 or example(node).shape[dim] == 1:
             return node  # the same for all parts
         if node in self.behind or (node.target in _POINTWISE and len(node.users) == 1):
-            return self._copy(node, lambda operand: self._of(operand, at))
+            made = self._copy(node, lambda operand: self._of(operand, at))
+            if self.cat in node.all_input_nodes:
+                made.meta[OF_CONCATENATION] = self._of(self.cat, at)
+            return made
         return self._part(node, dim, at * self.size, (at + 1) * self.size)
 
     def _again(self, node: torch.fx.Node) -> torch.fx.Node:
@@ -168,7 +185,7 @@ class _Parts:
         key = (whole, dim, start, end)
         if key not in self.slices:
             made = self.graph.call_function(_aten.slice.Tensor, (whole,))
-            made.meta = dict(whole.meta)
+            made.meta = {key: value for key, value in whole.meta.items() if key != JOINED}
             _mark(made, dim, start, end)
             self.slices[key] = made
         return self.slices[key]

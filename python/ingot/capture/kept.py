@@ -19,7 +19,7 @@ from ingot.capture.decisions import (
 )
 from ingot.capture.feed import needing_gradients
 from ingot.capture.layout import UnfitError, Value, size_in_bytes
-from ingot.capture.nodes import hands_out_memory, schema_name
+from ingot.capture.nodes import OF_CONCATENATION, hands_out_memory, schema_name
 from ingot.capture.normalisations import batch_statistics
 from ingot.capture.products import KEEPING_OPERANDS, PASSING_ON, PRODUCTS
 from ingot.capture.table import COPYING, HALVES, SHAPE_OPERATORS
@@ -315,6 +315,8 @@ def _is_eagers_too(node: torch.fx.Node, needing: set[torch.fx.Node]) -> bool:
 def _keeps(user: torch.fx.Node, node: torch.fx.Node, needing: set[torch.fx.Node]) -> bool:
     """Whether eager's derivative of an operator reads this one of its operands."""
     name = schema_name(user.target)
+    if user.meta.get(OF_CONCATENATION) is node:
+        return False
     if name in PRODUCTS and node not in needing and _is_cast_inside(user, node):
         return False
     if name in _READ_FOR_THE_OTHER:

@@ -29,6 +29,9 @@ BATCHED = "ingot_batched"
 # In the meta of a slice that regions read where it lies, as a piece of the whole; in that of a
 # concatenation whose parts a region writes where they belong.
 PART, JOINED = "ingot_part", "ingot_joined"
+# In the meta of an operator upon a part of a concatenation: that operand, whose memory was the
+# concatenation's.
+OF_CONCATENATION = "ingot_of_concatenation"
 # In the meta of an operator that the forward keeps from the autocast around its call.
 WITHOUT_AUTOCAST = "ingot_without_autocast"
 

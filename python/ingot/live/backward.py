@@ -12,7 +12,7 @@ import torch
 
 from ingot.capture.backward_operators import BACKWARD_OPERATORS
 from ingot.capture.captured import Captured, CaptureError, Region, Source, TorchStep
-from ingot.capture.derivative import Derivative, derivative_of, of_some
+from ingot.capture.derivative import Derivative, copied, derivative_of, of_some
 from ingot.capture.feed import Feed, Placeholder
 from ingot.capture.importer import import_graph
 from ingot.capture.layout import hand_on_channels_last
@@ -89,7 +89,7 @@ class Backward:
         if found is None:
             derivative = self.derivative if all(given) else of_some(self.derivative, given)
             if transformed:
-                compiled = _InOrder(_copy(derivative))
+                compiled = _InOrder(copied(derivative.graph))
             else:
                 made = _by_regions(lambda: derivative, *self._how)
                 _, compiled = made or _by_operators(derivative, *self._how)
@@ -113,7 +113,7 @@ def _by_regions(derivative_of, region, device_type, precision, compile) -> tuple
     """None where the importer does not take all that is worth taking."""
     try:
         derivative = derivative_of()
-        module = _copy(derivative)
+        module = copied(derivative.graph)
         if any(mutates(node) for node in module.graph.nodes):
             raise CaptureError("it writes into tensors")
         _with_own_products(module.graph, precision, (transposed_product,))
@@ -129,13 +129,6 @@ def _by_regions(derivative_of, region, device_type, precision, compile) -> tuple
     return None
 
 
-def _copy(derivative: Derivative) -> torch.fx.GraphModule:
-    """Of its graph, for what rewrites one."""
-    graph = torch.fx.Graph()
-    graph.output(graph.graph_copy(derivative.graph.graph, {}))
-    return torch.fx.GraphModule(derivative.graph, graph)
-
-
 def _has_channels_last(layout: LeafLayout) -> bool:
     """Of a leaf [N, C, space]."""
     batch, space, _, channels = layout.axes
@@ -143,7 +136,7 @@ def _has_channels_last(layout: LeafLayout) -> bool:
 
 
 def _by_operators(derivative, region, device_type, precision, compile) -> tuple:
-    module = _copy(derivative)
+    module = copied(derivative.graph)
     _with_own_products(module.graph, precision, (transposed_product, product))
     if any(mutates(node) for node in module.graph.nodes):
         return derivative, _InOrder(module)

@@ -70,7 +70,7 @@ class RegionCall:
         """Autograd's copies, so that a second derivative goes on to what they are of."""
         written = self.region.written_leaves
         return [
-            leaf.clone() if at in written and leaf.requires_grad else leaf
+            _copy_of(leaf) if at in written and leaf.requires_grad else leaf
             for at, leaf in enumerate(leaves)
         ]
 
@@ -160,16 +160,7 @@ class _RegionFunction(torch.autograd.Function):
             if way.derivative.reads[at] and not leaves[at].requires_grad:
                 inputs[at] = inputs[at].clone()
         ctx.save_for_backward(*[inputs[at] for at in way.kept])
-        ctx.others = [
-            (
-                at,
-                _held(leaves[at], call.is_severed(at)),
-                -1 if leaves[at].is_inference() else leaves[at]._version,
-            )
-            if way.needs_read_again
-            else (at, _zeros_like(leaves[at]), 0)
-            for at in way.read_again
-        ]
+        ctx.others = [_other(call, at, leaves[at], way) for at in way.read_again]
         given = results[: call.results]
         # A result that the loss does not depend on gives no gradient, not one of zeros.
         ctx.set_materialize_grads(False)
@@ -273,6 +264,22 @@ def _recorded(
     )
     by_leaf = dict(zip(variables, found))
     return [by_leaf.get(at) for at in derivative.wanted]
+
+
+def _copy_of(leaf: torch.Tensor) -> torch.Tensor:
+    copy = leaf.clone()
+    copy._ingot_copied = weakref.ref(leaf)
+    return copy
+
+
+def _other(call: RegionCall, at: int, leaf: torch.Tensor, way: Backward) -> tuple:
+    """What only a second derivative reads: its place, how to get it, and its version."""
+    if not way.needs_read_again:
+        return at, _zeros_like(leaf), 0
+    copied = getattr(leaf, "_ingot_copied", None)
+    if copied is not None and copied() is not None:  # nobody else holds a copy
+        leaf = copied()
+    return at, _held(leaf, call.is_severed(at)), -1 if leaf.is_inference() else leaf._version
 
 
 def _held(leaf: torch.Tensor, detached: bool) -> Callable[[], torch.Tensor | None]:
