@@ -10,7 +10,7 @@ import pytest
 import selection
 import torch
 from ingot.live import steps
-from test_gradients import calls_of, error, gradients_of, three_of
+from test_gradients import calls_of, check_against_fp64, error, gradients_of, three_of
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools" / "gpu_checks"))
@@ -336,6 +336,34 @@ def test_under_autocast_the_casts_of_inputs_are_kept(reader):
     with torch.autocast("cpu", torch.bfloat16):
         optimised(x)
         assert kept_bytes(optimised, x) <= kept_bytes(module, x)
+
+
+NOTHING_STORED = {
+    "scaled by a number": lambda m, x: torch.relu(m.a(x) * 0.5),
+    "scaled by the state": lambda m, x: torch.relu(m.a(x) * m.mean),
+    "divided": lambda m, x: (m.a(x) / 8).softmax(-1),
+    "a scaled residual": lambda m, x: x + m.a(x) * 0.1,
+    "summed": lambda m, x: (m.a(x) * m.mean).sum(-1).sigmoid(),
+    "the mean": lambda m, x: m.a(x).mean(1, keepdim=True) - 1,
+}
+ONE_STORED = {
+    "scaled by a parameter": lambda m, x: torch.relu(m.a(x) * m.gain),
+    "its square": lambda m, x: m.a(x) * m.a(x) / 2,
+    "a divisor": lambda m, x: m.mean / (m.a(x) * 2),
+    "of a unit": lambda m, x: nn.functional.gelu(m.a(x) * 2).sum(-1),
+}
+
+
+@pytest.mark.parametrize(
+    "reader, count",
+    [*((r, 0) for r in NOTHING_STORED.values()), *((r, 1) for r in ONE_STORED.values())],
+    ids=[*NOTHING_STORED, *ONE_STORED],
+)
+def test_products_that_no_derivative_reads_are_not_stored(reader, count):
+    optimised, twin, exact = three_of(ReadsState(reader))
+    check_against_fp64(optimised, twin, exact, [torch.randn(48, 64)])
+    stored = [len(c.region.graph["results"]) - len(c.region.results) for c in calls_of(optimised)]
+    assert stored == [count]
 
 
 def test_a_second_derivative_reads_what_was_copied_where_it_is():

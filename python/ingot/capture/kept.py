@@ -177,9 +177,19 @@ class Kept:
             seen.add(below)
             if schema_name(below.target) in PRODUCTS:
                 found.add(below)
-            elif _passes_on(below):
-                ahead += below.all_input_nodes
+            else:
+                ahead += (of for of in below.all_input_nodes if self._passes(below, of))
         return found
+
+    def _passes(self, node: torch.fx.Node, operand: torch.fx.Node) -> bool:
+        """Whether its derivative does not read this operand: of a sum, or of a product with what
+        has no gradient."""
+        if _passes_on(node) or schema_name(node.target) in ("aten::sum", "aten::mean"):
+            return True
+        scaled = {"aten::mul": node.all_input_nodes, "aten::div": node.args[:1]}
+        once = operand in scaled.get(schema_name(node.target), ()) and not node.kwargs
+        others = (argument for argument in node.args if argument is not operand)
+        return once and node.args.count(operand) == 1 and self._needing.isdisjoint(others)
 
     def _products(self) -> None:
         for node in self.nodes:
@@ -195,8 +205,9 @@ class Kept:
         stored = self.values if stored is None else stored
         seen, ahead = set(), [node]
         while ahead:
-            for user in ahead.pop().users:
-                passes = _passes_on(user)
+            below = ahead.pop()
+            for user in below.users:
+                passes = self._passes(user, below)
                 known = user in stored and (passes or user.target in BY_RESULT)
                 if known or user in seen or user not in self.nodes:
                     continue
