@@ -257,3 +257,30 @@ def test_products_are_stored_where_gradients_need_them(written, tmp_path):
         parameter.requires_grad_(False)
     ours(*inputs)
     assert [storing for _, storing in calls] == [True, False, False]
+
+
+FORWARDS = {
+    "the input's device": "return self.fc(x.max(1, keepdim=True)[0] - x)",
+    "the input's device, where it is read": "return self.fc(x.max(1, keepdim=True)[0] * x.exp())",
+    "a norm of which nothing is read": "return (self.fc(x), self.norm(self.fc(x)))[0].tanh()",
+}
+
+
+@pytest.mark.parametrize("forward", FORWARDS.values(), ids=FORWARDS)
+def test_derivatives_of_what_is_made_on_a_device_and_of_what_nothing_reads(forward, tmp_path):
+    path = tmp_path / "model.py"
+    text = DEVIATION.replace("nn.init.zeros_(self.fc.weight)", "self.norm = nn.BatchNorm1d(64)")
+    head, behind = text.split("    def forward(self, x):")
+    behind = behind[behind.index("\n\n\n") :]
+    path.write_text(f"{head}    def forward(self, x):\n        {forward}{behind}")
+    standalone = Standalone(load_model_file(path))
+    file, _, calls = on_the_host(tmp_path, standalone, double=True)
+    reference, ours, inputs = pair(standalone, file, double=True)
+    for again in (False, True):
+        found = gradients(copy.deepcopy(ours), inputs, again=again)
+        expected = gradients(copy.deepcopy(reference), inputs, again=again)
+        for a, b in zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7)
+    assert calls

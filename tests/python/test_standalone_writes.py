@@ -108,6 +108,7 @@ WITHOUT_A_GRADIENT = {
     "a unit that keeps it": ("return self.a(nn.functional.gelu(x))", the_input),
     "a residual": ("return x + self.a(x.sigmoid())", the_input),
     "the state": ("return self.a((x - self.shift) / 2).sigmoid()", the_buffer),
+    "two": ("return self.a(x * self.shift).sigmoid()", the_input),
 }
 
 

@@ -26,12 +26,13 @@ _WITHOUT_GRADIENT = {_aten.detach.default, *MEASURING}
 class Placeholder:
     """What feeds an input of a graph. role: the operator and name of the leaf that it becomes;
     batched: whether dimension 0 is the batch, where sizes do not tell; requires_grad: as a tensor
-    says."""
+    says; assumed: it may as well require none."""
 
     source: Source
     role: tuple[str, str]
     batched: bool = False
     requires_grad: bool = False
+    assumed: bool = False
 
 
 @dataclass
@@ -89,9 +90,12 @@ def batched_inputs(tensors: list[torch.Tensor]) -> tuple[tuple[bool, ...], int]:
 
 def needing_gradients(feed: Feed, without: torch.fx.Node | None = None) -> set[torch.fx.Node]:
     """Nodes whose tensors autograd would say to require a gradient. without: an input that is to
-    require none."""
-    found = {node for node, known in feed.placeholders.items() if known.requires_grad}
-    found.discard(without)
+    require none, nor others then of which it is assumed."""
+    found = {
+        node
+        for node, known in feed.placeholders.items()
+        if known.requires_grad and node is not without and not (without and known.assumed)
+    }
     for node in feed.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and not value.is_floating_point():

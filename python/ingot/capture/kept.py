@@ -43,6 +43,8 @@ _READ_BY_EAGER = {
 }
 # These only for the gradient of the other operand.
 _READ_FOR_THE_OTHER = {"aten::mul", "aten::div", "aten::addcmul", "aten::addcdiv", "aten::dot"}
+# For whose derivatives eager keeps places, and no operand.
+_PLACES_ALONE = {torch.ops.aten.max.dim, torch.ops.aten.min.dim}
 # Which operand says where, and is kept for that.
 _MASKS = {"aten::where": 0, "aten::masked_fill": 1}
 
@@ -328,7 +330,12 @@ def _keeps(user: torch.fx.Node, node: torch.fx.Node, needing: set[torch.fx.Node]
     name = schema_name(user.target)
     if user.meta.get(OF_CONCATENATION) is node:
         return False
-    if name in PRODUCTS and node not in needing and _is_cast_inside(user, node):
+    if name in PRODUCTS:
+        alone = _is_cast_inside(user, node) and node not in needing
+        return not alone and _multiplies_what_needs(user, node, needing)
+    if name == "aten::rms_norm" and node not in needing:
+        return node.meta["val"].device.type != "cpu"  # where it is taken apart
+    if user.target in _PLACES_ALONE:
         return False
     if name in _READ_FOR_THE_OTHER:
         others = (other for other in user.all_input_nodes if other is not node)
@@ -336,6 +343,21 @@ def _keeps(user: torch.fx.Node, node: torch.fx.Node, needing: set[torch.fx.Node]
     mask = _MASKS.get(name)
     is_mask = mask is not None and len(user.args) > mask and user.args[mask] is node
     return is_mask or _keeps_operand(user) or name in _READ_BY_EAGER
+
+
+def _multiplies_what_needs(
+    product: torch.fx.Node, node: torch.fx.Node, needing: set[torch.fx.Node]
+) -> bool:
+    """Whether a product's derivative reads a matrix: for the gradient of the other one."""
+    name = schema_name(product.target)
+    if name == "aten::einsum":
+        matrices = list(product.args[1])
+    else:
+        first = 1 if name in ("aten::addmm", "aten::baddbmm") else 0
+        matrices = list(product.args[first : first + 2])
+    return node in matrices and any(
+        other in needing for at, other in enumerate(matrices) if at != matrices.index(node)
+    )
 
 
 def _is_cast_inside(user: torch.fx.Node, node: torch.fx.Node) -> bool:

@@ -77,10 +77,15 @@ class FunctionPrinter:
         self.late = self._late() if free else set()
         # What is not read may not be given.
         tensors = [t for n, t in self.texts.items() if n.users and is_tensor(n)]
-        self.device = f"{tensors[0]}.device" if tensors else ""
+        lasting = [t for t in tensors if t in self.held or not free]
+        self.device = f"{(lasting or tensors)[0]}.device" if tensors else ""
+        self.first: list[str] = []
+        if self.device and not lasting and any(map(_names_a_device, graph.nodes)):
+            # The tensor may be let go of before it is asked.
+            self.first, self.device = [f"device = {self.device}"], self.names.new("device")
 
     def lines(self, indent: str = "") -> list[str]:
-        body: list[str] = []
+        body = [indent + line for line in self.first]
         current = _ALWAYS
         for node in self.graph.nodes:
             if not self._is_wanted(node) or node in self.blocks:
@@ -244,8 +249,6 @@ class FunctionPrinter:
             return False
         if user.op == "output":
             return self.results.count(node) == 1 and len(text) <= 84
-        if user.op == "output":
-            return self.results.count(node) == 1 and len(text) <= 84
         if self.free and node.target not in _VIEWS and self._holds_longer(node, user):
             return False
         return self.guards.get(user) == self.guards[node] and len(text) <= 60
@@ -307,6 +310,10 @@ class FunctionPrinter:
             elif user.op != "output":
                 found.add(user)
         return found
+
+
+def _names_a_device(node: torch.fx.Node) -> bool:
+    return any(isinstance(value, torch.device) for value in (*node.args, *node.kwargs.values()))
 
 
 def _any_of(needs: Sequence[str]) -> str:
