@@ -324,6 +324,25 @@ def test_inputs_without_a_gradient_may_be_written_as_eagers(reader, bf16):
     assert calls_of(optimised)
 
 
+@pytest.mark.parametrize("rows, copied", [(200, 1), (300, 0)])
+def test_large_tables_are_not_copied(rows, copied):
+    """As causal masks are, of which eager keeps a comparison at most."""
+
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(16, rows)
+            self.register_buffer("table", torch.ones(rows, rows).tril())
+
+        def forward(self, x):
+            return self.linear(x).masked_fill(self.table == 0, -9.0).softmax(-1)
+
+    optimised = ingot.optimize(Masked())
+    optimised(torch.randn(3, rows, 16)).sum().backward()
+    (call,) = calls_of(optimised)
+    assert len(call.region.written_inputs) == copied
+
+
 @pytest.mark.parametrize("wanted", [False, True])
 def test_an_input_of_a_frozen_layer_may_be_written_as_eagers(wanted):
     """Whose bias alone is trained: nothing reads what its weight multiplies."""

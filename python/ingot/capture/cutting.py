@@ -333,10 +333,10 @@ class Cut:
         return (
             result.dim() >= 1
             and result.shape[0] == self.feed.static_batch
-            and (BATCHED in node.meta or any(map(self._leads_with_batch, node.all_input_nodes)))
+            and (BATCHED in node.meta or any(map(self.leads_with_batch, node.all_input_nodes)))
         )
 
-    def _leads_with_batch(self, node: torch.fx.Node) -> bool:
+    def leads_with_batch(self, node: torch.fx.Node) -> bool:
         value = self.entries[node].value
         return isinstance(value, (Value, Leaf, Joined)) and value.sizes[:1] == (-1,)
 

@@ -43,6 +43,7 @@ _READ_BY_EAGER = {
 }
 # These only for the gradient of the other operand.
 _READ_FOR_THE_OTHER = {"aten::mul", "aten::div", "aten::addcmul", "aten::addcdiv", "aten::dot"}
+_MOST_OF_STATE = 1 << 16  # numbers
 # For whose derivatives eager keeps places, and no operand.
 _PLACES_ALONE = {torch.ops.aten.max.dim, torch.ops.aten.min.dim}
 # Which operand says where, and is kept for that.
@@ -107,7 +108,13 @@ class Kept:
         return hands_out_memory(source) if known is None else known.source.kind != "parameter"
 
     def _is_lent(self, source: torch.fx.Node) -> bool:
-        """Whether eager keeps something else of it where it has no gradient."""
+        """Whether eager keeps something else of it where it has no gradient: of what carries the
+        batch, and of state, but for masks and tables, which nobody writes between a forward and its
+        backward."""
+        if source in self.cut.feed.placeholders and not self.cut.leads_with_batch(source):
+            shape = source.meta["val"].shape
+            if all(isinstance(n, int) for n in shape) and shape.numel() > _MOST_OF_STATE:
+                return False
         return not _is_eagers_too(source, needing_gradients(self.cut.feed, without=source))
 
     def _store(self, node: torch.fx.Node) -> None:
