@@ -382,6 +382,8 @@ def simplify(graph: torch.fx.Graph) -> None:
             continue
         source = node.all_input_nodes[0]
         same = node.target is aten.detach.default
+        if node.target is aten.permute.default and list(node.args[1]) == [1, 0]:
+            node.target, node.args = aten.t.default, (source,)
         if node.target is aten.t.default and source.target is aten.t.default:
             source, same = source.all_input_nodes[0], True
         if node.target in (aten.view.default, aten._unsafe_view.default, aten.reshape.default):
