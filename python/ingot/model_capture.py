@@ -206,7 +206,7 @@ class _Capture:
                 known = self.feed.placeholders[node] = self._placeholder(node, tensor)
                 known.batched = batched
                 known.requires_grad = self._may_require_grad(known, tensor)
-                known.assumed = known.requires_grad and not tensor.requires_grad
+                known.assumed = known.source.kind == "input"
                 if known.source.kind == "parameter":
                     node.meta[PARAMETER] = known.source.path
 

@@ -88,13 +88,13 @@ def batched_inputs(tensors: list[torch.Tensor]) -> tuple[tuple[bool, ...], int]:
     return tuple(t.dim() >= 2 and t.size(0) == size for t in tensors), size
 
 
-def needing_gradients(feed: Feed, without: torch.fx.Node | None = None) -> set[torch.fx.Node]:
-    """Nodes whose tensors autograd would say to require a gradient. without: an input that is to
-    require none, nor others then of which it is assumed."""
+def needing_gradients(feed: Feed, assumed: bool = True) -> set[torch.fx.Node]:
+    """Nodes whose tensors autograd would say to require a gradient. assumed: whether inputs count
+    of which that is only assumed."""
     found = {
         node
         for node, known in feed.placeholders.items()
-        if known.requires_grad and node is not without and not (without and known.assumed)
+        if known.requires_grad and (assumed or not known.assumed)
     }
     for node in feed.graph.nodes:
         value = node.meta.get("val")

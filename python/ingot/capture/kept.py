@@ -43,6 +43,8 @@ _READ_BY_EAGER = {
 }
 # These only for the gradient of the other operand.
 _READ_FOR_THE_OTHER = {"aten::mul", "aten::div", "aten::addcmul", "aten::addcdiv", "aten::dot"}
+# Whose derivatives read no more than sizes.
+_REGROUPED_OR_SUMMED = {"aten::cat", "aten::sum", "aten::mean"}
 _MOST_OF_STATE = 1 << 16  # numbers
 # For whose derivatives eager keeps places, and no operand.
 _PLACES_ALONE = {torch.ops.aten.max.dim, torch.ops.aten.min.dim}
@@ -115,7 +117,7 @@ class Kept:
             shape = source.meta["val"].shape
             if all(isinstance(n, int) for n in shape) and shape.numel() > _MOST_OF_STATE:
                 return False
-        return not _is_eagers_too(source, needing_gradients(self.cut.feed, without=source))
+        return not _is_eagers_too(source, self._surely_needing)
 
     def _store(self, node: torch.fx.Node) -> None:
         value = self.cut.entries[node].value
@@ -170,6 +172,10 @@ class Kept:
     def _needing(self) -> set[torch.fx.Node]:
         return needing_gradients(self.cut.feed)
 
+    @functools.cached_property
+    def _surely_needing(self) -> set[torch.fx.Node]:
+        return needing_gradients(self.cut.feed, assumed=False)
+
     def _replaces_products(self, node: torch.fx.Node) -> bool:
         """Whether they take as much memory, and nothing else reads them backwards."""
         stored = {**self.values, node: -1}
@@ -193,10 +199,11 @@ class Kept:
     def _passes(self, node: torch.fx.Node, operand: torch.fx.Node) -> bool:
         """Whether its derivative does not read this operand: of a sum, or of a product with what
         has no gradient."""
-        if _passes_on(node) or schema_name(node.target) in ("aten::sum", "aten::mean"):
+        name = schema_name(node.target)
+        if name in PASSING_ON or name in SHAPE_OPERATORS or name in _REGROUPED_OR_SUMMED:
             return True
         scaled = {"aten::mul": node.all_input_nodes, "aten::div": node.args[:1]}
-        once = operand in scaled.get(schema_name(node.target), ()) and not node.kwargs
+        once = operand in scaled.get(name, ()) and not node.kwargs
         others = (argument for argument in node.args if argument is not operand)
         return once and node.args.count(operand) == 1 and self._needing.isdisjoint(others)
 
@@ -298,12 +305,6 @@ def source_of(node: torch.fx.Node) -> torch.fx.Node:
     while _is_view(node):
         node = node.args[0]
     return node
-
-
-def _passes_on(node: torch.fx.Node) -> bool:
-    """Whether its derivative reads none of its operands."""
-    name = schema_name(node.target)
-    return name in PASSING_ON or name in SHAPE_OPERATORS or name == "aten::cat"
 
 
 def _is_sum(node: torch.fx.Node) -> bool:

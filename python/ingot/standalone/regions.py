@@ -318,14 +318,15 @@ class FileRegion:
         leaves = [names.new(spec.name) for spec in self.leaves]
         of_place = {place: name for name, place in self.products.items()}
         stored = [names.new(of_place[place]) for place in found.stored]
-        read = [n for n, place in zip(stored, found.stored) if place in self._kept()["stored"]]
+        kept = self._kept()
+        read = [n for n, place in zip(stored, found.stored) if place in kept["stored"]]
         gradients = [
             names.new(f"d_{spec.name}")
             for spec, differs in zip(self.results, found.differentiable, strict=True)
             if differs
         ]
         arguments = [*leaves, *stored, *gradients]
-        given = [*(leaves[at] for at in self._kept()["read"]), *read, *gradients]
+        given = [*(leaves[at] for at in kept["read"]), *read, *gradients]
         results: list[Any] = [None] * len(leaves)
         needs = [""] * len(leaves)
         output = next(n for n in graph.nodes if n.op == "output")
