@@ -200,6 +200,42 @@ HIGH_MODELS = (
 )
 
 
+# Rows that no multiprocessor keeps, of one phase and of two, in as many bits as are given.
+LONG_ROWS_MODEL = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.images = torch.nn.GroupNorm(2, 32, dtype={dtype})
+        self.all = torch.nn.LayerNorm(({elements},), dtype={dtype})
+
+    def forward(self, images, rows):
+        return self.images(images), torch.softmax(self.all(rows) * 2, dim=1), rows.softmax(1)
+
+
+def get_inputs():
+    return [torch.rand(4, 32, 512, 512).to({dtype}), torch.rand(4, {elements}).to({dtype})]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def long_rows_models(folder: Path) -> list[Path]:
+    """Read in waves, and by clusters that keep a part."""
+    models = []
+    for elements in (1 << 21, 1 << 18):
+        for dtype in ("torch.float32", "torch.bfloat16"):
+            path = folder / f"long_rows_{elements}_{dtype.removeprefix('torch.')}.py"
+            text = LONG_ROWS_MODEL.format(elements=elements, dtype=dtype)
+            path.write_text(text, encoding="utf-8")
+            models.append(path)
+    return models
+
+
 def half_models(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     models = []
@@ -224,6 +260,7 @@ def generated_sources(architecture: str, folder: Path) -> dict[str, str]:
         if "class Model" in model.read_text(encoding="utf-8")
     ]
     models += half_models(folder / "half")
+    models += long_rows_models(folder)
     options = ["--device", "cuda", "--sm", re.sub(r"\D", "", architecture), "--mode", "both"]
     options.append("--no-kernels")
     commands = {model.stem: ["explain", str(model), *options] for model in models}

@@ -429,6 +429,48 @@ INGOT_D void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// --- stores that are first to leave the L2 cache ---------------------------------------------
+
+// Of 2, 4, 8 or a multiple of 16 bytes, aligned as these are.
+template <class T>
+INGOT_D void store_streamed(void* address, const T& value) {
+  constexpr int kBytes = sizeof(T);
+  union {
+    T value;
+    u16 half;
+    u32 word[(kBytes + 3) / 4];
+  } bits;
+  bits.value = value;
+  const u32* word = bits.word;
+  if constexpr (kBytes % 16 == 0) {
+    u64 at = reinterpret_cast<u64>(address);
+    for (int i = 0; i < kBytes / 4; i += 4, at += 16) {
+      asm volatile("st.global.cs.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(word[i]),
+                   "r"(word[i + 1]), "r"(word[i + 2]), "r"(word[i + 3])
+                   : "memory");
+    }
+  } else if constexpr (kBytes == 8) {
+    asm volatile("st.global.cs.v2.b32 [%0], {%1, %2};" ::"l"(address), "r"(word[0]), "r"(word[1])
+                 : "memory");
+  } else if constexpr (kBytes == 4) {
+    asm volatile("st.global.cs.b32 [%0], %1;" ::"l"(address), "r"(word[0]) : "memory");
+  } else {
+    static_assert(kBytes == 2);
+    asm volatile("st.global.cs.b16 [%0], %1;" ::"l"(address), "h"(bits.half) : "memory");
+  }
+}
+
+// --- flags in global memory, between blocks of a grid ----------------------------------------
+
+INGOT_D u32 load_acquire(const u32* flag) {
+  u32 value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+  return value;
+}
+INGOT_D void store_release(u32* flag, u32 value) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+}
+
 // Programmatic dependent launch: wait for the kernels before this one in the stream, and allow the
 // ones after it to be scheduled (they wait in turn before they read). No-ops in a plain launch.
 INGOT_D void dependency_wait() {

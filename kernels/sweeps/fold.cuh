@@ -94,11 +94,14 @@ struct Fold<LogSumExp<C>> {
   }
 };
 
-// Where the states after an array of `count` states of M begin: on the next 16-byte boundary.
+// Bytes of an array of `count` states of M, up to the next 16-byte boundary; what follows it.
+template <class M>
+INGOT_D i64 bytes_of_states(i64 count) {
+  return (count * static_cast<i64>(sizeof(typename M::State)) + 15) / 16 * 16;
+}
 template <class M>
 INGOT_D unsigned char* after_states(const void* states, i64 count) {
-  const i64 bytes = count * static_cast<i64>(sizeof(typename M::State));
-  return static_cast<unsigned char*>(const_cast<void*>(states)) + (bytes + 15) / 16 * 16;
+  return static_cast<unsigned char*>(const_cast<void*>(states)) + bytes_of_states<M>(count);
 }
 
 // Monoids side by side, each over its own values: x[0] for the first, x[1] for the second, ...
@@ -120,6 +123,7 @@ struct Together {
   INGOT_D static State lift(const T (*x)[N], i64 index, i64 step) {
     return {Fold<M>::lift(x[0], index, step), Others::lift(x + 1, index, step)};
   }
+  INGOT_D static i64 bytes(i64 count) { return bytes_of_states<M>(count) + Others::bytes(count); }
   INGOT_D static void write(void* memory, i64 count, i64 index, const State& state) {
     static_cast<typename M::State*>(memory)[index] = state.first;
     Others::write(after_states<M>(memory, count), count, index, state.others);
@@ -144,6 +148,7 @@ struct Together<M> {
   INGOT_D static State lift(const T (*x)[N], i64 index, i64 step) {
     return {Fold<M>::lift(x[0], index, step)};
   }
+  INGOT_D static i64 bytes(i64 count) { return bytes_of_states<M>(count); }
   INGOT_D static void write(void* memory, i64, i64 index, const State& state) {
     static_cast<typename M::State*>(memory)[index] = state.first;
   }

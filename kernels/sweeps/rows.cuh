@@ -189,6 +189,7 @@ struct RowsLooped {
   using Monoid = PhaseMonoid<Body, P>;
   static constexpr int kBlocks = kHasClusters ? Blocks : 1;
   static constexpr i64 kStep = static_cast<i64>(kBlocks) * Threads * V;
+  static constexpr int kVectors = static_cast<int>((Body::kRow + kStep - 1) / kStep);
   // Vectors in flight; ArgMax wants consecutive positions. More where registers suffice: of single
   // values, folded by a sum, a maximum or both.
   static constexpr bool kSmallState = Body::kPhases <= 1 && sizeof(typename Monoid<0>::State) <= 8;
@@ -320,7 +321,9 @@ struct RowsLooped {
     part.b = index / Body::kRowsPerSample;
     part.e = index % Body::kRowsPerSample * Body::kRow;
     part.first = (static_cast<i64>(part.rank) * Threads + threadIdx.x) * V;
-    part.kept = Shared::vectors() / kAhead * kAhead;
+    // Vectors that are read together are kept together, but at the end of the row.
+    const int room = Shared::vectors();
+    part.kept = room >= kVectors ? room : room / kAhead * kAhead;
 
     let_next_kernel_start();
     wait_for_previous_kernel();

@@ -5,6 +5,7 @@
 // every such operand has feature stride 1 and 16-byte (or V·sizeof(T), if smaller) alignment.
 #pragma once
 
+#include "common/ptx.cuh"
 #include "common/scalar.cuh"
 #include "common/types.cuh"
 
@@ -58,7 +59,7 @@ template <>
 inline constexpr bool kIsHalf<bf16> = true;
 
 template <class T, int V, class C>
-INGOT_D void store(T* address, const C (&values)[V]) {
+INGOT_D auto narrowed(const C (&values)[V]) {
   if constexpr (kIsHalf<T> && V % 2 == 0) {
     Pack<u32, V / 2> pack;
     INGOT_UNROLL
@@ -66,13 +67,25 @@ INGOT_D void store(T* address, const C (&values)[V]) {
       pack.lanes[i / 2] =
           narrow_pair(T(), static_cast<float>(values[i]), static_cast<float>(values[i + 1]));
     }
-    *reinterpret_cast<Pack<u32, V / 2>*>(address) = pack;
+    return pack;
   } else {
     Pack<T, V> pack;
     INGOT_UNROLL
     for (int i = 0; i < V; ++i) pack.lanes[i] = narrow<T>(values[i]);
-    *reinterpret_cast<Pack<T, V>*>(address) = pack;
+    return pack;
   }
+}
+
+template <class T, int V, class C>
+INGOT_D void store(T* address, const C (&values)[V]) {
+  auto pack = narrowed<T>(values);
+  *reinterpret_cast<decltype(pack)*>(address) = pack;
+}
+// Results that are to leave the cache to what the kernel reads again.
+template <class T, int V, class C>
+INGOT_D void store_streamed(T* address, const C (&values)[V]) {
+  auto pack = narrowed<T>(values);
+  ptx::store_streamed(address, pack);
 }
 
 }  // namespace ingot

@@ -440,7 +440,9 @@ void FunctionWriter::store(ValueId id) {
     const std::string out = context_.name_of(id) + "_stored";
     head_.push_back(fmt::format("{} {}[V];", reference.type, out));
     lanes_.push_back(fmt::format("{}[i] = {};", out, reference.text));
-    end_.push_back(fmt::format("{}{}{});", when, access("store", id, true), out));
+    const bool streams = context_.streams_results() && !context_.is_apart(id, true);
+    const char* function = streams ? "store_streamed" : "store";
+    end_.push_back(fmt::format("{}{}{});", when, access(function, id, true), out));
   } else {
     end_.push_back(fmt::format("{}*{} = narrow<{}>({});", when, address(id, true),
                                storage_type(context_.dtype_in_memory(id)), reference.text));

@@ -69,6 +69,10 @@ class SweepContext {
   const std::string& index_type() const { return index_type_; }
   const std::map<Axis, std::string>& coordinates() const { return coordinates_; }
 
+  // Results are written past the cache.
+  void stream_results() { streams_ = true; }
+  bool streams_results() const { return streams_; }
+
   // Of less than 2^31 elements.
   void index_in_32_bits() { index_type_ = "u32"; }
 
@@ -85,6 +89,7 @@ class SweepContext {
   Apart apart_;
   std::string index_type_ = "i64";
   std::map<Axis, std::string> coordinates_;
+  bool streams_ = false;
 };
 
 // An expression of a value at the current element.

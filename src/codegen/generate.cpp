@@ -5,6 +5,7 @@
 #include "codegen/kernel_source.h"
 #include "codegen/product_epilogue.h"
 #include "codegen/sweep_writers.h"
+#include "sweeps/waves.cuh"
 
 namespace ingot {
 namespace {
@@ -34,6 +35,10 @@ int64_t blocks_of(const KernelSource& source, const KernelEntry& entry, int64_t 
     case KernelRole::rows:
     case KernelRole::rows_packed:
       return entry.tiles * up(samples * source.rows_per_sample, entry.per_block);
+    case KernelRole::waves_begin:
+      return 1;
+    case KernelRole::waves:
+      return wave_tasks(samples * source.rows_per_sample, entry.tiles, source.phases);
     case KernelRole::groups:
       return samples;
   }

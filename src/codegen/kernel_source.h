@@ -29,6 +29,8 @@ enum class KernelRole : uint8_t {
   merge,          // (operands, partials, splits)
   rows,           // (operands, rows)
   rows_packed,    // (operands, rows, packed, exponents)
+  waves_begin,    // (operands, memory, counters)
+  waves,          // (operands, rows, memory)
   groups,         // (operands, samples)
 };
 
@@ -38,7 +40,8 @@ struct KernelEntry {
   KernelRole role = KernelRole::map;
   int width = 1;  // vector width V
   int threads = 0;
-  int64_t tiles = 1;      // blocks along a sample's elements, columns or a row's elements
+  int64_t tiles =
+      1;  // blocks along a sample's elements, columns or a row's elements (waves: pieces)
   int64_t per_block = 1;  // samples (map), samples of one step (columns) or rows (rows)
   // Shared memory that it makes use of where it is launched with it: the right results need none.
   int64_t shared_bytes = 0;
@@ -58,7 +61,8 @@ struct KernelSource {
   AxisMask row_axes = 0;        // rows, map: what generate_turned() takes for a row; 0: it does not
   int64_t leading = 1;          // columns: reduced extent besides the batch, in leading axes
   int64_t columns = 0;          // columns: kept elements
-  int64_t state_bytes = 0;      // columns: upper bound of one partial state
+  int64_t state_bytes = 0;      // columns, waves: upper bound of one partial state
+  int phases = 0;               // waves
 };
 
 // How the samples of a columns sweep are cut for a batch.

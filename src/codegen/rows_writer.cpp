@@ -2,49 +2,15 @@
 
 #include <algorithm>
 
+#include "codegen/row_cut.h"
 #include "codegen/sweep_writers.h"
 #include "support/error.h"
 
 namespace ingot {
 namespace {
 
-constexpr int kLoopedThreads = 512;
-constexpr int64_t kWarp = 32;
-constexpr int64_t kLine = 128;          // bytes; half of them where elements are read one by one
-constexpr int64_t kBlockThreads = 256;  // of a block of several teams
-constexpr int64_t kHeldTarget = 16;     // values held by a thread, as teams grow
-constexpr int64_t kMostThreads = 512;   // of a team that grows for the sake of these
-constexpr int64_t kHeldLimit = 32;      // with 1024 threads, of 64 registers each
-constexpr int64_t kAcrossTeam = 16;     // at most, in blocks of 512 threads
-// Of a row that loops, of one of the blocks that share it, which are eight at most.
-constexpr int64_t kBlockElements = int64_t{5} << 12;
-// Of a multiprocessor's shared memory, what the blocks of looping rows that are there at once do
-// not keep values in: the system's, and their states.
-constexpr int64_t kMultiprocessorBytes = int64_t{228} << 10, kNotKeptBytes = 1024 + 2048;
-
-// The fewest lanes whose vectors, side by side, fill whole lines of memory: a warp that reads
-// pieces of many lines takes as many turns. Not where a row would leave over a quarter of them
-// idle. (A whole warp for 77 single elements took 1.5 times as long as half of one.)
-int64_t lanes_of_lines(int64_t vectors, int width) {
-  const int64_t vector_bytes = std::min(4 * width, 16), line = width == 1 ? kLine / 2 : kLine;
-  int64_t lanes = 1;
-  while (lanes * vector_bytes < line) {
-    const int64_t next = 2 * lanes, slots = (vectors + next - 1) / next * next;
-    if (4 * slots > 5 * vectors) break;
-    lanes = next;
-  }
-  return lanes;
-}
-
-// Threads for a row, from so many on; held(team): values that each holds. A warp may hold as many
-// as there is room for: beyond it a team has barriers to meet at, and 64 threads a row left a
-// multiprocessor waiting for the next block. Vectors of eight are half as many loads.
-template <class Held>
-int64_t team_holding(int64_t team, int width, const Held& held) {
-  const auto most = [&] { return team == kWarp || width == 8 ? kHeldLimit : kHeldTarget; };
-  while (team < kMostThreads && held(team) > most()) team *= 2;
-  return held(team) > kHeldLimit ? 2 * kMostThreads : team;
-}
+constexpr int64_t kAcrossTeam = 16;  // at most, in blocks of 512 threads
+constexpr int kBeginThreads = 1024;
 
 // Members of the functor: {0} is the type of an element's index.
 constexpr const char* kFunctions =
@@ -103,7 +69,14 @@ class RowsWriter {
   }
 
   KernelSource write() {
-    const std::string functions = all_functions();
+    std::string functions = all_functions();
+    if (!across() && cut().streams) {
+      context_.stream_results();
+      // A piece for each stage takes all the registers that there are.
+      const bool small = row_elements_ * rows_per_sample_ < int64_t{1} << 31;
+      if (cut().kernel == RowTemplate::waves && small) context_.index_in_32_bits();
+      functions = all_functions();
+    }
     UnitParts parts;
     parts.comment = sweep_comment(context_, source_.name);
     parts.includes = {"common/pointwise.cuh",
@@ -124,9 +97,8 @@ class RowsWriter {
     source_.name += "_packed";
     functor_ = functor_name(source_.name);
     const std::string functions = all_functions();
-    const auto held = [&](int64_t team) { return row_elements_ / team * held_per_element(); };
-    const int64_t team = team_holding(kWarp, kWidth, held);
-    if (team > kMostThreads || row_elements_ % (kWidth * team) != 0) return {};
+    const int64_t team = team_for(needs(), kWarp, kWidth);
+    if (team > kMostTeamThreads || row_elements_ % (kWidth * team) != 0) return {};
     UnitParts parts;
     parts.comment = sweep_comment(context_, source_.name) +
                     "//   packed on the way: " + context_.name_of(packed_) + "\n";
@@ -387,67 +359,83 @@ class RowsWriter {
     return std::max<int64_t>(sum, 1);
   }
 
-  // Blocks of a looping row that a multiprocessor is to have, so that some write results while
-  // others read: two took 3 to 6% longer, measured, though they keep more. Moments, and several
-  // reductions, take more registers than three have.
-  int at_once() const {
-    const bool moments = states_.front().monoid == MonoidKind::moments;
-    return states_.size() > 1 || held_.size() > 1 || moments ? 2 : 3;
-  }
+  RowCut cut() const { return cut_row(needs(), width(), context_.plan().target); }
+  int width() const { return inside_ & axis_bit(kFeatures) ? context_.width() : 1; }
 
-  // Of live values of a row that loops: all of a block's, or what there is room for.
-  int64_t kept_bytes(const KernelEntry& entry, int width) const {
-    const Target& target = context_.plan().target;
-    if (held_.empty()) return 0;
-    int64_t bytes = 0;  // of a vector
+  RowNeeds needs() const {
+    RowNeeds needs;
+    needs.elements = row_elements_;
+    needs.values = held_per_element();
     for (const ValueId value : held_) {
-      const int64_t lanes = context_.seen(value).features > 1 ? width : 1;
-      bytes += lanes * (context_.type_of(value) == "float" ? 4 : 8);
+      const int64_t bytes = context_.type_of(value) == "float" ? 4 : 8;
+      (context_.seen(value).features > 1 ? needs.lane_bytes : needs.other_bytes) += bytes;
     }
-    bytes *= entry.threads;
-    const int64_t span = entry.tiles * entry.threads * width;
-    const int64_t vectors = (row_elements_ + span - 1) / span;
-    const int64_t most =
-        std::min<int64_t>(kMultiprocessorBytes / at_once() - kNotKeptBytes, target.shared_bytes);
-    return std::min(vectors, most / bytes) * bytes;
+    needs.phases = phases_;
+    needs.one_live = held_.size() <= 1;
+    needs.small_state =
+        states_.empty() || (states_.size() == 1 && states_[0].monoid != MonoidKind::moments);
+    return needs;
   }
 
   void write_kernels(UnitParts& parts) {
-    int width = context_.width();
-    if (!(inside_ & axis_bit(kFeatures))) width = 1;
-    std::vector<int> widths = {width};
-    if (width > 1) widths.push_back(1);
+    std::vector<int> widths = {width()};
+    if (widths[0] > 1) widths.push_back(1);
+    const bool waves = cut().kernel == RowTemplate::waves;
+    if (waves) begin_waves(parts);
     for (const int w : widths) {
       KernelEntry entry;
       entry.name = source_.name + (w == 1 && widths.size() > 1 ? "_unaligned" : "");
-      entry.role = KernelRole::rows;
       entry.width = w;
-      const int64_t vectors = row_elements_ / w;
-      const auto held = [&](int64_t team) {
-        return (vectors + team - 1) / team * w * held_per_element();
-      };
-      int64_t team = lanes_of_lines(vectors, w);
-      team = team_holding(team, w, held);
-      std::string call;
-      int blocks = 0;  // at once, where that is known
-      if (held(team) <= kHeldLimit) {
-        const int64_t teams = std::max<int64_t>(kBlockThreads / team, 1);
-        entry.threads = static_cast<int>(team * teams);
-        entry.per_block = teams;
-        call = fmt::format("rows_in_registers<ingot::{}, {}, {}, {}>(operands, rows)", functor_, w,
-                           team, teams);
-      } else {
-        entry.threads = kLoopedThreads;
-        while (entry.tiles < 8 && entry.tiles * kBlockElements < row_elements_) entry.tiles *= 2;
-        entry.shared_bytes = kept_bytes(entry, w);
-        blocks = at_once();
-        call = fmt::format("rows_looped<ingot::{}, {}, {}, {}>(operands, rows)", functor_, w,
-                           kLoopedThreads, entry.tiles);
-      }
-      parts.kernels.push_back(kernel_text(entry.name, functor_, entry.threads, "ingot::i64 rows",
-                                          call, entry.tiles, blocks));
+      const RowCut cut =
+          waves ? cut_in_waves(needs(), w) : cut_row(needs(), w, context_.plan().target);
+      write_kernel(parts, entry, cut);
       source_.entries.push_back(entry);
     }
+  }
+
+  void write_kernel(UnitParts& parts, KernelEntry& entry, const RowCut& cut) const {
+    entry.role = cut.kernel == RowTemplate::waves ? KernelRole::waves : KernelRole::rows;
+    entry.threads = cut.threads();
+    entry.per_block = cut.teams;
+    entry.tiles = cut.blocks;
+    entry.shared_bytes = cut.shared_bytes;
+    const char *parameters = "ingot::i64 rows", *arguments = "rows";
+    std::string of;
+    switch (cut.kernel) {
+      case RowTemplate::registers:
+        of = fmt::format("rows_in_registers<ingot::{}, {}, {}, {}>", functor_, entry.width,
+                         cut.team, cut.teams);
+        break;
+      case RowTemplate::looped:
+        of = fmt::format("rows_looped<ingot::{}, {}, {}, {}>", functor_, entry.width, cut.team,
+                         cut.blocks);
+        break;
+      case RowTemplate::waves:
+        of = fmt::format("rows_in_waves<ingot::{}, {}, {}>", functor_, entry.width, cut.team);
+        parameters = "ingot::i64 rows, void* memory";
+        arguments = "rows, memory";
+        break;
+    }
+    const int64_t cluster = cut.kernel == RowTemplate::looped ? cut.blocks : 1;
+    parts.kernels.push_back(kernel_text(entry.name, functor_, entry.threads, parameters,
+                                        fmt::format("{}(operands, {})", of, arguments), cluster,
+                                        cut.at_once));
+  }
+
+  void begin_waves(UnitParts& parts) {
+    parts.includes.back() = "sweeps/rows_in_waves.cuh";
+    source_.phases = phases_;
+    for (const SharedState& state : states_) {
+      source_.state_bytes += (state_bytes(state.monoid, value_type_) + 7) / 8 * 8;
+    }
+    KernelEntry entry;
+    entry.name = source_.name + "_begin";
+    entry.role = KernelRole::waves_begin;
+    entry.threads = kBeginThreads;
+    parts.kernels.push_back(
+        kernel_text(entry.name, functor_, entry.threads, "void* memory, ingot::i64 counters",
+                    fmt::format("begin_waves<{}>(memory, counters)", entry.threads)));
+    source_.entries.push_back(entry);
   }
 
   void write_across(UnitParts& parts) {

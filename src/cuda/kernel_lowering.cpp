@@ -6,6 +6,7 @@
 #include "support/align.h"
 #include "support/checked.h"
 #include "support/error.h"
+#include "sweeps/waves.cuh"
 
 namespace ingot::cuda {
 namespace {
@@ -94,6 +95,11 @@ KernelLowering::KernelLowering(KernelSource source, Modules& modules)
 size_t KernelLowering::scratch_bytes(int64_t batch) const {
   size_t bytes = 0;
   for (const KernelEntry& entry : source_.entries) {
+    if (entry.role == KernelRole::waves) {
+      const int64_t rows = (source_.batched ? batch : 1) * source_.rows_per_sample;
+      const int64_t needed = wave_bytes(rows, entry.tiles, source_.phases, source_.state_bytes);
+      bytes = std::max(bytes, align_up(static_cast<size_t>(needed), kWorkspaceAlignment));
+    }
     if (!is_columns(entry)) continue;
     const size_t states =
         checked_product(static_cast<size_t>(splits_of(source_, entry, batch).splits),
@@ -168,6 +174,16 @@ void KernelLowering::lower(const Lowering& to, const Override& instead, int64_t 
       case KernelRole::rows:
       case KernelRole::rows_packed:
         arguments.add(samples * source_.rows_per_sample);
+        break;
+      case KernelRole::waves_begin:
+        arguments.add_address(to.scratch);
+        arguments.add(wave_counters(samples * source_.rows_per_sample, source_.phases));
+        to.overwrite(to.scratch, scratch_bytes(to.batch));
+        to.name("flags and states of rows", to.scratch, scratch_bytes(to.batch));
+        break;
+      case KernelRole::waves:
+        arguments.add(samples * source_.rows_per_sample);
+        arguments.add_address(to.scratch);
         break;
       case KernelRole::columns:
       case KernelRole::columns_inner: {

@@ -141,10 +141,21 @@ class ProgramWriter {
         case KernelRole::groups:
           blocks = arguments = samples;
           break;
+        case KernelRole::waves_begin:
+          blocks = "1";
+          arguments =
+              fmt::format("workspace, wave_counters({}, {})", rows_of(source), source.phases);
+          break;
+        case KernelRole::waves:
+          blocks =
+              fmt::format("wave_tasks({}, {}, {})", rows_of(source), entry->tiles, source.phases);
+          arguments = rows_of(source) + ", workspace";
+          scratch_.insert(fmt::format("size_t(wave_bytes({}, {}, {}, {}))", rows_of(source),
+                                      entry->tiles, source.phases, source.state_bytes));
+          break;
         case KernelRole::rows:
         case KernelRole::rows_packed:
-          arguments = source.batched ? times("batch", source.rows_per_sample)
-                                     : std::to_string(source.rows_per_sample);
+          arguments = rows_of(source);
           blocks = entry->per_block == 1
                        ? arguments
                        : fmt::format("divide_up({}, {})", arguments, entry->per_block);
@@ -173,6 +184,11 @@ class ProgramWriter {
       text += line + rest + "\n";
     }
     return text;
+  }
+
+  static std::string rows_of(const KernelSource& source) {
+    return source.batched ? times("batch", source.rows_per_sample)
+                          : std::to_string(source.rows_per_sample);
   }
 
   static std::string times(const std::string& count, int64_t by) {

@@ -8,11 +8,13 @@
 #include "graph/builder.h"
 #include "graph/operators.h"
 #include "plan/plan.h"
+#include "sweeps/waves.cuh"
 
 namespace ingot {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 Target hopper() {
   Target target;
@@ -50,25 +52,57 @@ int64_t kept(const KernelEntry& entry) {
   return entry.shared_bytes / (entry.threads * entry.width * 4);
 }
 
-TEST(CodegenMemory, ALongRowIsKeptInSharedMemoryAsFarAsThreeBlocksHaveRoom) {
+TEST(CodegenMemory, ARowThatAClusterKeepsHasThreeBlocksAMultiprocessor) {
   const KernelSource whole = along_rows("softmax", 1 << 16);
   ASSERT_THAT(whole.text, HasSubstr("rows_looped<"));
   ASSERT_THAT(whole.text, HasSubstr("__launch_bounds__(512, 3)"));
+  EXPECT_THAT(whole.text, Not(HasSubstr("store_streamed"))) << "what follows may find it";
   const KernelEntry& entry = whole.entries.front();
   EXPECT_EQ(entry.tiles, 4);
   EXPECT_EQ(kept(entry), (1 << 16) / (4 * 512 * 4)) << "all of it";
-  const KernelEntry part = along_rows("softmax", 1 << 19).entries.front();
-  EXPECT_EQ(part.tiles, 8);
-  EXPECT_LT(kept(part), (1 << 19) / (8 * 512 * 4));
-  EXPECT_GT(part.shared_bytes, 64 * 1024);
-  EXPECT_LE(3 * (part.shared_bytes + 1024), 228 * 1024);
 }
 
-TEST(CodegenMemory, RowsOfMomentsHaveTwoBlocksOfMoreRegisters) {
-  const KernelSource source = along_rows("layer_norm", 1 << 19);
-  EXPECT_THAT(source.text, HasSubstr("__launch_bounds__(512, 2)"));
-  EXPECT_LE(2 * (source.entries.front().shared_bytes + 1024), 228 * 1024);
-  EXPECT_GT(source.entries.front().shared_bytes, 100 * 1024);
+TEST(CodegenMemory, OfALongerRowAClusterKeepsWhatTwoBlocksHaveRoomFor) {
+  for (const char* op : {"softmax", "layer_norm"}) {
+    const KernelSource source = along_rows(op, 1 << 19);
+    ASSERT_THAT(source.text, HasSubstr("rows_looped<"));
+    EXPECT_THAT(source.text, HasSubstr("__launch_bounds__(512, 2)"));
+    EXPECT_THAT(source.text, HasSubstr("store_streamed")) << "the rest is read again";
+    const KernelEntry& entry = source.entries.front();
+    EXPECT_EQ(entry.tiles, 8);
+    EXPECT_LT(kept(entry), (1 << 19) / (8 * 512 * 4));
+    EXPECT_EQ(kept(entry) % 4, 0) << "vectors that are read together";
+    EXPECT_GT(entry.shared_bytes, 80 * 1024);
+    EXPECT_LE(2 * (entry.shared_bytes + 1024), 228 * 1024);
+  }
+}
+
+TEST(CodegenMemory, RowsThatAClusterHardlyKeepsAreDoneInWaves) {
+  constexpr int64_t kRow = 1 << 21, kRows = 6, kPieces = kRow / (512 * 4 * 4);
+  const KernelSource source = along_rows("softmax", kRow);
+  EXPECT_THAT(source.text, HasSubstr("rows_in_waves<"));
+  EXPECT_THAT(source.text, HasSubstr("store_streamed"));
+  EXPECT_THAT(source.text, HasSubstr("i64 b, u32 e")) << "a shorter index, for registers";
+  ASSERT_EQ(source.entries.size(), 3u);
+  const KernelEntry &begin = source.entries[0], &wave = source.entries[1];
+  EXPECT_EQ(begin.role, KernelRole::waves_begin);
+  EXPECT_EQ(blocks_of(source, begin, kRows), 1);
+  EXPECT_EQ(wave.role, KernelRole::waves);
+  EXPECT_EQ(wave.tiles, kPieces);
+  EXPECT_EQ(source.entries[2].width, 1);
+  // Every piece is folded, and finished at least a row later.
+  EXPECT_GE(blocks_of(source, wave, kRows), kRows * kPieces + kPieces);
+  EXPECT_LT(blocks_of(source, wave, kRows), kRows * kPieces + 4 * kPieces);
+}
+
+TEST(CodegenMemory, MemoryOfWavesHoldsFlagsAndAllStates) {
+  constexpr int64_t kRows = 3, kPieces = 7, kState = 16;
+  for (const int phases : {1, 2}) {
+    const int64_t states = kRows * (kPieces + 1) * kState * phases;
+    EXPECT_GE(wave_bytes(kRows, kPieces, phases, kState * phases),
+              4 * wave_counters(kRows, phases) + states + 2 * phases * 15);
+    EXPECT_EQ(wave_counter_bytes(kRows, phases) % 16, 0);
+  }
 }
 
 TEST(CodegenMemory, ARowOfWhichNothingIsReadAgainKeepsNothing) {

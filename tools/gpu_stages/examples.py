@@ -113,6 +113,28 @@ def call_small(device: str) -> None:
         if device == "cuda":
             torch.cuda.synchronize()
         print(f"called {path.stem}", flush=True)
+    if device == "cuda":
+        call_long_rows()
+
+
+def call_long_rows() -> None:
+    """Rows that a cluster of blocks keeps a part of, and rows that are done in waves; the fewest
+    bytes at which such operators are taken alone."""
+    import ingot
+    import torch
+
+    images = torch.rand(8, 16, 256, 256, device="cuda")
+    for module, x in (
+        (torch.nn.Softmax(dim=1), images.reshape(32, -1)),
+        (torch.nn.GroupNorm(1, 16), images),
+    ):
+        optimized = ingot.optimize(module.cuda(), [x])
+        with torch.no_grad():
+            optimized(x)
+        torch.cuda.synchronize()
+        taken = optimized.ingot_report()["operators_replaced"]
+        assert taken, f"{module} was left to PyTorch"
+        print(f"called {module} of {tuple(x.shape)}", flush=True)
 
 
 def sanitizer_missing(settings: Settings) -> str:
