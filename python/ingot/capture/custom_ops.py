@@ -3,11 +3,14 @@
 BatchNorm counts its batches by an in-place addition beside its arithmetic, and reads the count on
 the host when momentum is None. `ingot::batch_norm` carries all of the module's arguments to the
 importer, the counter among them. It is never run on real tensors.
+
+Losses that are written apart have operators of their own, which run as what they are made of.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +84,27 @@ def run_batch_norm(
     return torch.nn.functional.batch_norm(
         x, running_mean, running_var, weight, bias, training, factor, eps
     )
+
+
+# What a loss is written in (losses.py): operators of PyTorch's, which autograd sees, that belong
+# together wherever a region begins or ends.
+_LOSSES = torch.library.Library("ingot", "FRAGMENT")
+_LOSSES.define("where_equal(Tensor a, Tensor b, Tensor x) -> Tensor")
+_LOSSES.define("nan_outside(Tensor x, Tensor number, float end) -> Tensor")
+
+
+def _where_equal(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """x where a and b are equal, else 0."""
+    return torch.where(a == b, x, 0.0)
+
+
+def _nan_outside(x: torch.Tensor, number: torch.Tensor, end: float) -> torch.Tensor:
+    """NaN where the number is below 0, or not below the end."""
+    return torch.where(number < 0, math.nan, torch.where(number >= end, math.nan, x))
+
+
+_LOSSES.impl("where_equal", _where_equal, "CompositeImplicitAutograd")
+_LOSSES.impl("nan_outside", _nan_outside, "CompositeImplicitAutograd")
 
 
 def without_autocast(target: Callable, device_type: str) -> Callable:

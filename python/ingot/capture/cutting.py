@@ -27,6 +27,7 @@ from ingot.capture.gains import pays_alone, without_gain
 from ingot.capture.host_time import is_of_the_host, pays_in_few_bits
 from ingot.capture.layout import Joined, Leaf, UnfitError, Value, part_of
 from ingot.capture.nodes import (
+    ASIDE,
     BATCHED,
     JOINED,
     PART,
@@ -321,7 +322,8 @@ class Cut:
         if mutates(node):
             level = _LAST  # a graph's writes into its inputs come after all that reads those
         self.by_torch[node] = level
-        if reason and name and name not in SHAPE_OPERATORS and computes(node):
+        told = ASIDE not in node.meta and name not in SHAPE_OPERATORS and computes(node)
+        if reason and name and told:
             self.unsupported[node] = Unsupported(name.rpartition(":")[2], where(node), reason)
         self._outside(node, level, ("input", node.name), self._carries_batch(node))
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ingot.capture.layout import has_channels_last, size_in_bytes
-from ingot.capture.nodes import JOINED, named_arguments, operator_name, schema_name
+from ingot.capture.nodes import JOINED, LOSS, named_arguments, operator_name, schema_name
 from ingot.capture.table import is_half
 
 if TYPE_CHECKING:
@@ -55,10 +55,14 @@ _SHARED_ROW = 48 * 1024
 
 
 def _rows_are_long(node: torch.fx.Node) -> bool:
-    """PyTorch's kernel keeps shorter rows."""
+    """PyTorch's kernel keeps shorter rows. Of rows in 16 bits an exponential takes longer than the
+    bytes, and PyTorch's takes no longer than ours."""
     value = node.args[0].meta["val"]
     dim = node.args[1] % value.dim()
-    return dim < value.dim() - 1 or value.shape[dim] * value.element_size() > _SHARED_ROW
+    lies_in_rows = dim == value.dim() - 1
+    if lies_in_rows and is_half(value):
+        return False
+    return not lies_in_rows or value.shape[dim] * value.element_size() > _SHARED_ROW
 
 
 def _gives_values_alone(node: torch.fx.Node) -> bool:
@@ -152,6 +156,8 @@ def without_gain(cut: Cut, nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]
     found: set[torch.fx.Node] = set()
     for chain in _chains(nodes):
         computing = [node for node in chain if cut.computes(node)]
+        if any(LOSS in node.meta for node in computing):
+            continue
         strange = {node for node in computing if not _is_known(node)}
         if computing and (strange or not _pays(cut, computing)):
             found |= strange or set(chain)  # what is left without those is looked at again

@@ -42,9 +42,8 @@ def import_graph(
     refused = dict(refused or {})
     if not feed.rewritten:
         share(feed.graph, lambda node: is_repeatable(node) and node.name not in refused)
-        if not gradients and not autocast:
-            take_losses_apart(feed.graph)
         needing = needing_gradients(feed) if gradients else ()
+        take_losses_apart(feed.graph, needing, autocast)
         decompose(feed.graph, needing)
         unbind_parts(feed.graph, needing)
         if feed.joins_parts:

@@ -19,10 +19,10 @@ from ingot.capture.decisions import (
 )
 from ingot.capture.feed import needing_gradients
 from ingot.capture.layout import UnfitError, Value, size_in_bytes
-from ingot.capture.nodes import OF_CONCATENATION, hands_out_memory, schema_name
+from ingot.capture.nodes import LOSS, OF_CONCATENATION, hands_out_memory, schema_name
 from ingot.capture.normalisations import batch_statistics
 from ingot.capture.products import KEEPING_OPERANDS, PASSING_ON, PRODUCTS
-from ingot.capture.table import COPYING, HALVES, SHAPE_OPERATORS
+from ingot.capture.table import CASTS, COPYING, HALVES, SHAPE_OPERATORS
 from ingot.runtime.layouts import ResultLayout, TensorLayout
 
 # For whose derivatives eager keeps what they are applied to.
@@ -79,6 +79,7 @@ class Kept:
         if cut.gradients and given:
             self.nodes = dict.fromkeys(node for node, own in cut.taken.items() if own == level)
             self._results()
+            self._totals()
             self._sums()
             self._products()
             self._decisions()
@@ -146,6 +147,12 @@ class Kept:
                 beneath = [below for below in self._beneath(node) if self._is_read(below)]
                 if not all(self._is_read(below, stored) for below in beneath):
                     self._store(node)
+
+    def _totals(self) -> None:
+        """Of losses, one number a row: without it backward would read the rows once more."""
+        for node in self.nodes:
+            if LOSS in node.meta and node.target is torch.ops.aten.logsumexp.default:
+                self._store(node)
 
     def _is_multiplied(self, node: torch.fx.Node) -> bool:
         return any(
@@ -325,12 +332,19 @@ def _keeps_operand(node: torch.fx.Node) -> bool:
 
 def _is_eagers_too(node: torch.fx.Node, needing: set[torch.fx.Node]) -> bool:
     """Whether eager keeps the memory of what is handed out or comes in, and refuses it once
-    written. needing: what has a gradient."""
+    written; or a loss is of it: a copy of logits would take as long as the loss does. needing: what
+    has a gradient."""
     return (node in needing and node.target in BY_RESULT) or any(
-        (user in needing and _keeps(user, node, needing))
+        _is_of_loss(user)
+        or (user in needing and _keeps(user, node, needing))
         or (_is_view(user) and _is_eagers_too(user, needing))
         for user in node.users
     )
+
+
+def _is_of_loss(user: torch.fx.Node) -> bool:
+    casts = schema_name(user.target) in CASTS
+    return LOSS in user.meta or (casts and any(LOSS in below.meta for below in user.users))
 
 
 def _keeps(user: torch.fx.Node, node: torch.fx.Node, needing: set[torch.fx.Node]) -> bool:

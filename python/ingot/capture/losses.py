@@ -1,27 +1,37 @@
 """Losses written as what they are made of, where a region then takes them in one pass.
 
 PyTorch writes what a loss is of each element and reads it again for the sum. Where gradients are
-needed its derivative is one pass as well, and the losses stay PyTorch's.
+needed its derivative is one pass as well, and the losses stay PyTorch's, but for the cross entropy
+of classes by number: PyTorch keeps all logarithms of probabilities, and writes a gradient of zeros
+but for one a row, where the logarithm of a row's sum says as much.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
+from ingot.capture import custom_ops  # noqa: F401 - defines what is written
 from ingot.capture.gains import pays_as_loss
-from ingot.capture.nodes import BATCHED, LEFT_ALONE, named_arguments
+from ingot.capture.nodes import ASIDE, BATCHED, LEFT_ALONE, LOSS, named_arguments
 from ingot.capture.surgery import Writer, example
+from ingot.capture.table import HALVES
 
-_aten = torch.ops.aten
+_aten, _ingot = torch.ops.aten, torch.ops.ingot
 _NONE, _MEAN, _SUM = range(3)
+_COUNTED_IN_FP32 = 1 << 24
 
 
-def take_losses_apart(graph: torch.fx.Graph) -> None:
+def take_losses_apart(
+    graph: torch.fx.Graph, needing: Container[torch.fx.Node] = (), autocast: bool = False
+) -> None:
+    """needing: nodes whose tensors need a gradient."""
     for node in list(graph.nodes):
-        rule = _RULES.get(node.target) if node.op == "call_function" else None
+        rules = _WITH_GRADIENT if node in needing else {} if autocast else _RULES
+        rule = rules.get(node.target) if node.op == "call_function" else None
         if rule is None or LEFT_ALONE in node.meta or not pays_as_loss(node):
             continue
         replacement = rule(Writer(graph, node), *named_arguments(node).values())
@@ -48,9 +58,7 @@ class _Elements:
         return self.writer.call(target, self.sizes, *args)
 
     def condition(self, target: Callable, *args: Any) -> torch.fx.Node:
-        made = self(target, *args)
-        made.meta["val"] = made.meta["val"].to(torch.bool)
-        return made
+        return _condition(self(target, *args))
 
     def reduced(self, each: torch.fx.Node, reduction: int) -> torch.fx.Node:
         target = _aten.mean.dim if reduction == _MEAN else _aten.sum.dim_IntList
@@ -144,7 +152,7 @@ def _cross_entropy(writer: Writer, x, target, weight, reduction, ignored, smooth
     largest = writer.call(_aten.amax.default, (*rows, 1), x, [1], True)
     exponentials = of(_aten.exp.default, of(_aten.sub.Tensor, x, largest))
     total = writer.call(_aten.sum.dim_IntList, rows, exponentials, [1])
-    picked = writer.call(_aten.nll_loss.default, rows, x, target, None, _NONE, ignored)
+    picked = _aside(writer.call(_aten.nll_loss.default, rows, x, target, None, _NONE, ignored))
     each = writer.call(_aten.squeeze.dim, rows, largest, 1)
     each = writer.call(_aten.add.Tensor, rows, each, picked)
     each = writer.call(_aten.add.Tensor, rows, each, writer.call(_aten.log.default, rows, total))
@@ -159,11 +167,61 @@ def _cross_entropy(writer: Writer, x, target, weight, reduction, ignored, smooth
     return writer.call(_aten.div.Tensor, (), made, count)
 
 
+def _cross_entropy_to_derive(writer: Writer, x, target, weight, reduction, ignored, smoothing):
+    """The same in operators whose derivatives a region takes: log Σ exp(x) - Σ (x where a column's
+    number is the class, else 0), of which one pass makes the gradient. A class that there is not
+    gives NaN. Under autocast PyTorch casts what it takes the loss of."""
+    chosen, (*outer, columns) = example(target), example(x).shape
+    plain = weight is None and smoothing == 0 and reduction in (_MEAN, _SUM)
+    if not plain or len(outer) != 1 or chosen.dtype != torch.int64:
+        return None
+    if not isinstance(columns, int) or columns > _COUNTED_IN_FP32:
+        return None
+    write, rows = partial(_marked, writer), tuple(outer)
+    if example(writer.node).dtype == torch.float32 and example(x).dtype in HALVES:
+        x = write(_aten.to.dtype, (*rows, columns), x, torch.float32)
+    if not _is_plain(x):
+        return None
+    is_ignored = _flags(writer, _aten.eq.Scalar, rows, target, ignored)
+    number = _aside(writer.call(_aten.to.dtype, rows, target, torch.float32))
+    made = {"dtype": torch.float32, "device": example(x).device}
+    numbers = writer.call(_aten.arange.default, (columns,), columns, **made)
+    wanted = write(_aten.unsqueeze.default, (*rows, 1), number, 1)
+    picked = write(_ingot.where_equal.default, (*rows, columns), numbers, wanted, x)
+    picked = write(_aten.sum.dim_IntList, rows, picked, [1])
+    total = write(_aten.logsumexp.default, rows, x, [1])
+    each = write(_aten.sub.Tensor, rows, total, picked)
+    # Of infinite logits PyTorch's loss is NaN.
+    each = write(_aten.add.Tensor, rows, each, write(_aten.mul.Tensor, rows, total, 0.0))
+    each = write(_ingot.nan_outside.default, rows, each, number, float(columns))
+    each = write(_aten.masked_fill.Scalar, rows, each, is_ignored, 0.0)
+    loss = write(_aten.sum.dim_IntList, (), each, [0])
+    if reduction == _SUM:
+        return loss
+    counted = _flags(writer, _aten.logical_not.default, rows, is_ignored)
+    counted = write(_aten.to.dtype, rows, counted, torch.float32)
+    return write(_aten.div.Tensor, (), loss, write(_aten.sum.dim_IntList, (), counted, [0]))
+
+
+def _marked(writer: Writer, target: Callable, sizes: Sequence, *args: Any) -> torch.fx.Node:
+    made = writer.call(target, sizes, *args)
+    made.meta[LOSS] = True
+    return made
+
+
+def _condition(made: torch.fx.Node) -> torch.fx.Node:
+    made.meta["val"] = made.meta["val"].to(torch.bool)
+    return made
+
+
 def _flags(writer: Writer, target: Callable, rows: tuple, *args: Any) -> torch.fx.Node:
     """One for each element of the batch."""
-    made = writer.call(target, rows, *args)
-    made.meta["val"] = made.meta["val"].to(torch.bool)
-    made.meta[BATCHED] = True
+    return _aside(_condition(writer.call(target, rows, *args)))
+
+
+def _aside(made: torch.fx.Node) -> torch.fx.Node:
+    """Of each element of the batch, by PyTorch where it is of whole numbers."""
+    made.meta |= {BATCHED: True, ASIDE: True}
     return made
 
 
@@ -176,3 +234,4 @@ _RULES: dict[Any, Callable] = {
     _aten.triplet_margin_loss.default: _triplet,
     _aten.cross_entropy_loss.default: _cross_entropy,
 }
+_WITH_GRADIENT: dict[Any, Callable] = {_aten.cross_entropy_loss.default: _cross_entropy_to_derive}

@@ -29,6 +29,10 @@ BATCHED = "ingot_batched"
 # In the meta of a slice that regions read where it lies, as a piece of the whole; in that of a
 # concatenation whose parts a region writes where they belong.
 PART, JOINED = "ingot_part", "ingot_joined"
+# In the meta of what a loss was written as where gradients are needed: worth a region by itself.
+LOSS = "ingot_loss"
+# In the meta of what was written for PyTorch to run: nothing of the user's was left to it.
+ASIDE = "ingot_aside"
 # In the meta of an operator upon a part of a concatenation: that operand, whose memory was the
 # concatenation's.
 OF_CONCATENATION = "ingot_of_concatenation"

@@ -252,6 +252,18 @@ def _where(call: Call) -> Value:
     return pointwise(call, "select", [call["condition"], call["self"], call["other"]])
 
 
+@row("ingot::where_equal")
+def _where_equal(call: Call) -> Value:
+    return _chosen(call, "eq", [call["a"], call["b"]], call["x"], 0.0)
+
+
+@row("ingot::nan_outside")
+def _nan_outside(call: Call) -> Value:
+    number = call["number"]
+    inside = _chosen(call, "ge", [number, call.number("end")], math.nan, call["x"])
+    return _chosen(call, "lt", [number, 0.0], math.nan, inside)
+
+
 @row("aten::masked_fill")
 def _masked_fill(call: Call) -> Value:
     return pointwise(call, "select", [call["mask"], call["value"], call["self"]])
