@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterator
 
 import torch
 
@@ -145,7 +146,9 @@ class Kept:
             if node in self.given or self._is_multiplied(node):
                 stored = {**self.values, node: -1}
                 beneath = [below for below in self._beneath(node) if self._is_read(below)]
-                if not all(self._is_read(below, stored) for below in beneath):
+                fewer = not all(self._is_read(below, stored) for below in beneath)
+                written = 0 if node in self.given else _bytes(node)
+                if fewer or self._let_go_for(node) > written:
                     self._store(node)
 
     def _totals(self) -> None:
@@ -169,6 +172,7 @@ class Kept:
             wanted = kept = self._is_kept_by_eager(node)
             if node not in self.given:
                 wanted = self._replaces_products(node) or (kept and _is_of_a_chain(node))
+                wanted = wanted or self._let_go_for(node) > _bytes(node)
             if wanted:
                 self._store(node)
 
@@ -188,6 +192,33 @@ class Kept:
         stored = {**self.values, node: -1}
         products = {p for p in self._beneath(node) if not self._is_read(p, stored)}
         return sum(map(_bytes, products)) >= _bytes(node)
+
+    def _let_go_for(self, node: torch.fx.Node) -> int:
+        """Bytes of what comes in that backward need not keep where it reads this node in its place,
+        as eager does, which has let go of what a sum was made of. Backward reads no operand of a
+        frozen matrix, whatever a product's derivative could."""
+        if all(self._is_beside_frozen(*reader) for reader in self._readers(node, self.values)):
+            return 0
+        stored = {**self.values, node: -1}
+        read = {leaf for leaf in self._kept_by_us_alone if self._is_read(leaf)}
+        still = {source_of(leaf) for leaf in read if self._is_read(leaf, stored)}
+        return sum(map(_bytes, {source_of(leaf) for leaf in read} - still))
+
+    def _is_beside_frozen(self, user: torch.fx.Node, operand: torch.fx.Node) -> bool:
+        is_product = schema_name(user.target) in PRODUCTS
+        return is_product and not _multiplies_what_needs(user, operand, self._needing)
+
+    @functools.cached_property
+    def _kept_by_us_alone(self) -> list[torch.fx.Node]:
+        """Leaves that are no state, and that eager keeps none of."""
+        state = self.cut.feed.placeholders
+        return [
+            leaf
+            for leaf in dict.fromkeys(leaf for leaf, _ in self.region.leaves)
+            if (source := source_of(leaf)).op != "get_attr"
+            and (source not in state or state[source].source.kind == "input")
+            and not _is_eagers_too(source, self._needing)
+        ]
 
     def _beneath(self, node: torch.fx.Node) -> set[torch.fx.Node]:
         """Products of the region from which a sum, or an activation of one, is put together."""
@@ -223,9 +254,14 @@ class Kept:
                 self._store(kept)
 
     def _is_read(self, node: torch.fx.Node, stored: dict | None = None) -> bool:
-        """Whether a derivative in the region reads the node's value: not those of sums of it, nor
-        one that reads a sum of it, or its own result, which is stored."""
-        stored = self.values if stored is None else stored
+        return any(self._readers(node, self.values if stored is None else stored))
+
+    def _readers(
+        self, node: torch.fx.Node, stored: dict
+    ) -> Iterator[tuple[torch.fx.Node, torch.fx.Node]]:
+        """What in the region has a derivative that reads the node's value, with the operand through
+        which it does: not sums of it, nor what reads a sum of it, or its own result, which is
+        stored."""
         seen, ahead = set(), [node]
         while ahead:
             below = ahead.pop()
@@ -235,10 +271,10 @@ class Kept:
                 if known or user in seen or user not in self.nodes:
                     continue
                 if not passes:
-                    return True
-                seen.add(user)
-                ahead.append(user)
-        return False
+                    yield user, below
+                else:
+                    seen.add(user)
+                    ahead.append(user)
 
     def _operands(self, product: torch.fx.Node) -> list[torch.fx.Node]:
         """Operands that forward writes for the product alone and PyTorch keeps for backward, beside
