@@ -232,11 +232,13 @@ class Standalone:
     def _needed(self) -> dict[str, bool]:
         """Which of the runtime's parts a region needs; the others are left out."""
         regions = self._listed()
+        partial = any(region.storing and region.leads() for region in regions)
         return {
             "stores": any(region.storing for region in regions),
             "mixed": not all(region.storing for region in regions),
             "copies": any(region.copies() for region in regions),
-            "severed": any(region.storing and region.constant_results() for region in regions),
+            "partial": partial,
+            "severed": partial or any(r.storing and r.constant_results() for r in regions),
             "updates": any(leaf.updated for region in regions for leaf in region.leaves),
         }
 

@@ -284,3 +284,64 @@ def test_derivatives_of_what_is_made_on_a_device_and_of_what_nothing_reads(forwa
             if a is not None:
                 torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7)
     assert calls
+
+
+TWO_LAYERS = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+        nn.init.zeros_(self.a.weight)
+        nn.init.constant_(self.a.bias, 0.5)
+
+    def forward(self, x):
+        {}
+
+
+def get_inputs():
+    return [torch.randn(32, 64)]
+
+
+def get_init_inputs():
+    return []
+"""
+PARTLY_FROZEN = {
+    "side by side": "return self.a(x).relu(), self.b(x).tanh()",
+    "one behind the other": "y = self.a(x).relu(); return y, self.b(y).tanh()",
+    "an infinite derivative": "y = self.a(x); return y.var(1, correction=0).sqrt(), self.b(x)",
+    "one read detached": "return self.a(x).tanh() * self.b(x).detach()",
+    "whole numbers": "y = self.a(x); return self.b(x).exp(), y.tanh(), y.argmax(1)",
+}
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("frozen", "ab")
+@pytest.mark.parametrize("forward", PARTLY_FROZEN)
+def test_results_of_frozen_parts_require_no_gradient(forward, frozen, again, tmp_path):
+    path = tmp_path / "model.py"
+    path.write_text(TWO_LAYERS.format(PARTLY_FROZEN[forward]))
+    standalone = Standalone(load_model_file(path))
+    file, namespace, calls = on_the_host(tmp_path, standalone, double=True)
+    (region,) = namespace._IngotRegion.__subclasses__()
+    if not again:
+        region.reference = None  # no product is computed again
+    requiring, found = [], []
+    *modules, (x,) = pair(standalone, file, double=True)
+    for module in modules:
+        getattr(module, frozen).requires_grad_(False)
+        results = tensors(module(x))
+        requiring.append([t.requires_grad for t in results])
+        wanted = [p for p in module.parameters() if p.requires_grad]
+        total = sum(t.square().sum() for t in results if t.requires_grad)
+        if any(requiring[0]):
+            found.append(torch.autograd.grad(total, wanted, create_graph=again))
+        if again and any(requiring[0]):
+            total = sum(g.square().sum() for g in found[-1])
+            found[-1] += torch.autograd.grad(total, wanted)
+    assert calls and requiring[0] == requiring[1]
+    if found:
+        close(found[1], found[0], 1e-8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import textwrap
 from collections.abc import Sequence
@@ -302,6 +303,8 @@ class FileRegion:
             lines += [f"{name} = {places!r}" for name, places in self._kept().items() if places]
             if constant := self.constant_results():
                 lines += [f"constant = {constant!r}"]
+            if leads := self.leads():
+                lines += [f"leads = {leads!r}"]
         return lines
 
     def reference_lines(self, indent: str) -> list[str]:
@@ -370,15 +373,32 @@ class FileRegion:
 
     def constant_results(self) -> tuple[int, ...]:
         """Results that no gradient goes through."""
-        leaves = [
-            spec.on_meta(self.batch or 2).requires_grad_(
-                role != "buffer" and spec.dtype.is_floating_point
-            )
-            for spec, role in zip(self.leaves, self._roles(), strict=True)
-        ]
-        with torch.enable_grad():
-            results = self.region.reference.module(*leaves)
-        return tuple(at for at, result in enumerate(results) if not result.requires_grad)
+        return tuple(at for at, leaves in enumerate(self._reached) if not leaves)
+
+    def leads(self) -> tuple[tuple[int, ...], ...]:
+        """By result the leaves that its gradient goes to; nothing where these are all of them, for
+        every result."""
+        partial = any(leaves and leaves != self._differentiable for leaves in self._reached)
+        return self._reached if partial else ()
+
+    @functools.cached_property
+    def _differentiable(self) -> tuple[int, ...]:
+        specs = enumerate(zip(self.leaves, self._roles(), strict=True))
+        return tuple(i for i, (s, role) in specs if role != "buffer" and s.dtype.is_floating_point)
+
+    @functools.cached_property
+    def _reached(self) -> tuple[tuple[int, ...], ...]:
+        """By result the leaves that its gradient goes to, as PyTorch says when each of them alone
+        requires one."""
+        found: list[tuple[int, ...]] = [()] * len(self.results)
+        for leaf in self._differentiable:
+            leaves = [spec.on_meta(self.batch or 2) for spec in self.leaves]
+            leaves[leaf].requires_grad_()
+            with torch.enable_grad():
+                results = self.region.reference.module(*leaves)
+            for at, result in enumerate(results):
+                found[at] += (leaf,) * result.requires_grad
+        return tuple(found)
 
 
 def _list_of_specs(name: str, specs: Sequence[TensorSpec], constant: bool = True) -> list[str]:
