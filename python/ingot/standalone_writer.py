@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -374,12 +375,32 @@ def _literal(value: Any) -> str:
 
 def _renamed(text: str, namespace: Any) -> str:
     """With another name for what the file imports where the model's own text has taken it."""
-    for name in _IMPORTED:
-        held = getattr(namespace, name, None)
-        if held is not None and held is not sys.modules.get(name):
-            text = text.replace(f"import {name}  #", f"import {name} as _ingot_{name}  #")
-            text = re.sub(rf"(?<![\w.\"'<]){name}(?=\.)", f"_ingot_{name}", text)
+    held = {name: getattr(namespace, name, None) for name in _IMPORTED}
+    taken = {n for n, value in held.items() if value not in (None, sys.modules.get(n))}
+    if not taken:
+        return text
+    lines = text.encode().splitlines(keepends=True)  # columns are counted in bytes
+    for found in sorted(_globals(ast.parse(text), taken), key=lambda n: -n.col_offset):
+        line, at = lines[found.lineno - 1], found.col_offset
+        lines[found.lineno - 1] = line[:at] + b"_ingot_" + line[at:]
+    text = b"".join(lines).decode()
+    for name in taken:
+        text = text.replace(f"import {name}  #", f"import {name} as _ingot_{name}  #")
     return text
+
+
+def _globals(node: ast.AST, names: set[str]) -> Iterator[ast.Name]:
+    """Where one of these is read that is no argument or variable of the function around: those may
+    have the model's names."""
+    if isinstance(node, ast.Name) and node.id in names:
+        yield node
+    if isinstance(node, ast.FunctionDef):
+        inside = list(ast.walk(node))
+        names = names - {n.arg for n in inside if isinstance(n, ast.arg)}
+        stored = (n for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+        names = names - {n.id for n in stored}
+    for child in ast.iter_child_nodes(node):
+        yield from _globals(child, names)
 
 
 # The docstring ------------------------------------------------------------------------------------

@@ -343,6 +343,24 @@ def test_the_models_names_stay_its_own(tmp_path):
     torch.testing.assert_close(module(*inputs), expected)
 
 
+@pytest.mark.parametrize("name", ["re", "os", "functools", "torch"])
+@pytest.mark.parametrize("taken", [True, False])
+def test_an_argument_may_have_the_name_of_a_global(tmp_path, name, taken):
+    """Of one that the file imports, too, whether the model's own text has taken that or not."""
+    forward = f"return Torch.atan2(self.linear({name}).abs(), {name}.double()).mean(1)"
+    forward += ".to(Torch.complex128).sum(0)"
+    extra = f"Torch = torch\n{name} = 2.5" if taken else "Torch = torch"
+    text = MODEL.format(forward=forward, init="pass", extra=extra)
+    text = text.replace("forward(self, x)", f"forward(self, {name})")
+    text = text.replace("return [torch.rand", "return [Torch.rand")
+    file, namespace, calls = on_the_host(tmp_path, Standalone(written(tmp_path, text)))
+    assert not taken or getattr(namespace, name) == 2.5
+    module, inputs = file.make_module(), file.make_inputs()
+    expected = super(file.Model, module).forward(*inputs)
+    torch.testing.assert_close(module(*inputs), expected, rtol=1e-5, atol=1e-5)
+    assert calls
+
+
 def test_refuses_other_precisions():
     with pytest.raises(StandaloneError, match="precision is bf16"):
         Standalone(small(EXAMPLES / "linear_gelu.py"), precision="bf16")

@@ -42,6 +42,7 @@ class Signature:
         )
         names = Names([self.owner, "torch", "args", "kwargs"])
         found = [p.name for p in parameters if p.kind is plain][: len(inputs)]
+        self.simple = self.simple and "torch" not in found  # whose dtypes the text reads
         if self.simple:
             self.names = found
             names.taken |= set(found)
