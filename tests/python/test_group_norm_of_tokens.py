@@ -7,6 +7,8 @@ import ingot
 import pytest
 import torch
 from ingot.capture import cutting, normalisations
+from test_gradients import calls_of
+from test_kept import kept_bytes
 from torch import nn
 
 
@@ -72,3 +74,34 @@ def test_large_samples_in_groups_are_pytorchs(monkeypatch):
     with torch.no_grad(), pytest.warns(ingot.IngotWarning, match="PyTorch runs group_norm"):
         made = ingot.optimize(copy.deepcopy(module))
         torch.testing.assert_close(made(x), module(x))
+
+
+class Between(Tokens):
+    """Turned, normalised and turned back, between two products or in front of one."""
+
+    def __init__(self, order, back, behind):
+        super().__init__(48, 6, order, True)
+        self.back, self.behind = back, behind
+
+    def forward(self, x):
+        x = self.linear(x) if self.behind else x
+        return self.linear(self.norm(x.permute(self.order)).permute(self.back)).relu()
+
+
+@pytest.mark.parametrize("device_type", ["cuda", "cpu"])
+@pytest.mark.parametrize("behind", [True, False])
+@pytest.mark.parametrize(
+    ("shape", "order", "back"),
+    [
+        ((5, 6, 48), (0, 2, 1), (0, 2, 1)),
+        ((3, 5, 4, 48), (0, 3, 1, 2), (0, 2, 3, 1)),
+    ],
+)
+def test_no_more_is_kept_than_eager_keeps(shape, order, back, behind, device_type, monkeypatch):
+    if device_type == "cpu":
+        monkeypatch.undo()
+    module, x = Between(order, back, behind), torch.randn(shape, requires_grad=True)
+    optimised = ingot.optimize(module)
+    optimised(x).sum().backward()
+    assert calls_of(optimised)
+    assert kept_bytes(optimised, x) <= kept_bytes(module, x)
