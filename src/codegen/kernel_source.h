@@ -40,7 +40,7 @@ struct KernelEntry {
   KernelRole role = KernelRole::map;
   int width = 1;  // vector width V
   int threads = 0;
-  int64_t tiles = 1;      // blocks along a sample's elements, columns or a row's; pieces of it (waves)
+  int64_t tiles = 1;      // blocks along a sample's elements, columns or a row's; of waves, pieces
   int64_t per_block = 1;  // samples (map), samples of one step (columns) or rows (rows)
   // Shared memory that it makes use of where it is launched with it: the right results need none.
   int64_t shared_bytes = 0;

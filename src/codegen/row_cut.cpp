@@ -36,7 +36,8 @@ int64_t lanes_of_lines(int64_t vectors, int width) {
 // Blocks of a looping row that a multiprocessor is to have, so that some write results while
 // others read, as far as registers suffice. Two of rows that are kept took 3 to 6% longer,
 // measured, though each keeps more; three of rows that are read again, 4%.
-int at_once(const RowNeeds& row, bool kept) {
+int at_once(const RowNeeds& row, int width, bool kept) {
+  if (row.phases > 1 && width > 4) return 1;
   return kept && row.one_live && row.small_state ? 3 : 2;
 }
 
@@ -62,12 +63,12 @@ RowCut cut_looped(const RowNeeds& row, int width, const Target& target) {
   cut.team = kLoopedThreads;
   while (cut.blocks < kMostBlocks && cut.blocks * kBlockElements < row.elements) cut.blocks *= 2;
   const int64_t bytes = vector_bytes(row, width), vectors = vectors_of(row, cut.blocks, width);
-  cut.at_once = at_once(row, true);
+  cut.at_once = at_once(row, width, true);
   if (bytes == 0) return cut;
   int64_t kept = room_for(row, width, cut.at_once, target);
   if (kept < vectors) {
     cut.streams = true;
-    cut.at_once = at_once(row, false);
+    cut.at_once = at_once(row, width, false);
     kept = room_for(row, width, cut.at_once, target);
     // The kernel keeps vectors that it reads together, or none of them.
     constexpr int64_t kTogether = 8;
