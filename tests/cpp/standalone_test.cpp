@@ -153,6 +153,22 @@ TEST(Standalone, TakesTheTilesThatTheLibraryPlans) {
   }
 }
 
+TEST(Standalone, GivesRowsInWavesTheirMemory) {
+  const auto program = abi::make_program(R"({
+    "ingot_graph": 1, "name": "long", "values": [
+      {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 3, 1, 2097152]},
+      {"op": "softmax", "args": [0]}],
+    "results": [{"value": 1, "name": "y"}]})",
+                                         R"({"device": "cuda"})");
+  const std::string text = source_of(*program);
+  EXPECT_THAT(text, HasSubstr("wave_bytes(batch * 3, 256, 1, 8)"));
+  const size_t begin = text.find("_begin, 1, 1024,");
+  const size_t wave = text.find(", wave_tasks(batch * 3, 256, 1), 512,");
+  ASSERT_NE(begin, std::string::npos);
+  ASSERT_NE(wave, std::string::npos);
+  EXPECT_LT(begin, wave) << "flags are lowered first";
+}
+
 TEST(Standalone, HoldsNoCodeThatItsModelDoesNotCall) {
   const auto alone = abi::make_program(R"({
     "ingot_graph": 1, "name": "rows", "values": [
