@@ -297,15 +297,26 @@ def test_a_default_device():
     compare(Model, script)
 
 
-def test_under_a_default_device_regions_run():
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("default", ["cpu", "meta"])
+def test_under_a_default_device_regions_run(default, captured):
+    """Of another one, too: while a second model is built on it."""
     optimised, twin = pair()
     fed = x()
-    torch.set_default_device("cpu")
+    if captured:
+        optimised(fed)
+        twin(fed)
+    torch.set_default_device(default)
     try:
         with regions_run() as ran:
-            close(optimised(fed), twin(fed))
+            result = optimised(fed)
+            result.sum().backward()
     finally:
         torch.set_default_device(None)
+    expected = twin(fed)
+    expected.sum().backward()
+    close(result, expected)
+    close(optimised.up.weight.grad, twin.up.weight.grad)
     assert ran
 
 

@@ -490,8 +490,9 @@ def _allocator(device: torch.device):
 
 
 def _aligned_bytes(
-    size: int, alignment: int = 256, device: torch.device | None = None
+    size: int, alignment: int = 256, device: torch.device | str = "cpu"
 ) -> torch.Tensor:
+    """Not on the default device, which may be another one."""
     raw = torch.empty(size + alignment, dtype=torch.uint8, device=device)
     offset = -raw.data_ptr() % alignment
     return raw[offset : offset + size]

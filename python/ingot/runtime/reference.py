@@ -33,7 +33,7 @@ def evaluate_fp64(
     entries = iter(range(len(tensors), len(array)))
     for layout in result_layouts:
         sizes, strides = layout.allocation(batch)
-        result = torch.empty_strided(sizes, strides, dtype=torch.float64)
+        result = torch.empty_strided(sizes, strides, dtype=torch.float64, device="cpu")
         for extents, along, offset in layout.in_graph(batch):
             entry = array[next(entries)]
             fill(entry, extents, along, torch.float64, -1)

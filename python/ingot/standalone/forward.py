@@ -135,7 +135,7 @@ class Constants:
         found = []
         for tensor in self.tensors:
             values = value_text(tensor.tolist(), str)
-            found.append(f"torch.tensor({values}, dtype={tensor.dtype})")
+            found.append(f"torch.tensor({values}, dtype={tensor.dtype}, device='cpu')")
         return found
 
 

@@ -272,7 +272,7 @@ class FileRegion:
         self.storing = storing if storing and storing.key() != self.key() else self
         size = self.batch or _BATCHES[0]
         leaves = [
-            torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype)
+            torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device="cpu")
             for meta in (spec.on_meta(size) for spec in self.leaves)
         ]
         needed = [
