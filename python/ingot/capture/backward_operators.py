@@ -132,9 +132,10 @@ class _ByResult(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, result, backward):
-        ctx.save_for_backward(result)
         ctx.gradient_of_x = backward
-        return result.view_as(result)
+        made = result.view_as(result)
+        ctx.save_for_backward(made)  # not what was given: a second derivative goes on to x
+        return made
 
     @staticmethod
     def backward(ctx, grad):

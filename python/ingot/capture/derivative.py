@@ -66,7 +66,7 @@ class Derivative:
     sums: torch.fx.GraphModule | None = None
 
 
-class _Stored(torch.autograd.Function):
+class Substitute(torch.autograd.Function):
     """What was stored, with the derivative of what computes it."""
 
     @staticmethod
@@ -344,9 +344,9 @@ class _Trace:
         self.statistics = [place for places in norms.values() for place in places.values()]
         layouts = (region.result_layouts[place] for place in self.statistics)
         self.examples = [leaves[0].new_empty(la.shape, dtype=la.dtype) for la in layouts]
-        relus = _relus_by_result(reference) if by_statistics else {}
+        relus = relus_by_result(reference) if by_statistics else {}
         self.kept = list(relus.values())
-        self.module = _reading_stored(reference, self.places, norms, relus)
+        self.module = with_stored(reference, self.places, norms, relus)
         with torch.enable_grad():
             results, products = self._run(leaves, self._nothing())
         self.differentiable = tuple(r.requires_grad for r in results)
@@ -384,7 +384,7 @@ class _Trace:
         return list(torch.autograd.grad(results, self.variables, given, allow_unused=True))
 
 
-def _relus_by_result(reference: Reference) -> dict[str, int]:
+def relus_by_result(reference: Reference) -> dict[str, int]:
     """Those whose results tell what they let through, with their places among the results: what a
     norm alone is computed from is read anyway, but what was added to it need not be kept."""
     if reference.products:
@@ -399,7 +399,7 @@ def _relus_by_result(reference: Reference) -> dict[str, int]:
     return found
 
 
-def _reading_stored(
+def with_stored(
     reference: Reference,
     places: list[int],
     norms: dict[str, dict[str, int]],
@@ -431,7 +431,7 @@ def _reading_stored(
     for name, places in norms.items():
         node = copies[originals[name]]
         node.args = ({kind: placeholder(at) for kind, at in places.items()}, *node.args)
-        node.target = _batch_norm
+        node.target = batch_norm
     for name, place in relus.items():
         node = copies[originals[name]]
         node.args = (*node.args, placeholder(place))
@@ -440,7 +440,7 @@ def _reading_stored(
     return torch.fx.GraphModule(reference.module, graph)
 
 
-def _batch_norm(stored: dict[str, torch.Tensor | None], *args: Any):
+def batch_norm(stored: dict[str, torch.Tensor | None], *args: Any):
     if stored["mean"] is None:
         return _aten.batch_norm.default(*args)
     x, weight, bias, *_, eps, _ = args
@@ -462,7 +462,7 @@ def _stored(stored: torch.Tensor | None, operator: Any, computed: torch.Tensor, 
     if operator in BY_RESULT:
         return BY_RESULT[operator](stored, *args)
     # Flags have no derivative.
-    return _Stored.apply(computed, stored) if stored.is_floating_point() else stored
+    return Substitute.apply(computed, stored) if stored.is_floating_point() else stored
 
 
 def _batch_dimensions(region: Region, leaf: int) -> tuple[int, ...]:

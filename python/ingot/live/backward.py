@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ingot.capture.again import Again
 from ingot.capture.backward_operators import BACKWARD_OPERATORS
 from ingot.capture.captured import Captured, CaptureError, Region, Source, TorchStep
 from ingot.capture.derivative import Derivative, copied, derivative_of, of_some
@@ -43,9 +44,7 @@ class Backward:
     programs: those of its regions; none where PyTorch's operators run. products: compile those that
     contract the batch, of the size that it was made for. inputs: how many there are
     before the gradients; kept: which of them it reads; again: the region's results by PyTorch's
-    operators, None for those that have no gradient; read_again: leaves that this reads besides,
-    needs_read_again: whether what they hold matters;
-    differentiable: places of the results that have a gradient.
+    operators, for a second derivative; differentiable: places of the results that have a gradient.
     """
 
     def __init__(
@@ -72,12 +71,7 @@ class Backward:
         self.differentiable = [at for at, has in enumerate(has_gradient) if has]
         self.inputs = len(reads) - len(self.differentiable)
         self.kept = tuple(at for at in range(self.inputs) if reads[at])
-        self.again = _differentiable_part(region.reference.module, has_gradient)
-        used = [bool(n.users) for n in self.again.graph.nodes if n.op == "placeholder"]
-        self.read_again = tuple(at for at, has in enumerate(used) if has and not reads[at])
-        # Of a linear region the derivative is the same whatever these hold: a second one needs no
-        # more than their shapes.
-        self.needs_read_again = any(at >= len(leaves) for at in self.kept)
+        self.again = Again(region.reference, self.derivative, len(leaves))
 
     def of_some(
         self, given: tuple[bool, ...], transformed: bool
@@ -96,17 +90,6 @@ class Backward:
             found = compiled.run, derivative.reads[self.inputs :]
             self.for_some[given, transformed] = found
         return found
-
-
-def _differentiable_part(
-    module: torch.fx.GraphModule, differentiable: Sequence[bool]
-) -> torch.fx.GraphModule:
-    """What a second derivative computes again: state that a forward moves may be gone by then."""
-    graph = torch.fx.Graph()
-    results = graph.graph_copy(module.graph, {})
-    graph.output(tuple(r if has else None for r, has in zip(results, differentiable)))
-    graph.eliminate_dead_code()
-    return torch.fx.GraphModule(module, graph)
 
 
 def _by_regions(derivative_of, region, device_type, precision, compile) -> tuple | None:

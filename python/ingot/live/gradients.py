@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 
+from ingot.capture.again import edges_of, stand_in
 from ingot.capture.captured import Region
 from ingot.capture.forms import form_of
 from ingot.capture.reference import gradients_reach
@@ -70,7 +69,7 @@ class RegionCall:
         """Autograd's copies, so that a second derivative goes on to what they are of."""
         written = self.region.written_leaves
         return [
-            _copy_of(leaf) if at in written and leaf.requires_grad else leaf
+            leaf.clone() if at in written and leaf.requires_grad else leaf
             for at, leaf in enumerate(leaves)
         ]
 
@@ -149,8 +148,7 @@ class _RegionFunction(torch.autograd.Function):
         way = call.backward(leaves, binding, ctx.needs_input_grad[1:], autocast)
         results = call.forward(leaves, binding)
         ctx.call, ctx.way, ctx.autocast = call, way, autocast
-        # Only what backward reads, as PyTorch's own functions keep it. A second derivative computes
-        # the region again, from leaves that are still there.
+        # Only what backward reads, as PyTorch's own functions keep it.
         stored, written = way.derivative.stored, call.region.written
         inputs = [*leaves, *(results[at] for at in stored)]
         for at, place in enumerate(stored, len(leaves)) if written else ():
@@ -160,7 +158,8 @@ class _RegionFunction(torch.autograd.Function):
             if way.derivative.reads[at] and not leaves[at].requires_grad:
                 inputs[at] = inputs[at].clone()
         ctx.save_for_backward(*[inputs[at] for at in way.kept])
-        ctx.others = [_other(call, at, leaves[at], way) for at in way.read_again]
+        edges = way.again.edges
+        ctx.edges = edges_of([leaves[at] for at in edges]) if edges else ()
         given = results[: call.results]
         # A result that the loss does not depend on gives no gradient, not one of zeros.
         ctx.set_materialize_grads(False)
@@ -233,24 +232,21 @@ def _recorded(
     ctx, inputs: list, gradients: Sequence[torch.Tensor | None]
 ) -> Sequence[torch.Tensor | None]:
     """Where backward itself is to be differentiated: by PyTorch's operators, from the leaves."""
-    derivative = ctx.way.derivative
+    derivative, again = ctx.way.derivative, ctx.way.again
     leaves = inputs[: len(ctx.call.region.leaves)]
-    for at, reference_to, version in ctx.others:
-        leaf = reference_to()
-        if leaf is None or (not leaf.is_inference() and leaf._version != version):
-            raise RuntimeError(
-                "a second derivative of a region that Ingot ran needs a tensor that was freed or "
-                "written since: keep it, or set INGOT=off"
-            )
-        leaves[at] = leaf
+    edges = dict(zip(again.edges, ctx.edges))
+    for at in again.missing:
+        described = ctx.binding.expected[at]
+        leaves[at] = stand_in(described, edges.get(at), at in derivative.wanted)
     # A leaf may have been computed from another: its own part of the derivative ends at itself.
     # None stands for one that nothing differentiable reads.
     wanted = [at for at in derivative.wanted if leaves[at] is not None]
     variables = {at: leaves[at].view_as(leaves[at]) for at in wanted}
     leaves = [variables.get(at, leaf) for at, leaf in enumerate(leaves)]
     device, dtype, enabled = ctx.autocast
+    stored = (None if at is None else inputs[at].detach() for at in again.stored)
     with torch.autocast(device, dtype, enabled):
-        results = ctx.way.again(*leaves)
+        results = again.run(*leaves, *stored)
     both = [(r, g) for r, g in zip(results, gradients) if r is not None and g is not None]
     pairs = [(result, gradient) for result, gradient in both if result.requires_grad]
     if not pairs:
@@ -264,36 +260,6 @@ def _recorded(
     )
     by_leaf = dict(zip(variables, found))
     return [by_leaf.get(at) for at in derivative.wanted]
-
-
-def _copy_of(leaf: torch.Tensor) -> torch.Tensor:
-    copy = leaf.clone()
-    copy._ingot_copied = weakref.ref(leaf)
-    return copy
-
-
-def _other(call: RegionCall, at: int, leaf: torch.Tensor, way: Backward) -> tuple:
-    """What only a second derivative reads: its place, how to get it, and its version."""
-    if not way.needs_read_again:
-        return at, _zeros_like(leaf), 0
-    copied = getattr(leaf, "_ingot_copied", None)
-    if copied is not None and copied() is not None:  # nobody else holds a copy
-        leaf = copied()
-    return at, _held(leaf, call.is_severed(at)), -1 if leaf.is_inference() else leaf._version
-
-
-def _held(leaf: torch.Tensor, detached: bool) -> Callable[[], torch.Tensor | None]:
-    """The leaf, as long as something else keeps its memory. Views that a graph takes of a
-    parameter, detached ones, and numbers that it makes tensors of are nobody else's, and cost
-    nothing."""
-    if detached or leaf.numel() == 1 or (leaf._base is not None and leaf._base.is_leaf):
-        return lambda: leaf
-    return weakref.ref(leaf)
-
-
-def _zeros_like(leaf: torch.Tensor) -> Callable[[], torch.Tensor]:
-    kind = {"dtype": leaf.dtype, "device": leaf.device, "requires_grad": leaf.requires_grad}
-    return partial(torch.zeros, leaf.shape, **kind)
 
 
 def _autocast_of(device: str) -> tuple[str, torch.dtype, bool]:
