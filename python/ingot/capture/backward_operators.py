@@ -154,17 +154,6 @@ def _along_a_dimension(backward: Callable) -> Callable:
     return by_result
 
 
-def _logsumexp(result, x, dims, keepdim=False):
-    dims = sorted(dim % x.dim() for dim in dims)
-
-    def backward(gradient, total):
-        for dim in () if keepdim else dims:
-            gradient, total = gradient.unsqueeze(dim), total.unsqueeze(dim)
-        return gradient * torch.exp(x - total)
-
-    return _ByResult.apply(x, result, backward)
-
-
 # Operators with a result that was stored in front of their arguments.
 BY_RESULT: dict[Any, Callable] = {
     _aten.relu.default: _of_elements(lambda g, y: _aten.threshold_backward.default(g, y, 0)),
@@ -172,7 +161,6 @@ BY_RESULT: dict[Any, Callable] = {
     _aten.tanh.default: _of_elements(_aten.tanh_backward.default),
     _aten.softmax.int: _along_a_dimension(_aten._softmax_backward_data.default),
     _aten.log_softmax.int: _along_a_dimension(_aten._log_softmax_backward_data.default),
-    _aten.logsumexp.default: _logsumexp,
 }
 
 

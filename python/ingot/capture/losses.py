@@ -168,9 +168,9 @@ def _cross_entropy(writer: Writer, x, target, weight, reduction, ignored, smooth
 
 
 def _cross_entropy_to_derive(writer: Writer, x, target, weight, reduction, ignored, smoothing):
-    """The same in operators whose derivatives a region takes: log Σ exp(x) - Σ (x where a column's
-    number is the class, else 0), of which one pass makes the gradient. A class that there is not
-    gives NaN. Under autocast PyTorch casts what it takes the loss of."""
+    """The same in operators whose derivatives a region takes, x[target] as a sum of x where a
+    column's number is the class, else of 0: one pass makes the gradient, from x, m and the sum. A
+    class that there is not gives NaN. Under autocast PyTorch casts what it takes the loss of."""
     chosen, (*outer, columns) = example(target), example(x).shape
     plain = weight is None and smoothing == 0 and reduction in (_MEAN, _SUM)
     if not plain or len(outer) != 1 or chosen.dtype != torch.int64:
@@ -189,10 +189,15 @@ def _cross_entropy_to_derive(writer: Writer, x, target, weight, reduction, ignor
     wanted = write(_aten.unsqueeze.default, (*rows, 1), number, 1)
     picked = write(_ingot.where_equal.default, (*rows, columns), numbers, wanted, x)
     picked = write(_aten.sum.dim_IntList, rows, picked, [1])
-    total = write(_aten.logsumexp.default, rows, x, [1])
-    each = write(_aten.sub.Tensor, rows, total, picked)
-    # Of infinite logits PyTorch's loss is NaN.
-    each = write(_aten.add.Tensor, rows, each, write(_aten.mul.Tensor, rows, total, 0.0))
+    # Any number would do for the largest: it has no gradient.
+    largest = write(
+        _aten.detach.default, (*rows, 1), write(_aten.amax.default, (*rows, 1), x, [1], True)
+    )
+    below = write(_aten.sub.Tensor, (*rows, columns), x, largest)
+    total = write(_aten.exp.default, (*rows, columns), below)
+    total = write(_aten.sum.dim_IntList, rows, total, [1])
+    each = write(_aten.sub.Tensor, rows, write(_aten.squeeze.dim, rows, largest, 1), picked)
+    each = write(_aten.add.Tensor, rows, each, write(_aten.log.default, rows, total))
     each = write(_ingot.nan_outside.default, rows, each, number, float(columns))
     each = write(_aten.masked_fill.Scalar, rows, each, is_ignored, 0.0)
     loss = write(_aten.sum.dim_IntList, (), each, [0])
