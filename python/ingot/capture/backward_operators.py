@@ -127,7 +127,7 @@ class BatchNormByStatistics(torch.autograd.Function):
 # By results ---------------------------------------------------------------------------------------
 
 
-class _ByResult(torch.autograd.Function):
+class ByResult(torch.autograd.Function):
     """An operator whose result was stored: backward need not compute what it was applied to."""
 
     @staticmethod
@@ -144,12 +144,12 @@ class _ByResult(torch.autograd.Function):
 
 
 def _of_elements(backward: Callable) -> Callable:
-    return lambda result, x: _ByResult.apply(x, result, backward)
+    return lambda result, x: ByResult.apply(x, result, backward)
 
 
 def _along_a_dimension(backward: Callable) -> Callable:
     def by_result(result, x, dim, dtype=None):
-        return _ByResult.apply(x, result, lambda g, y: backward(g, y, dim, x.dtype))
+        return ByResult.apply(x, result, lambda g, y: backward(g, y, dim, x.dtype))
 
     return by_result
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ingot.capture.again import Again
 from ingot.capture.backward_operators import BACKWARD_OPERATORS
 from ingot.capture.captured import Captured, CaptureError, Region, Source, TorchStep
 from ingot.capture.derivative import Derivative, copied, derivative_of, of_some
@@ -20,6 +19,7 @@ from ingot.capture.layout import hand_on_channels_last
 from ingot.capture.nodes import mutates, schema_name
 from ingot.capture.products import PRODUCTS
 from ingot.capture.table import SHAPE_OPERATORS
+from ingot.live.again import Again
 from ingot.live.operands import apart
 from ingot.live.products import (
     compile_product,

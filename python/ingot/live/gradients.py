@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from ingot.capture.again import edges_of, stand_in
 from ingot.capture.captured import Region
 from ingot.capture.forms import form_of
 from ingot.capture.reference import gradients_reach
+from ingot.live.again import edges_of, stand_in
 from ingot.live.backward import Backward
 from ingot.live.products import is_batched
 from ingot.live.releases import unseen

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ingot.capture.backward_operators import ByResult
 from ingot.capture.derivative import (
     Derivative,
     Substitute,
@@ -21,6 +22,7 @@ from ingot.capture.derivative import (
     with_stored,
 )
 from ingot.capture.reference import Reference
+from ingot.live.releases import unseen
 
 _aten = torch.ops.aten
 _VIEWS = (_aten.view.default, _aten._unsafe_view.default)
@@ -107,6 +109,9 @@ class _Edge(torch.autograd.Function):
     def backward(ctx, gradient):
         return gradient
 
+
+for _function in (_Edge, Substitute, ByResult):
+    _function.backward = staticmethod(unseen(_function.backward))
 
 # Nothing that a transform of functorch wraps comes here.
 _edge_of = super(torch.autograd.Function, _Edge).apply
