@@ -189,3 +189,30 @@ def test_inputs_made_in_inference_mode_are_what_they_are_to_pytorch(frozen, capl
     assert not caplog.records
     if frozen:
         torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("rows", [64, 2048])
+def test_a_table_made_in_inference_mode_may_be_added(rows):
+    """By a check before training, and kept: eager's sum keeps none of it, of whatever size."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.norm, self.table = nn.Embedding(20, 64), nn.LayerNorm(64), None
+            self.b = nn.Linear(64, 16)
+
+        def forward(self, tokens):
+            if self.table is None:
+                self.table = torch.arange(64.0).sin() * torch.ones(tokens.shape[1], 1)
+            return torch.tanh(self.b(self.norm(self.a(tokens) + self.table)))
+
+    module, tokens, results = Model(), torch.randint(0, 20, (2, rows)), []
+    for each in (ingot.optimize(copy.deepcopy(module)), module):
+        with torch.inference_mode():
+            each(tokens)
+        assert each.table.is_inference()
+        with torch.enable_grad(), regions_run() as ran:
+            each(tokens).sum().backward()
+        assert ran or each is module
+        results.append([p.grad for p in each.parameters()])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-3)

@@ -260,6 +260,7 @@ class _Assembly:
             written=kept.written,
             written_leaves=kept.written_leaves,
             written_inputs=kept.written_inputs,
+            tables=kept.tables,
         )
 
     def _result(self, region: RegionBuilder, node, value: Value | Joined, taken: set[int]):

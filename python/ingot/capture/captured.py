@@ -56,7 +56,8 @@ class Region:
     further results, which backward reads. Several of its results may be parts of one tensor, which
     then is one of the region's (a JoinedLayout). reference: the same by PyTorch's operators;
     written, written_leaves: places of results, and of leaves, of which backward reads copies, since
-    the caller may write into them before; written_inputs: of leaves, where these have no gradient.
+    the caller may write into them before; written_inputs: of leaves, where these have no gradient,
+    tables: where these are of inference mode, too, which can be kept for no backward pass.
     """
 
     graph: dict
@@ -70,6 +71,7 @@ class Region:
     written: frozenset[int] = frozenset()
     written_leaves: frozenset[int] = frozenset()
     written_inputs: frozenset[int] = frozenset()
+    tables: frozenset[int] = frozenset()
 
 
 @dataclass

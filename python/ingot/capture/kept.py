@@ -61,7 +61,8 @@ class Kept:
     decisions, with their place among the results; statistics: of batch norms in training, with
     those of "mean" and "variance", or of what follows from it; written, written_leaves: places of
     results, and of leaves, that the caller may write into before backward, since eager keeps
-    something else; written_inputs: of leaves of which it does where they have no gradient.
+    something else; written_inputs: of leaves of which it does where they have no gradient, tables:
+    of such that are too large to be copied for that.
     """
 
     def __init__(
@@ -105,6 +106,11 @@ class Kept:
             and not _is_eagers_too(source, self._needing)
         )
         self.written_inputs = frozenset(at for at, s in sources.items() if self._is_lent(s))
+        self.tables = frozenset(
+            at
+            for at, source in sources.items()
+            if self._is_table(source) and not _is_eagers_too(source, self._surely_needing)
+        )
 
     def _may_be_written(self, source: torch.fx.Node) -> bool:
         """Whether a leaf is a tensor of the caller's, `h += block(h)`, or a module's state."""
@@ -115,11 +121,13 @@ class Kept:
         """Whether eager keeps something else of it where it has no gradient: of what carries the
         batch, and of state, but for masks and tables, which nobody writes between a forward and its
         backward."""
-        if source in self.cut.feed.placeholders and not self.cut.leads_with_batch(source):
-            shape = source.meta["val"].shape
-            if all(isinstance(n, int) for n in shape) and shape.numel() > _MOST_OF_STATE:
-                return False
-        return not _is_eagers_too(source, self._surely_needing)
+        return not self._is_table(source) and not _is_eagers_too(source, self._surely_needing)
+
+    def _is_table(self, source: torch.fx.Node) -> bool:
+        if source not in self.cut.feed.placeholders or self.cut.leads_with_batch(source):
+            return False
+        shape = source.meta["val"].shape
+        return all(isinstance(n, int) for n in shape) and shape.numel() > _MOST_OF_STATE
 
     def _store(self, node: torch.fx.Node) -> None:
         value = self.cut.entries[node].value

@@ -157,6 +157,9 @@ class _RegionFunction(torch.autograd.Function):
         for at in call.region.written_inputs:
             if way.derivative.reads[at] and not leaves[at].requires_grad:
                 inputs[at] = inputs[at].clone()
+        for at in call.region.tables:
+            if way.derivative.reads[at] and leaves[at].is_inference():
+                inputs[at] = inputs[at].clone()
         ctx.save_for_backward(*[inputs[at] for at in way.kept])
         edges = way.again.edges
         ctx.edges = edges_of([leaves[at] for at in edges]) if edges else ()
