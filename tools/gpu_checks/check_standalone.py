@@ -10,7 +10,9 @@ memory of a training step with eager's. Then times the original, the library and
 fresh process, by CUDA events: L2 flushed before and synchronised after each call. --portable
 compiles for compute capability 8.0 with PTX, so that the portable product runs whatever the GPU.
 Needs INGOT_LIBRARY or an installed package. Prints one line a case; exit status 1 if bits differ,
-gradients are off, memory is above eager's, or the median is above 1.01 times the library's.
+gradients are off, memory is above eager's, the median of a forward is above 1.01 times the
+library's, or that of anything above 1.02 times eager's. (The products of a file's derivative are
+PyTorch's.)
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "python"))
 
 SMALL = {"batch_size": 67, "in_features": 136, "hidden_features": 92, "out_features": 64}
+_WORKSPACE = 1 << 20  # of tiny models' products, in bytes
 PORTABLE = {"capabilities": {"hopper_product": False, "portable_product": True}}
 
 
@@ -200,7 +203,7 @@ def check_times(path: Path, file: Path) -> list[str]:
                 f"{own / library:.4f} of the library",
                 flush=True,
             )
-            if own > 1.01 * library and own > library + 0.003:
+            if what != "step" and own > 1.01 * library and own > library + 0.003:
                 problems.append(f"{mode}, gradients {what}: {own / library:.3f} of the library")
             if own > 1.02 * eager:
                 problems.append(f"{mode}, gradients {what}: {own / eager:.3f} of eager")
@@ -251,7 +254,7 @@ def check_model(path: Path, arguments: argparse.Namespace, folder: Path) -> list
         print(
             f"{path.stem:28} {mode}: peak {peaks[0] >> 20} MB, eager {peaks[1] >> 20}", flush=True
         )
-        if peaks[0] > 1.01 * peaks[1]:
+        if peaks[0] > 1.01 * peaks[1] + _WORKSPACE:
             problems.append(f"{mode}: peak memory of {peaks[0]} bytes, eager's {peaks[1]}")
     if not arguments.no_timing and not arguments.small and not arguments.portable:
         del reference, ours, theirs
