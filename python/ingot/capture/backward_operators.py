@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._decomp import get_decompositions
 
+from ingot.capture import custom_ops  # noqa: F401 - defines operators of ours
 from ingot.capture.table import HALVES
 
 _aten = torch.ops.aten
@@ -154,6 +155,13 @@ def _along_a_dimension(backward: Callable) -> Callable:
     return by_result
 
 
+def _log_total(result, x, largest):
+    def backward(gradient, total):
+        return gradient.unsqueeze(1) * torch.exp((x - largest) - total.unsqueeze(1))
+
+    return ByResult.apply(x, result, backward)
+
+
 # Operators with a result that was stored in front of their arguments.
 BY_RESULT: dict[Any, Callable] = {
     _aten.relu.default: _of_elements(lambda g, y: _aten.threshold_backward.default(g, y, 0)),
@@ -161,6 +169,7 @@ BY_RESULT: dict[Any, Callable] = {
     _aten.tanh.default: _of_elements(_aten.tanh_backward.default),
     _aten.softmax.int: _along_a_dimension(_aten._softmax_backward_data.default),
     _aten.log_softmax.int: _along_a_dimension(_aten._log_softmax_backward_data.default),
+    torch.ops.ingot.log_total.default: _log_total,
 }
 
 

@@ -91,6 +91,8 @@ def run_batch_norm(
 _LOSSES = torch.library.Library("ingot", "FRAGMENT")
 _LOSSES.define("where_equal(Tensor a, Tensor b, Tensor x) -> Tensor")
 _LOSSES.define("nan_outside(Tensor x, Tensor number, float end) -> Tensor")
+_LOSSES.define("largest(Tensor x) -> Tensor")
+_LOSSES.define("log_total(Tensor x, Tensor largest) -> Tensor")
 
 
 def _where_equal(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -99,12 +101,23 @@ def _where_equal(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Ten
 
 
 def _nan_outside(x: torch.Tensor, number: torch.Tensor, end: float) -> torch.Tensor:
-    """NaN where the number is below 0, or not below the end."""
-    return torch.where(number < 0, math.nan, torch.where(number >= end, math.nan, x))
+    """NaN where the number is below 0, or not below the end; the gradient is x's own."""
+    number = number.detach()
+    return x + torch.where(number < 0, math.nan, torch.where(number >= end, math.nan, 0.0))
 
 
-_LOSSES.impl("where_equal", _where_equal, "CompositeImplicitAutograd")
-_LOSSES.impl("nan_outside", _nan_outside, "CompositeImplicitAutograd")
+def _largest(x: torch.Tensor) -> torch.Tensor:
+    """Of each row. Any number would do where it is taken off and added again: no gradient."""
+    return x.detach().amax(1, keepdim=True)
+
+
+def _log_total(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """log Σ exp(x - m) of each row."""
+    return torch.log(torch.exp(x - largest).sum(1))
+
+
+for _function in (_where_equal, _nan_outside, _largest, _log_total):
+    _LOSSES.impl(_function.__name__[1:], _function, "CompositeImplicitAutograd")
 
 
 def without_autocast(target: Callable, device_type: str) -> Callable:

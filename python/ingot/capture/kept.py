@@ -162,9 +162,8 @@ class Kept:
     def _totals(self) -> None:
         """Of losses, numbers of a row: without them backward would read the rows once more."""
         for node in self.nodes:
-            if LOSS in node.meta and schema_name(node.target) in ("aten::amax", "aten::sum"):
-                if node.meta["val"].dim() and self._is_read(node):
-                    self._store(node)
+            if schema_name(node.target) in ("ingot::largest", "ingot::log_total"):
+                self._store(node)
 
     def _is_multiplied(self, node: torch.fx.Node) -> bool:
         return any(
@@ -325,7 +324,7 @@ class Kept:
                 self._store(node)
         if computes_alike(self.cut.device_type):
             return
-        for kept in (compared_with(node) for node in self.nodes if LOSS not in node.meta):
+        for kept in map(compared_with, self.nodes):
             if kept in self.nodes and not is_exact(kept, inside, stored):
                 self._store(kept)
 

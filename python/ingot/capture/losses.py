@@ -169,7 +169,7 @@ def _cross_entropy(writer: Writer, x, target, weight, reduction, ignored, smooth
 
 def _cross_entropy_to_derive(writer: Writer, x, target, weight, reduction, ignored, smoothing):
     """The same in operators whose derivatives a region takes, x[target] as a sum of x where a
-    column's number is the class, else of 0: one pass makes the gradient, from x, m and the sum. A
+    column's number is the class, else of 0: one pass makes the gradient, from x, m and log Σ. A
     class that there is not gives NaN. Under autocast PyTorch casts what it takes the loss of."""
     chosen, (*outer, columns) = example(target), example(x).shape
     plain = weight is None and smoothing == 0 and reduction in (_MEAN, _SUM)
@@ -189,15 +189,10 @@ def _cross_entropy_to_derive(writer: Writer, x, target, weight, reduction, ignor
     wanted = write(_aten.unsqueeze.default, (*rows, 1), number, 1)
     picked = write(_ingot.where_equal.default, (*rows, columns), numbers, wanted, x)
     picked = write(_aten.sum.dim_IntList, rows, picked, [1])
-    # Any number would do for the largest: it has no gradient.
-    largest = write(
-        _aten.detach.default, (*rows, 1), write(_aten.amax.default, (*rows, 1), x, [1], True)
-    )
-    below = write(_aten.sub.Tensor, (*rows, columns), x, largest)
-    total = write(_aten.exp.default, (*rows, columns), below)
-    total = write(_aten.sum.dim_IntList, rows, total, [1])
+    largest = write(_ingot.largest.default, (*rows, 1), x)
+    total = write(_ingot.log_total.default, rows, x, largest)
     each = write(_aten.sub.Tensor, rows, write(_aten.squeeze.dim, rows, largest, 1), picked)
-    each = write(_aten.add.Tensor, rows, each, write(_aten.log.default, rows, total))
+    each = write(_aten.add.Tensor, rows, each, total)
     each = write(_ingot.nan_outside.default, rows, each, number, float(columns))
     each = write(_aten.masked_fill.Scalar, rows, each, is_ignored, 0.0)
     loss = write(_aten.sum.dim_IntList, (), each, [0])

@@ -51,6 +51,25 @@ for _name, _op in (
     TABLE[f"aten::{_name}"] = lambda call, op=_op: reduced_along(call, op, call.get("dim"))
 
 
+@row("ingot::largest")
+def _largest(call: Call) -> Value:
+    return _of_exponentials(call, "max_exponent", True)
+
+
+@row("ingot::log_total")
+def _log_total(call: Call) -> Value:
+    total = _of_exponentials(call, "sum_exp", False)
+    return pointwise(call, "log", [total])
+
+
+def _of_exponentials(call: Call, finish: str, keepdim: bool) -> Value:
+    """Read off one state, the largest of a row and the sum of what lies below it."""
+    value = call.value("x")
+    axes = axis_names(call.axes(value, [1]))
+    identity = call.region.emit("reduce", [value.id], {"axes": axes, "finish": finish})
+    return _reduced(value, [1], keepdim, identity, value.dtype)
+
+
 @row("aten::max", "aten::min")
 def _max(call: Call) -> Any:
     name = call["name"].rpartition(":")[2]
