@@ -152,6 +152,27 @@ def test_what_no_result_with_a_gradient_reaches_has_none():
         assert m.bn.weight.grad is None and m.bn.bias.grad is None
 
 
+@pytest.mark.parametrize("step", [torch.round, torch.floor, torch.sign])
+def test_derivatives_that_are_zero_everywhere_are_zeros(step):
+    """Not none, as behind what was detached."""
+
+    class Stepwise(Model):
+        def forward(self, x):
+            y = torch.tanh(self.gemm(x))
+            return y * self.scale, step(y * 4), y.detach() * self.bn.weight
+
+    module, twin, _ = three_of(Stepwise())
+    x = torch.randn(11, 16)
+    for places in ([0], [1], [2], [1, 2]):
+        for m in (module, twin):
+            m.zero_grad()
+            results = m(x)
+            sum(results[place].sum() for place in places).backward()
+        for own, other in zip(module.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(own.grad, other.grad, rtol=1e-4, atol=1e-5)
+    assert calls_of(module)
+
+
 class Decided(Model):
     """Results without a derivative beside one that has it."""
 

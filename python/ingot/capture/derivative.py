@@ -38,6 +38,8 @@ _autograd = torch._C._autograd
 # Those of saved tensors; where PyTorch does not say, there may be some.
 _hooks_of_others = getattr(_autograd, "_top_saved_tensors_default_hooks", lambda tracing: ())
 _BY_A_NUMBER = {_aten.div.Scalar, _aten.mul.Scalar}
+# Zeros like a gradient are one: of round(), say, which eager hands on.
+_SIZES_ALONE = MEASURING - {_aten.zeros_like.default}
 # What leaves a tensor's elements in their order.
 _REGROUPING = {_aten.unflatten.int, _aten.flatten.using_ints, _aten.view.default}
 
@@ -153,7 +155,7 @@ def of_some(derivative: Derivative, given: Sequence[bool]) -> Derivative:
     reached = {gradient for gradient, has in zip(gradients, given) if has}
     zeros = set(gradients) - reached
     for node in list(graph.nodes):
-        if node.target in MEASURING or isinstance(node.meta.get("val"), torch.SymInt):
+        if node.target in _SIZES_ALONE or isinstance(node.meta.get("val"), torch.SymInt):
             continue
         if reached.intersection(node.all_input_nodes):
             term = _only_term(node, zeros)
