@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import threading
+import warnings
 
 import ingot
 import pytest
@@ -280,6 +281,21 @@ def test_inference_mode_and_then_training():
             yield y
 
     compare(Model, script, tolerance=1e-4)
+
+
+def test_parameters_that_are_converted_under_torch_compile_are_pytorchs():
+    """Where no input tells: by its defaults Dynamo looks at parameters no more."""
+    torch._dynamo.reset()
+    twin = nn.Sequential(nn.Embedding(20, 8), Model())
+    compiled, tokens = torch.compile(copy.deepcopy(twin), backend="ingot"), torch.arange(12) % 5
+    for dtype, taken in ((torch.float32, True), (torch.bfloat16, False), (torch.float32, True)):
+        compiled.to(dtype), twin.to(dtype)
+        with regions_run() as ran, warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            found = compiled(tokens)
+        assert found.dtype is dtype and bool(ran) == taken
+        assert taken or any("another dtype" in str(each.message) for each in told)
+        close(found, twin(tokens), 1e-5 if taken else 2e-2)
 
 
 def test_a_default_device():

@@ -7,6 +7,7 @@ PyTorch the operators between them, under its autograd.
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import time
 import warnings
@@ -47,6 +48,11 @@ from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError, IngotWarn
 
 _forward_ad = torch.autograd.forward_ad
 _DEVICES = ("cpu", "cuda")
+_dtype = operator.attrgetter("dtype")
+_CONVERTED = (
+    "PyTorch runs it: its parameters have another dtype than when TorchDynamo captured it, which "
+    "looks at them no more. Call torch._dynamo.reset() after the conversion, or use ingot.optimize"
+)
 _MAX_REFUSALS = 16
 # Of a graph, and of its inputs, up to which other places of the batch are tried.
 _MOST_NODES, _MOST_PLACES = 64, 6
@@ -129,14 +135,36 @@ def ingot_backend(
     options = dict(options or {})
     precision = options.pop("precision", None)
     policy.check_precision(precision)
+    session = Session(precision=precision, options=options)
     with unwatched():
-        run = compile_graph(Session(precision=precision, options=options), gm, example_inputs)
+        run = compile_graph(session, gm, example_inputs)
+    if run == gm.forward:
+        return run
+    dtypes = _dtypes_of(example_inputs)
+    captured = dtypes(example_inputs)
 
+    # Dynamo guards neither, by its defaults: regions have no derivative forwards, and parameters
+    # of another dtype (`model.half()` after a call) are those of another graph.
     def watched(*args: Any) -> Any:
-        # Dynamo does not guard it, and regions have no derivative forwards.
-        return run(*args) if _forward_ad._current_level < 0 else gm.forward(*args)
+        if _forward_ad._current_level >= 0:
+            return gm.forward(*args)
+        if dtypes(args) != captured:
+            session.warn(_CONVERTED)
+            return gm.forward(*args)
+        return run(*args)
 
     return watched
+
+
+def _dtypes_of(inputs: Sequence[Any]) -> Callable[[Sequence[Any]], tuple]:
+    """What tells them of inputs like these, in a call."""
+    places = [
+        at for at, t in enumerate(inputs) if isinstance(t, torch.Tensor) and t.is_floating_point()
+    ]
+    if len(places) < 2:
+        return lambda args: tuple(args[at].dtype for at in places)
+    chosen = operator.itemgetter(*places)
+    return lambda args: tuple(map(_dtype, chosen(args)))
 
 
 def switched_off() -> bool:
