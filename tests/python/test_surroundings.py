@@ -112,6 +112,20 @@ def test_tensors_without_data_are_pytorchs_without_an_error(caplog):
     assert ran
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_nested_tensors_are_pytorchs_between_others(by_name):
+    module = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    optimised, fed = ingot.optimize(module), x()
+    parts = torch.nested.nested_tensor([torch.randn(2, 8), torch.randn(3, 8)])
+    for _ in range(2):
+        with regions_run() as ran:
+            optimised(fed)
+        assert ran
+        found = optimised(input=parts) if by_name else optimised(parts)
+        for own, part in zip(found.unbind(), parts.unbind(), strict=True):
+            torch.testing.assert_close(own, module(part))
+
+
 @pytest.mark.thorough
 def test_parameters_can_be_swapped_after_a_call():
     """As PyTorch does where a module's conversion makes tensors of another class."""

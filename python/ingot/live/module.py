@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from ingot.live import policy
 from ingot.live.reporting import report
-from ingot.live.state import State, intercepted, is_traced
+from ingot.live.state import State, intercepted, is_traced, nested
 from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError, library
 
 
@@ -74,7 +74,7 @@ class OptimizedModule(nn.Module):
         except AttributeError:
             state = _new_state(self)
         # What watches this thread's operators must see the original's.
-        if state.left.hold_again(self, args, kwargs) or intercepted():
+        if nested(args, kwargs) or state.left.hold_again(self, args, kwargs) or intercepted():
             return type(self)._ingot_original(self, *args, **kwargs)
         return state.call(self, *args, **kwargs)
 

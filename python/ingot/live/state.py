@@ -28,6 +28,7 @@ _forward_hooks = nn.modules.module._global_forward_hooks
 _forward_pre_hooks = nn.modules.module._global_forward_pre_hooks
 _backward_hooks = nn.modules.module._global_backward_hooks
 _backward_pre_hooks = nn.modules.module._global_backward_pre_hooks
+_Tensor = torch.Tensor
 _fx_tracing = releases.fx_is_tracing
 _eval_frame = torch._dynamo.eval_frame
 _compile_lock = torch._dynamo.convert_frame.compile_lock
@@ -51,6 +52,15 @@ def intercepted() -> bool:
         # Dynamo does not guard these: what is compiled already would not call them.
         or bool(_forward_hooks or _forward_pre_hooks or _backward_hooks or _backward_pre_hooks)
     )
+
+
+def nested(args: tuple, kwargs: dict) -> bool:
+    """Whether a call brings a nested tensor without strides: Dynamo's guards, asked of one, end the
+    process."""
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, _Tensor) and value.is_nested and value.layout is torch.strided:
+            return True
+    return False
 
 
 class _PreparedError(Exception):
