@@ -130,3 +130,30 @@ def test_a_reversed_gradient_is_that_of_its_reader():
         with torch.no_grad():
             torch.testing.assert_close(called(x)[0], a)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_gradient_by_what_is_returned_needs_a_hook(captured):
+    """docs/limits.md says so."""
+
+    class Returned(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.tanh = nn.Linear(32, 32), nn.Linear(32, 4), nn.Tanh()
+
+        def forward(self, x):
+            h = self.tanh(self.a(x))
+            return self.b(h), h
+
+    torch.manual_seed(0)
+    twin, x, found = Returned(), torch.randn(8, 32), []
+    module = ingot.optimize(copy.deepcopy(twin))
+    if captured:
+        module(x)
+    module.tanh.register_forward_hook(lambda _, given, h: looking_only(h))
+    for called in (module, twin):
+        with regions_run() as ran:
+            result, h = called(x)
+        assert ran or called is twin
+        found.append(torch.autograd.grad(result.sum() + h.square().sum(), h))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
