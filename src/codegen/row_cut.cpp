@@ -35,7 +35,8 @@ int64_t lanes_of_lines(int64_t vectors, int width) {
 
 // Blocks of a looping row that a multiprocessor is to have, so that some write results while
 // others read, as far as registers suffice. Two of rows that are kept took 3 to 6% longer,
-// measured, though each keeps more; three of rows that are read again, 4%.
+// measured, though each keeps more; three of rows that are read again, 4%. Two phases of vectors of
+// eight take the registers of two blocks.
 int at_once(const RowNeeds& row, int width, bool kept) {
   if (row.phases > 1 && width > 4) return 1;
   return kept && row.one_live && row.small_state ? 3 : 2;
@@ -70,9 +71,8 @@ RowCut cut_looped(const RowNeeds& row, int width, const Target& target) {
     cut.streams = true;
     cut.at_once = at_once(row, width, false);
     kept = room_for(row, width, cut.at_once, target);
-    // The kernel keeps vectors that it reads together, or none of them.
-    constexpr int64_t kTogether = 8;
-    if (kept > kTogether) kept = kept / 4 * 4;
+    // The kernel keeps vectors that it reads together, four or eight, or none of them.
+    if (kept > 8) kept = kept / 4 * 4;
   }
   cut.shared_bytes = std::min(vectors, kept) * bytes;
   return cut;
