@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import gc
 import inspect
+import subprocess
+import sys
 import typing
 import warnings
 
@@ -230,3 +232,18 @@ def test_a_table_made_in_inference_mode_may_be_added(rows):
         assert ran or each is module
         results.append([p.grad for p in each.parameters()])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-3)
+
+
+IN_THREADS = """
+import threading, ingot, torch
+fast = ingot.optimize(torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.GELU()))
+for sizes in ((4, 16), (2, 4, 16)):
+    thread = threading.Thread(target=fast, args=(torch.randn(sizes),))
+    thread.start()
+    thread.join()
+"""
+
+
+def test_captures_in_threads_that_end():
+    """As a server's requests come, of which none is the main thread's."""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", IN_THREADS], check=True, timeout=300)

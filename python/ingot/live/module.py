@@ -8,6 +8,7 @@ hands the original's to TorchDynamo, whose backend Ingot is.
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from ingot.live import policy
@@ -216,6 +218,7 @@ def optimize(
     if not isinstance(module, nn.Module):
         raise TypeError(f"ingot.optimize takes an nn.Module, not a {type(module).__name__}")
     library()  # a missing or foreign library is reported here, not at the first call
+    _capture_in_no_thread_that_ends()
     if device is not None:
         module.to(device)
     cls = type(module) if isinstance(module, OptimizedModule) else _optimized_class(type(module))
@@ -227,6 +230,14 @@ def optimize(
     if example_inputs is not None:
         _capture_now(optimized, state, example_inputs, device)
     return optimized
+
+
+@functools.cache
+def _capture_in_no_thread_that_ends() -> None:
+    """Without a GPU, PyTorch keeps for all threads what the first one to capture had for itself:
+    where calls come from threads that end, the second capture crashed the process."""
+    with FakeTensorMode():
+        pass
 
 
 def _tell_what_runs_instead(module: nn.Module, state: State) -> None:
