@@ -110,9 +110,9 @@ BUGS = [
     # src/codegen
     Bug(
         "a team that fills a block has none",
-        "src/codegen/rows_writer.cpp",
-        "const int64_t teams = std::max<int64_t>(kBlockThreads / team, 1);",
-        "const int64_t teams = kBlockThreads / team;",
+        "src/codegen/row_cut.cpp",
+        "cut.teams = std::max<int64_t>(kBlockThreads / cut.team, 1);",
+        "cut.teams = kBlockThreads / cut.team;",
         "stage kernels",
     ),
     Bug(
