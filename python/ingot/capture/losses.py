@@ -143,11 +143,9 @@ def _triplet(writer: Writer, x, positive, negative, margin, p, eps, swap, reduct
 def _cross_entropy(writer: Writer, x, target, weight, reduction, ignored, smoothing):
     """Of classes by number: (m - x[target]) + log Σ exp(x - m), with m the row's largest. Which
     element a target names is PyTorch's to find, and whether there is one."""
-    value, chosen = example(x), example(target)
-    plain = weight is None and smoothing == 0 and reduction in (_MEAN, _SUM)
-    if not plain or not _is_plain(x) or len(value.shape) != 2 or chosen.dtype != torch.int64:
+    if not _is_by_number(x, target, weight, reduction, smoothing) or not _is_plain(x):
         return None
-    rows = tuple(value.shape[:1])
+    rows = tuple(example(x).shape[:1])
     of = _Elements(writer, x)
     largest = writer.call(_aten.amax.default, (*rows, 1), x, [1], True)
     exponentials = of(_aten.exp.default, of(_aten.sub.Tensor, x, largest))
@@ -156,33 +154,23 @@ def _cross_entropy(writer: Writer, x, target, weight, reduction, ignored, smooth
     each = writer.call(_aten.squeeze.dim, rows, largest, 1)
     each = writer.call(_aten.add.Tensor, rows, each, picked)
     each = writer.call(_aten.add.Tensor, rows, each, writer.call(_aten.log.default, rows, total))
-    is_ignored = _flags(writer, _aten.eq.Scalar, rows, target, ignored)
-    each = writer.call(_aten.masked_fill.Scalar, rows, each, is_ignored, 0.0)
-    made = _Elements(writer, each).reduced(each, _SUM)
-    if reduction == _SUM:
-        return made
-    counted = _flags(writer, _aten.logical_not.default, rows, is_ignored)
-    counted = writer.call(_aten.to.dtype, rows, counted, torch.float32)
-    count = _Elements(writer, counted).reduced(counted, _SUM)
-    return writer.call(_aten.div.Tensor, (), made, count)
+    return _of_rows(writer, writer.call, each, target, ignored, reduction)
 
 
 def _cross_entropy_to_derive(writer: Writer, x, target, weight, reduction, ignored, smoothing):
     """The same in operators whose derivatives a region takes, x[target] as a sum of x where a
     column's number is the class, else of 0: one pass makes the gradient, from x, m and log Σ. A
     class that there is not gives NaN. Under autocast PyTorch casts what it takes the loss of."""
-    chosen, (*outer, columns) = example(target), example(x).shape
-    plain = weight is None and smoothing == 0 and reduction in (_MEAN, _SUM)
-    if not plain or len(outer) != 1 or chosen.dtype != torch.int64:
+    if not _is_by_number(x, target, weight, reduction, smoothing):
         return None
+    *rows, columns = example(x).shape
     if not isinstance(columns, int) or columns > _COUNTED_IN_FP32:
         return None
-    write, rows = partial(_marked, writer), tuple(outer)
+    write = partial(_marked, writer)
     if example(writer.node).dtype == torch.float32 and example(x).dtype in HALVES:
         x = write(_aten.to.dtype, (*rows, columns), x, torch.float32)
     if not _is_plain(x):
         return None
-    is_ignored = _flags(writer, _aten.eq.Scalar, rows, target, ignored)
     number = _aside(writer.call(_aten.to.dtype, rows, target, torch.float32))
     made = {"dtype": torch.float32, "device": example(x).device}
     numbers = writer.call(_aten.arange.default, (columns,), columns, **made)
@@ -194,6 +182,19 @@ def _cross_entropy_to_derive(writer: Writer, x, target, weight, reduction, ignor
     each = write(_aten.sub.Tensor, rows, write(_aten.squeeze.dim, rows, largest, 1), picked)
     each = write(_aten.add.Tensor, rows, each, total)
     each = write(_ingot.nan_outside.default, rows, each, number, float(columns))
+    return _of_rows(writer, write, each, target, ignored, reduction)
+
+
+def _is_by_number(x, target, weight, reduction: int, smoothing: float) -> bool:
+    """Of one row a class, without weights of classes."""
+    plain = weight is None and smoothing == 0 and reduction in (_MEAN, _SUM)
+    return plain and len(example(x).shape) == 2 and example(target).dtype == torch.int64
+
+
+def _of_rows(writer: Writer, write: Callable, each, target, ignored: int, reduction: int):
+    """Summed, or averaged, over the rows that are not ignored."""
+    rows = tuple(example(each).shape)
+    is_ignored = _flags(writer, _aten.eq.Scalar, rows, target, ignored)
     each = write(_aten.masked_fill.Scalar, rows, each, is_ignored, 0.0)
     loss = write(_aten.sum.dim_IntList, (), each, [0])
     if reduction == _SUM:
