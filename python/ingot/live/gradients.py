@@ -73,10 +73,6 @@ class RegionCall:
             for at, leaf in enumerate(leaves)
         ]
 
-    def is_severed(self, leaf: int) -> bool:
-        """Whether no result has a gradient that reaches it."""
-        return leaf in self._severed
-
     def forward(
         self, leaves: Sequence[torch.Tensor], binding: Binding | None = None
     ) -> list[torch.Tensor]:

@@ -17,6 +17,7 @@ from ingot.capture import Captured
 from ingot.capture.captured import Region, resolved
 from ingot.capture.derivative import Derivative, derivative_of
 from ingot.capture.feed import batched_inputs
+from ingot.capture.reference import gradients_reach
 from ingot.runtime.library import library
 from ingot.runtime.program import Program
 from ingot.runtime.signature import BATCH
@@ -388,17 +389,9 @@ class FileRegion:
 
     @functools.cached_property
     def _reached(self) -> tuple[tuple[int, ...], ...]:
-        """By result the leaves that its gradient goes to, as PyTorch says when each of them alone
-        requires one."""
-        found: list[tuple[int, ...]] = [()] * len(self.results)
-        for leaf in self._differentiable:
-            leaves = [spec.on_meta(self.batch or 2) for spec in self.leaves]
-            leaves[leaf].requires_grad_()
-            with torch.enable_grad():
-                results = self.region.reference.module(*leaves)
-            for at, result in enumerate(results):
-                found[at] += (leaf,) * result.requires_grad
-        return tuple(found)
+        """By result the leaves that its gradient goes to."""
+        reached = gradients_reach(self.region.reference)
+        return tuple(tuple(at for at in self._differentiable if at in leaves) for leaves in reached)
 
 
 def _list_of_specs(name: str, specs: Sequence[TensorSpec], constant: bool = True) -> list[str]:
