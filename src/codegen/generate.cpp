@@ -17,6 +17,10 @@ bool has_reductions(const Graph& graph, const Sweep& sweep) {
 
 }  // namespace
 
+int64_t rows_of(const KernelSource& source, int64_t batch) {
+  return (source.batched ? batch : 1) * source.rows_per_sample;
+}
+
 SampleSplits splits_of(const KernelSource& source, const KernelEntry& entry, int64_t batch) {
   return split_samples((source.batched ? batch : 1) * source.leading, entry.per_block, entry.tiles);
 }
@@ -34,11 +38,11 @@ int64_t blocks_of(const KernelSource& source, const KernelEntry& entry, int64_t 
       return entry.tiles;
     case KernelRole::rows:
     case KernelRole::rows_packed:
-      return entry.tiles * up(samples * source.rows_per_sample, entry.per_block);
+      return entry.tiles * up(rows_of(source, batch), entry.per_block);
     case KernelRole::waves_begin:
       return 1;
     case KernelRole::waves:
-      return wave_tasks(samples * source.rows_per_sample, entry.tiles, source.phases);
+      return wave_tasks(rows_of(source, batch), entry.tiles, source.phases);
     case KernelRole::groups:
       return samples;
   }

@@ -64,6 +64,8 @@ struct KernelSource {
   int phases = 0;               // waves
 };
 
+// Rows of a batch.
+int64_t rows_of(const KernelSource& source, int64_t batch);
 // How the samples of a columns sweep are cut for a batch.
 SampleSplits splits_of(const KernelSource& source, const KernelEntry& entry, int64_t batch);
 // Blocks of the grid (one-dimensional).

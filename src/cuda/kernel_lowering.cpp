@@ -96,8 +96,8 @@ size_t KernelLowering::scratch_bytes(int64_t batch) const {
   size_t bytes = 0;
   for (const KernelEntry& entry : source_.entries) {
     if (entry.role == KernelRole::waves) {
-      const int64_t rows = (source_.batched ? batch : 1) * source_.rows_per_sample;
-      const int64_t needed = wave_bytes(rows, entry.tiles, source_.phases, source_.state_bytes);
+      const int64_t needed =
+          wave_bytes(rows_of(source_, batch), entry.tiles, source_.phases, source_.state_bytes);
       bytes = std::max(bytes, align_up(static_cast<size_t>(needed), kWorkspaceAlignment));
     }
     if (!is_columns(entry)) continue;
@@ -173,16 +173,16 @@ void KernelLowering::lower(const Lowering& to, const Override& instead, int64_t 
         break;
       case KernelRole::rows:
       case KernelRole::rows_packed:
-        arguments.add(samples * source_.rows_per_sample);
+        arguments.add(rows_of(source_, to.batch));
         break;
       case KernelRole::waves_begin:
         arguments.add_address(to.scratch);
-        arguments.add(wave_counters(samples * source_.rows_per_sample, source_.phases));
+        arguments.add(wave_counters(rows_of(source_, to.batch), source_.phases));
         to.overwrite(to.scratch, scratch_bytes(to.batch));
         to.name("flags and states of rows", to.scratch, scratch_bytes(to.batch));
         break;
       case KernelRole::waves:
-        arguments.add(samples * source_.rows_per_sample);
+        arguments.add(rows_of(source_, to.batch));
         arguments.add_address(to.scratch);
         break;
       case KernelRole::columns:
