@@ -39,6 +39,17 @@ std::unique_ptr<abi::Program> two_linears(const std::string& options = R"({"devi
   return abi::make_program(kTwoLinears, options);
 }
 
+// A softmax of so many rows a sample.
+std::unique_ptr<abi::Program> softmax_of(int64_t rows, int64_t features) {
+  const std::string graph = R"({
+    "ingot_graph": 1, "name": "rows", "values": [
+      {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", )" +
+                            std::to_string(rows) + ", 1, " + std::to_string(features) + R"(]},
+      {"op": "softmax", "args": [0]}],
+    "results": [{"value": 1, "name": "y"}]})";
+  return abi::make_program(graph.c_str(), R"({"device": "cuda"})");
+}
+
 std::string source_of(const abi::Program& program,
                       std::vector<std::array<int64_t, kAxes>> strides = {}) {
   const Request request = {&program.plan, "forward", std::move(strides)};
@@ -154,12 +165,7 @@ TEST(Standalone, TakesTheTilesThatTheLibraryPlans) {
 }
 
 TEST(Standalone, GivesRowsInWavesTheirMemory) {
-  const auto program = abi::make_program(R"({
-    "ingot_graph": 1, "name": "long", "values": [
-      {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 3, 1, 2097152]},
-      {"op": "softmax", "args": [0]}],
-    "results": [{"value": 1, "name": "y"}]})",
-                                         R"({"device": "cuda"})");
+  const auto program = softmax_of(3, 2097152);
   const std::string text = source_of(*program);
   EXPECT_THAT(text, HasSubstr("wave_bytes(batch * 3, 256, 1, 8)"));
   const size_t begin = text.find("_begin, 1, 1024,");
@@ -170,12 +176,7 @@ TEST(Standalone, GivesRowsInWavesTheirMemory) {
 }
 
 TEST(Standalone, HoldsNoCodeThatItsModelDoesNotCall) {
-  const auto alone = abi::make_program(R"({
-    "ingot_graph": 1, "name": "rows", "values": [
-      {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 1, 1, 512]},
-      {"op": "softmax", "args": [0]}],
-    "results": [{"value": 1, "name": "y"}]})",
-                                       R"({"device": "cuda"})");
+  const auto alone = softmax_of(1, 512);
   const std::string rows = source_of(*alone), products = source_of(*two_linears());
   for (const char* part : {"TensorMapSpec", "ProductArgs", "SampleSplits", "allocate(pieces"}) {
     EXPECT_THAT(rows, Not(HasSubstr(part)));
