@@ -30,6 +30,21 @@ ValueId GraphBuilder::leaf(LeafRole role, std::string name, DType dtype, Shape s
   return append(std::move(node));
 }
 
+ValueId GraphBuilder::leaf(const Node& like) {
+  return append(like);
+}
+
+void GraphBuilder::hold_positions(ValueId leaf) {
+  constexpr int64_t kMostCounted = int64_t{1} << 24;
+  Node& node = graph_[leaf];
+  const Shape row = {false, 1, 1, node.shape.features};
+  if (node.dtype != DType::f32 || node.shape != row || row.features > kMostCounted) {
+    fail(INGOT_INVALID_ARGUMENT, "positions are f32 [1, 1, 1, N] with N at most {}, not {} {}",
+         kMostCounted, name_of(node.dtype), to_string(node.shape));
+  }
+  node.positions = true;
+}
+
 ValueId GraphBuilder::constant(double value, DType dtype) {
   Node node;
   node.kind = NodeKind::constant;

@@ -15,6 +15,10 @@ class GraphBuilder {
   explicit GraphBuilder(Graph graph) : graph_(std::move(graph)) {}
 
   ValueId leaf(LeafRole role, std::string name, DType dtype, Shape shape);
+  ValueId leaf(const Node& like);  // of another graph
+  // Says of a leaf [1, 1, 1, N] of f32 that its elements are 0, 1, 2, ... N - 1: a backend may
+  // count instead of reading it. N ≤ 2^24, up to which f32 counts.
+  void hold_positions(ValueId leaf);
   ValueId constant(double value, DType dtype = DType::f32);
   // a: [B, R, 1, K]; b: [1|B, N, 1, K] where transpose_b, else [1|B, K, 1, N]. Result [B, R, 1, N].
   ValueId matmul(ValueId a, ValueId b, bool transpose_b);

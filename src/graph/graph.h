@@ -117,6 +117,7 @@ struct Node {
   std::string source;  // "model.py:14", may be empty
 
   LeafRole role = LeafRole::input;     // leaf
+  bool positions = false;              // leaf: holds 0, 1, 2, … along its features
   double constant = 0;                 // constant
   bool transpose_b = false;            // matmul: a[m,k]·b[n,k] rather than a[m,k]·b[k,n]
   PointwiseOp op = PointwiseOp::add_;  // pointwise

@@ -132,11 +132,18 @@ ValueId Importer::resolve(const Json& index, std::string_view what, bool may_be_
 }
 
 ValueId Importer::leaf(const Json& value, LeafRole role) {
-  check_keys(value, {"op", "name", "dtype", "shape", "origin", "source"}, "a leaf");
+  check_keys(value, {"op", "name", "dtype", "shape", "attributes", "origin", "source"}, "a leaf");
   if (!value.contains("shape")) fail(INGOT_INVALID_ARGUMENT, "'shape' is missing");
   const Shape shape = shape_from(value["shape"]);
-  return builder_.leaf(role, required_text(value, "name"),
-                       dtype_from(required_text(value, "dtype")), shape);
+  const std::string dtype = required_text(value, "dtype");
+  const ValueId id = builder_.leaf(role, required_text(value, "name"), dtype_from(dtype), shape);
+  if (const auto attributes = value.find("attributes"); attributes != value.end()) {
+    check_keys(*attributes, {"positions"}, "the attributes of a leaf");
+    const Json positions = attributes->value("positions", Json(false));
+    if (!positions.is_boolean()) fail(INGOT_INVALID_ARGUMENT, "'positions' must be a flag");
+    if (positions.get<bool>()) builder_.hold_positions(id);
+  }
+  return id;
 }
 
 ValueId Importer::constant(const Json& value) {
@@ -262,6 +269,9 @@ Json attributes_to(const Node& node) {
       return {{"shape", shape_to(node.shape)}};
     case NodeKind::pointwise:
       if (node.op == PointwiseOp::cast_) return {{"dtype", name_of(node.dtype)}};
+      return nullptr;
+    case NodeKind::leaf:
+      if (node.positions) return {{"positions", true}};
       return nullptr;
     default:
       return nullptr;

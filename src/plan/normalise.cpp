@@ -96,7 +96,7 @@ class Normaliser {
     builder_.set_origin(node.name, node.source);
     switch (node.kind) {
       case NodeKind::leaf:
-        return builder_.leaf(node.role, node.name, node.dtype, node.shape);
+        return builder_.leaf(node);
       case NodeKind::constant:
         return builder_.constant(node.constant, node.dtype);
       case NodeKind::matmul:

@@ -20,7 +20,7 @@ std::vector<bool> needed_values(const Graph& graph) {
 ValueId append(GraphBuilder& builder, const Node& node) {
   switch (node.kind) {
     case NodeKind::leaf:
-      return builder.leaf(node.role, node.name, node.dtype, node.shape);
+      return builder.leaf(node);
     case NodeKind::constant:
       return builder.constant(node.constant, node.dtype);
     case NodeKind::matmul:

@@ -32,6 +32,7 @@ from ingot.capture.nodes import (
     JOINED,
     PART,
     computes,
+    counts_from_zero,
     hands_out_memory,
     is_batch_norm,
     is_made_from_nothing,
@@ -78,6 +79,7 @@ class Cut:
         self.by_torch: dict[torch.fx.Node, int] = {}
         self.unsupported: dict[torch.fx.Node, Unsupported] = {}
         self.roles: dict[torch.fx.Node, tuple[str, str]] = {}
+        self.positions: set[torch.fx.Node] = set()
         self.sources: list[tuple[torch.fx.Node, Source]] = []
         self.updated: set[torch.fx.Node] = set()
         self.delegate_batches = {0}
@@ -101,6 +103,8 @@ class Cut:
         known = self.feed.placeholders[node]
         self.sources.append((node, known.source))
         self._outside(node, 0, known.role, batched=known.batched)
+        if known.positions:
+            self.positions.add(node)
 
     def _constant(self, node: torch.fx.Node, value: Any) -> None:
         self.sources.append((node, Source("constant", str(node.target), tensor=value)))
@@ -148,6 +152,8 @@ class Cut:
             return
         if is_made_from_nothing(node) and not hands_out_memory(node):
             self._constant(node, self._made(node))
+            if counts_from_zero(node):
+                self.positions.add(node)
             return
         level = self._ingot_level(node)
         name = "ingot::joined" if JOINED in node.meta else schema_name(node.target)
@@ -162,7 +168,7 @@ class Cut:
             region = self.regions.get(level)
             if region is None:
                 region = self.regions[level] = RegionBuilder()
-                region.roles = self.roles
+                region.roles, region.positions = self.roles, self.positions
             mark = region.mark()
             try:
                 self._take(node, name, level, region)

@@ -26,13 +26,14 @@ _WITHOUT_GRADIENT = {_aten.detach.default, *MEASURING}
 class Placeholder:
     """What feeds an input of a graph. role: the operator and name of the leaf that it becomes;
     batched: whether dimension 0 is the batch, where sizes do not tell; requires_grad: as a tensor
-    says; assumed: it may as well require none."""
+    says; assumed: it may as well require none; positions: it holds 0, 1, 2, ..."""
 
     source: Source
     role: tuple[str, str]
     batched: bool = False
     requires_grad: bool = False
     assumed: bool = False
+    positions: bool = False
 
 
 @dataclass

@@ -16,13 +16,19 @@ import torch
 
 from ingot.capture import custom_ops  # noqa: F401 - defines what is written
 from ingot.capture.gains import pays_as_loss
-from ingot.capture.nodes import ASIDE, BATCHED, LEFT_ALONE, LOSS, named_arguments
+from ingot.capture.nodes import (
+    ASIDE,
+    BATCHED,
+    COUNTED_IN_FP32,
+    LEFT_ALONE,
+    LOSS,
+    named_arguments,
+)
 from ingot.capture.surgery import Writer, example
 from ingot.capture.table import HALVES
 
 _aten, _ingot = torch.ops.aten, torch.ops.ingot
 _NONE, _MEAN, _SUM = range(3)
-_COUNTED_IN_FP32 = 1 << 24
 
 
 def take_losses_apart(
@@ -164,7 +170,7 @@ def _cross_entropy_to_derive(writer: Writer, x, target, weight, reduction, ignor
     if not _is_by_number(x, target, weight, reduction, smoothing):
         return None
     *rows, columns = example(x).shape
-    if not isinstance(columns, int) or columns > _COUNTED_IN_FP32:
+    if not isinstance(columns, int) or columns > COUNTED_IN_FP32:
         return None
     write = partial(_marked, writer)
     if example(writer.node).dtype == torch.float32 and example(x).dtype in HALVES:

@@ -12,7 +12,8 @@ _TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 # Before the path of a module: what the frame that TorchDynamo captured calls the root.
 _FRAME_LOCAL = re.compile(r"^L\['\w+'\]\.?")
 _OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-
+# Whole numbers that fp32 holds one by one.
+COUNTED_IN_FP32 = 1 << 24
 
 # What a placeholder's meta says of a parameter: its path in the module.
 PARAMETER = "ingot_parameter"
@@ -116,6 +117,14 @@ def is_made_from_nothing(node: torch.fx.Node) -> bool:
         and is_pure(node)
         and "empty" not in node.target.__name__
     )
+
+
+def counts_from_zero(node: torch.fx.Node) -> bool:
+    """`torch.arange(8.0)`, as far as fp32 counts."""
+    if node.target is not torch.ops.aten.arange.default:
+        return False
+    made = node.meta["val"]
+    return made.dtype == torch.float32 and made.numel() == node.args[0] <= COUNTED_IN_FP32
 
 
 def is_pure(node: torch.fx.Node) -> bool:

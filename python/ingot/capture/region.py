@@ -44,6 +44,7 @@ class RegionBuilder:
         self.leaves: list[tuple[Any, LeafLayout]] = []
         self.operators: list[dict] = []
         self.roles: dict[Any, tuple[str, str]] = {}
+        self.positions: set[Any] = set()  # nodes of tensors that hold 0, 1, 2, ...
         self._leaf_ids: dict[Any, int] = {}
         self._viewed: dict[int, Value] = {}  # by a view's id, what it is a view of
         self._origin = ""
@@ -90,14 +91,15 @@ class RegionBuilder:
         known = self._leaf_ids.get(key)
         if known is None:
             role, name = self.roles[leaf.node]
-            self.values.append(
-                {
-                    "op": role,
-                    "name": name,
-                    "dtype": DTYPE_NAMES[leaf.dtype],
-                    "shape": json_shape(own),
-                }
-            )
+            value: dict[str, Any] = {
+                "op": role,
+                "name": name,
+                "dtype": DTYPE_NAMES[leaf.dtype],
+                "shape": json_shape(own),
+            }
+            if leaf.node in self.positions and own == [1, 1, 1, *leaf.sizes] and not leaf.part:
+                value["attributes"] = {"positions": True}
+            self.values.append(value)
             known = len(self.values) - 1
             self.leaves.append((leaf.node, layout))
             self._leaf_ids[key] = known

@@ -210,16 +210,21 @@ def _feed_of(
     device_type: str,
     staged: bool = False,
 ) -> Feed:
-    roles = [
-        (value["op"], value["name"])
+    leaves = [
+        value
         for value in region.graph["values"]
         if value["op"] in ("input", "parameter", "buffer")
     ]
     placeholders = {}
     nodes = (n for n in module.graph.nodes if n.op == "placeholder")
     for index, (node, batched) in enumerate(zip(nodes, derivative.batched)):
-        role = roles[index] if index < len(roles) else ("input", node.name)
-        placeholders[node] = Placeholder(Source("input", role[1], index), role, batched)
+        leaf = leaves[index] if index < len(leaves) else {"op": "input", "name": node.name}
+        placeholders[node] = Placeholder(
+            Source("input", leaf["name"], index),
+            (leaf["op"], leaf["name"]),
+            batched,
+            positions=leaf.get("attributes") == {"positions": True},
+        )
     return Feed(
         module.graph,
         module,
