@@ -88,8 +88,13 @@ struct Fold<LogSumExp<C>> {
     INGOT_UNROLL
     for (int i = 1; i < N; ++i) top = Max<C>::merge(top, Max<C>::lift(x[i]));
     C sum = C(0);
-    INGOT_UNROLL
-    for (int i = 0; i < N; ++i) sum += math::exp(LogSumExp<C>::below(x[i], top.value));
+    if (top.value - top.value == C(0)) {  // or some difference is that of infinities
+      INGOT_UNROLL
+      for (int i = 0; i < N; ++i) sum += math::exp(x[i] - top.value);
+    } else {
+      INGOT_UNROLL
+      for (int i = 0; i < N; ++i) sum += math::exp(LogSumExp<C>::below(x[i], top.value));
+    }
     return {top.value, sum};
   }
 };

@@ -4,6 +4,10 @@
 // A block owns a tile of Lanes vectors of V elements and Rows·Unroll samples: what depends on the
 // element but not on the sample (a bias, a scale) is loaded and computed once per thread.
 //
+//   map_sweep   samples that V divides, or V = 1
+//   odd_map     samples that no vector divides (odd_rows.cuh), of which no value that they share
+//               depends on the element
+//
 // The body (generated):
 //   static constexpr i64 kElements;
 //   using Index = …;                                  holds kElements
@@ -16,6 +20,7 @@
 #pragma once
 
 #include "common/dependent_launch.cuh"
+#include "sweeps/odd_rows.cuh"
 #include "sweeps/tensor.cuh"
 
 namespace ingot {
@@ -48,6 +53,58 @@ INGOT_D void map_sweep(const typename Body::Operands& operands, i64 samples) {
     const i64 b = first + k * Rows;
     if (b < samples) Body::template finish<V>(operands, feature, element[k], b, e);
   }
+}
+
+// V elements of each of a thread's samples: where they are, by sample, and whether there are any
+// (else they are read, and nothing is done).
+template <class Body, int V, int Rows, int Unroll, class Place>
+INGOT_D void map_places(const typename Body::Operands& operands, i64 samples, i64 first,
+                        Place place) {
+  typename Body::template Feature<V> shared;
+  typename Body::template Element<V> element[Unroll];
+  Body::template feature<V>(operands, 0, shared);
+  INGOT_UNROLL
+  for (int k = 0; k < Unroll; ++k) {
+    const i64 b = first + k * Rows < samples ? first + k * Rows : samples - 1;
+    Body::template load<V>(operands, b, place(b).e, element[k]);
+  }
+  INGOT_UNROLL
+  for (int k = 0; k < Unroll; ++k) {
+    const i64 b = first + k * Rows;
+    const auto at = place(b);
+    if (b < samples && at.inside) Body::template finish<V>(operands, shared, element[k], b, at.e);
+  }
+}
+
+// Grid: ceil(kElements / (V·Lanes)) · ceil(samples / (Rows·Unroll)) blocks of Lanes·Rows threads.
+template <class Body, int V, int Lanes, int Rows, int Unroll>
+INGOT_D void odd_map(const typename Body::Operands& operands, i64 samples) {
+  using Odd = OddRow<Body::kElements, V>;
+  using Index = typename Body::Index;
+  static_assert(Lanes >= Odd::kSingles);
+  constexpr u32 kTiles = static_cast<u32>((Body::kElements + i64(V) * Lanes - 1) / (V * Lanes));
+  struct Place {
+    Index e;
+    bool inside;
+  };
+  const u32 tile = blockIdx.x % kTiles;
+  const int lane = static_cast<int>(threadIdx.x % Lanes);
+  const i64 first = static_cast<i64>(blockIdx.x / kTiles) * (Rows * Unroll) + threadIdx.x / Lanes;
+
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+
+  const int offset = (static_cast<int>(tile) * Lanes + lane) * V;
+  map_places<Body, V, Rows, Unroll>(operands, samples, first, [&](i64 b) {
+    const Odd row(b);
+    const bool inside = row.head + offset < row.end;
+    return Place{static_cast<Index>(row.head + (inside ? offset : 0)), inside};
+  });
+  if (tile + 1 < kTiles || lane >= Odd::kSingles) return;
+  map_places<Body, 1, Rows, Unroll>(operands, samples, first, [&](i64 b) {
+    const int single = Odd(b).single(lane);
+    return Place{static_cast<Index>(single < 0 ? 0 : single), single >= 0};
+  });
 }
 
 }  // namespace ingot

@@ -10,6 +10,7 @@
 //   rows_looped         rows too long for that: each phase reads its operands again (softmax needs
 //                       one pass for (max, Σexp) at once, and one to finish) but for what shared
 //                       memory keeps of them; several blocks share a long one
+//   odd_rows_looped     the same where no vector divides a row (odd_rows.cuh)
 //
 // The body (generated):
 //   static constexpr i64 kRow, kRowsPerSample;  static constexpr int kPhases;
@@ -29,6 +30,7 @@
 #include "common/dependent_launch.cuh"
 #include "sweeps/cluster.cuh"
 #include "sweeps/fold.cuh"
+#include "sweeps/odd_rows.cuh"
 
 namespace ingot {
 
@@ -178,7 +180,9 @@ struct SharedRow {
 
 // Grid: Blocks blocks of Threads threads a row. Of its part of the row, a block keeps in shared
 // memory what the launch has given it room for; the rest is read again, first what was read last.
-template <class Body, int V, int Threads, int Blocks>
+// Odd: of a row that no vector divides; its single elements are the last threads' of the last
+// block, which have the fewest vectors.
+template <class Body, int V, int Threads, int Blocks, bool Odd>
 struct RowsLooped {
   using Operands = typename Body::Operands;
   using Row = typename Body::Row;
@@ -190,48 +194,56 @@ struct RowsLooped {
   static constexpr int kBlocks = kHasClusters ? Blocks : 1;
   static constexpr i64 kStep = static_cast<i64>(kBlocks) * Threads * V;
   static constexpr int kVectors = static_cast<int>((Body::kRow + kStep - 1) / kStep);
-  // Vectors in flight; ArgMax wants consecutive positions. More where registers suffice: of single
-  // values, folded by a sum, a maximum or both.
+  // Vectors in flight; ArgMax wants consecutive positions. As many as registers suffice for: of
+  // single values, folded by a sum, a maximum or both, more, of vectors of eight fewer.
   static constexpr bool kSmallState = Body::kPhases <= 1 && sizeof(typename Monoid<0>::State) <= 8;
-  static constexpr int kAhead = Body::kNeedsIndex ? 1 : V >= 4 || !kSmallState ? 4 : 8;
+  static constexpr int kAhead = Body::kNeedsIndex ? 1 : V >= 8 ? 2 : V >= 4 || !kSmallState ? 4 : 8;
   static constexpr int kTogether = 2;  // vectors of results
   static_assert(kTogether == 2, "what is left over is one");
 
-  // A row as a thread sees it: where its first vector is, and how many of them are kept. rank: of
-  // its block among those of the row.
+  // A row as a thread sees it: where its first vector is, and how many of them are kept; where the
+  // row's whole vectors end; its single element, or -1. rank: of its block among those of the row.
   struct Part {
-    i64 b, e, first;
+    i64 b, e, first, end, single;
     int rank, kept;
     INGOT_D i64 at(int vector) const { return first + vector * kStep; }
   };
 
   // Evaluates phases 0 ... P for one vector; the last one's values are returned in x.
-  template <int P>
+  template <int P, int Width>
   INGOT_D static void replay(const Operands& operands, const Row& row, i64 b, i64 e,
-                             Element& element, Value (&x)[Monoid<P>::kCount][V]) {
+                             typename Body::template Element<Width>& element,
+                             Value (&x)[Monoid<P>::kCount][Width]) {
     if constexpr (P > 0) {
-      Value ignored[Monoid<P - 1>::kCount][V];
+      Value ignored[Monoid<P - 1>::kCount][Width];
       replay<P - 1>(operands, row, b, e, element, ignored);
     }
-    Body::template phase<P, V>(operands, row, b, e, element, x);
+    Body::template phase<P, Width>(operands, row, b, e, element, x);
   }
 
-  // The state of N vectors, which are kept or not.
-  template <int P, int N, bool Kept>
+  // Evaluates phase P for a vector, which is kept or not.
+  template <int P, bool Kept>
+  INGOT_D static void evaluate(const Operands& operands, const Row& row, const Part& part,
+                               int vector, i64 at, Element& element,
+                               Value (&x)[Monoid<P>::kCount][V]) {
+    if constexpr (Kept && P > 0) {
+      element = Shared::get(vector);
+      Body::template phase<P, V>(operands, row, part.b, part.e + at, element, x);
+    } else {
+      replay<P, V>(operands, row, part.b, part.e + at, element, x);
+    }
+  }
+
+  // The state of kAhead vectors.
+  template <int P, bool Kept>
   INGOT_D static typename Monoid<P>::State lift(const Operands& operands, const Row& row,
                                                 const Part& part, int vector) {
-    Value x[Monoid<P>::kCount][N * V];
-    Element element[N];
+    Value x[Monoid<P>::kCount][kAhead * V];
+    Element element[kAhead];
     INGOT_UNROLL
-    for (int k = 0; k < N; ++k) {
-      const i64 e = part.e + part.at(vector + k);
+    for (int k = 0; k < kAhead; ++k) {
       Value one[Monoid<P>::kCount][V];
-      if constexpr (Kept && P > 0) {
-        element[k] = Shared::get(vector + k);
-        Body::template phase<P, V>(operands, row, part.b, e, element[k], one);
-      } else {
-        replay<P>(operands, row, part.b, e, element[k], one);
-      }
+      evaluate<P, Kept>(operands, row, part, vector + k, part.at(vector + k), element[k], one);
       INGOT_UNROLL
       for (int n = 0; n < Monoid<P>::kCount; ++n) {
         INGOT_UNROLL
@@ -240,21 +252,59 @@ struct RowsLooped {
     }
     if constexpr (Kept) {
       INGOT_UNROLL
-      for (int k = 0; k < N; ++k) Shared::put(vector + k, element[k]);
+      for (int k = 0; k < kAhead; ++k) Shared::put(vector + k, element[k]);
     }
     return Monoid<P>::lift(x, part.at(vector), 1);
   }
 
-  // From `vector` on, N at a time, then fewer.
-  template <int P, int N>
-  INGOT_D static void fold(const Operands& operands, const Row& row, const Part& part, int vector,
+  // Fewer vectors, from one that is inside on; in the place of others the first is read again.
+  template <int P, bool Kept>
+  INGOT_D static void fold_rest(const Operands& operands, const Row& row, const Part& part,
+                                int vector, typename Monoid<P>::State& state) {
+    constexpr int kMost = kAhead - 1;
+    Value x[kMost][Monoid<P>::kCount][V];
+    Element element[kMost];
+    INGOT_UNROLL
+    for (int k = 0; k < kMost; ++k) {
+      const int read = part.at(vector + k) < part.end ? vector + k : vector;
+      evaluate<P, Kept>(operands, row, part, read, part.at(read), element[k], x[k]);
+    }
+    INGOT_UNROLL
+    for (int k = 0; k < kMost; ++k) {
+      const i64 at = part.at(vector + k);
+      if (at >= part.end) continue;
+      if constexpr (Kept) Shared::put(vector + k, element[k]);
+      state = Monoid<P>::merge(state, Monoid<P>::lift(x[k], at, 1));
+    }
+  }
+
+  template <int P>
+  INGOT_D static void fold(const Operands& operands, const Row& row, const Part& part,
                            typename Monoid<P>::State& state) {
-    for (; part.at(vector + N - 1) < Body::kRow; vector += N) {
-      const auto lifted = vector + N <= part.kept ? lift<P, N, true>(operands, row, part, vector)
-                                                  : lift<P, N, false>(operands, row, part, vector);
+    int vector = 0;
+    for (; part.at(vector + kAhead - 1) < part.end; vector += kAhead) {
+      const auto lifted = vector < part.kept ? lift<P, true>(operands, row, part, vector)
+                                             : lift<P, false>(operands, row, part, vector);
       state = Monoid<P>::merge(state, lifted);
     }
-    if constexpr (N > 1) fold<P, N / 2>(operands, row, part, vector, state);
+    if constexpr (kAhead > 1) {
+      if (part.at(vector) >= part.end) return;
+      if (vector < part.kept) {
+        fold_rest<P, true>(operands, row, part, vector, state);
+      } else {
+        fold_rest<P, false>(operands, row, part, vector, state);
+      }
+    }
+  }
+
+  template <int P>
+  INGOT_D static void fold_single(const Operands& operands, const Row& row, const Part& part,
+                                  typename Monoid<P>::State& state) {
+    if (part.single < 0) return;
+    typename Body::template Element<1> element;
+    Value x[Monoid<P>::kCount][1];
+    replay<P, 1>(operands, row, part.b, part.e + part.single, element, x);
+    state = Monoid<P>::merge(state, Monoid<P>::lift(x, part.single, 1));
   }
 
   template <int P>
@@ -263,7 +313,8 @@ struct RowsLooped {
       using M = Monoid<P>;
       __shared__ TeamStorage<M, Threads> storage;
       auto state = M::identity();
-      fold<P, kAhead>(operands, row, part, 0, state);
+      fold<P>(operands, row, part, state);
+      if constexpr (Odd) fold_single<P>(operands, row, part, state);
       state = merge_team<M, Threads>(state, storage);
       if constexpr (kBlocks > 1) {
         __shared__ typename M::State slots[kBlocks];
@@ -286,8 +337,8 @@ struct RowsLooped {
         element[k] = Shared::get(vector + k);
       } else if constexpr (Body::kPhases > 0) {
         Value ignored[Monoid<Body::kPhases - 1>::kCount][V];
-        replay<Body::kPhases - 1>(operands, row, part.b, part.e + part.at(vector + k), element[k],
-                                  ignored);
+        replay<Body::kPhases - 1, V>(operands, row, part.b, part.e + part.at(vector + k),
+                                     element[k], ignored);
       }
     }
     INGOT_UNROLL
@@ -296,9 +347,19 @@ struct RowsLooped {
     }
   }
 
+  INGOT_D static void finish_single(const Operands& operands, const Row& row, const Part& part) {
+    if (part.single < 0) return;
+    typename Body::template Element<1> element;
+    if constexpr (Body::kPhases > 0) {
+      Value ignored[Monoid<Body::kPhases - 1>::kCount][1];
+      replay<Body::kPhases - 1, 1>(operands, row, part.b, part.e + part.single, element, ignored);
+    }
+    Body::template finish<1>(operands, row, part.b, part.e + part.single, element);
+  }
+
   // What is not kept from its end on, since that was read last; then what is.
   INGOT_D static void finish_all(const Operands& operands, const Row& row, const Part& part) {
-    const i64 behind = Body::kRow - part.first;
+    const i64 behind = part.end - part.first;
     const int vectors = behind > 0 ? static_cast<int>((behind + kStep - 1) / kStep) : 0;
     const int kept = part.kept < vectors ? part.kept : vectors;
     int vector = vectors;
@@ -310,6 +371,20 @@ struct RowsLooped {
       finish<kTogether, true>(operands, row, part, vector);
     }
     if (vector < kept) finish<1, true>(operands, row, part, vector);
+    if constexpr (Odd) finish_single(operands, row, part);
+  }
+
+  INGOT_D static void place_vectors(Part& part, i64 row) {
+    part.first = (static_cast<i64>(part.rank) * Threads + threadIdx.x) * V;
+    part.end = Body::kRow;
+    if constexpr (Odd) {
+      const OddRow<Body::kRow, V> odd(row);
+      part.first += odd.head;
+      part.end = odd.end;
+      const int last = static_cast<int>(Threads - 1 - threadIdx.x);
+      const bool single = part.rank == kBlocks - 1 && last < odd.kSingles;
+      part.single = single ? odd.single(last) : -1;
+    }
   }
 
   INGOT_D static void run(const Operands& operands) {
@@ -320,7 +395,7 @@ struct RowsLooped {
     if constexpr (kBlocks > 1) ptx::cluster_arrive();
     part.b = index / Body::kRowsPerSample;
     part.e = index % Body::kRowsPerSample * Body::kRow;
-    part.first = (static_cast<i64>(part.rank) * Threads + threadIdx.x) * V;
+    place_vectors(part, index);
     // Vectors that are read together are kept together, but at the end of the row.
     const int room = Shared::vectors();
     part.kept = room >= kVectors ? room : room / kAhead * kAhead;
@@ -337,7 +412,11 @@ struct RowsLooped {
 };
 template <class Body, int V, int Threads, int Blocks>
 INGOT_D void rows_looped(const typename Body::Operands& operands, i64) {
-  RowsLooped<Body, V, Threads, Blocks>::run(operands);
+  RowsLooped<Body, V, Threads, Blocks, false>::run(operands);
+}
+template <class Body, int V, int Threads, int Blocks>
+INGOT_D void odd_rows_looped(const typename Body::Operands& operands, i64) {
+  RowsLooped<Body, V, Threads, Blocks, true>::run(operands);
 }
 
 }  // namespace ingot

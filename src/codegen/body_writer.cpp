@@ -244,17 +244,39 @@ void SweepContext::turn(Apart apart, AxisMask row) {
   }
 }
 
-int SweepContext::width() const {
-  int width = 4;
+int SweepContext::widest() const {
   for (const auto* part : {&sweep_.loads, &sweep_.stores}) {
     for (const ValueId value : *part) {
       const auto found = sweep_.shapes.find(value);
       if (found == sweep_.shapes.end() || found->second.features == 1) continue;
-      if (found->second.batched && size_of(dtype_in_memory(value)) == 2) width = 8;
+      if (found->second.batched && size_of(dtype_in_memory(value)) == 2) return 8;
     }
   }
+  return 4;
+}
+
+int SweepContext::width() const {
+  int width = widest();
   while (width > 1 && space().features % width != 0) width /= 2;
   return width;
+}
+
+bool SweepContext::counts(ValueId value) const {
+  const bool by_features = seen(value).features == space().features;
+  return node(value).positions && !computes(value) && by_features;
+}
+
+bool SweepContext::lies_otherwise(ValueId value) const {
+  const auto found = sweep_.shapes.find(value);
+  return found != sweep_.shapes.end() && found->second.features > 1 && found->second != space();
+}
+
+int SweepContext::odd_width(int64_t row) const {
+  constexpr int64_t kMost = int64_t{1} << 31;
+  const bool by_rows = row == space().features && row < kMost;
+  const auto otherwise = [this](ValueId value) { return lies_otherwise(value); };
+  if (!by_rows || std::any_of(sweep_.stores.begin(), sweep_.stores.end(), otherwise)) return 0;
+  return width() < widest() ? widest() : 0;
 }
 
 FunctionWriter::FunctionWriter(SweepContext& context, Delegate delegate, Lanes lanes, AxisMask mask)
@@ -322,6 +344,12 @@ std::string FunctionWriter::access(const char* function, ValueId value, bool wri
 Reference FunctionWriter::load(ValueId value) {
   const std::string name = context_.name_of(value);
   const std::string type = context_.type_of(value);
+  if (context_.counts(value)) {
+    // One conversion a vector: up to 2^24 sums of whole numbers are exact.
+    head_.push_back(fmt::format("const float {} = static_cast<float>(static_cast<u32>({}));", name,
+                                coordinate(kFeatures)));
+    return {has_lanes(value) ? fmt::format("({} + i)", name) : name, type};
+  }
   if (has_lanes(value)) {
     head_.push_back(fmt::format("{} {}[V];", type, name));
     head_.push_back(access("load", value, false) + name + ");");

@@ -48,6 +48,8 @@ class SweepContext {
   // Whether the sweep computes the value itself (body, statistics or tail), rather than loading it.
   bool computes(ValueId value) const { return computed_.contains(value); }
   bool is_constant(ValueId value) const { return node(value).kind == NodeKind::constant; }
+  // Whether it is the number of the element along the features, which need not be read.
+  bool counts(ValueId value) const;
   // The value behind views that the sweep computes: they are other names of their argument.
   ValueId resolve(ValueId value) const;
   DType dtype_in_memory(ValueId value) const;
@@ -65,6 +67,7 @@ class SweepContext {
   using Apart = std::set<std::pair<ValueId, bool>>;
   void turn(Apart apart, AxisMask row);
   bool is_apart(ValueId value, bool written) const { return apart_.contains({value, written}); }
+  void move_apart(ValueId value, bool written) { apart_.insert({value, written}); }
   // The type of an element's index in the functor, and its coordinates where that is no number.
   const std::string& index_type() const { return index_type_; }
   const std::map<Axis, std::string>& coordinates() const { return coordinates_; }
@@ -78,6 +81,12 @@ class SweepContext {
 
   // Largest vector width that the sweep's feature extent and dtypes suit (1, 2, 4 or 8).
   int width() const;
+  // That of rows of so many elements which the widest vector does not divide, moved as
+  // sweeps/odd_rows.cuh says; 0: it divides them, or the results do not lie in such rows.
+  int odd_width(int64_t row) const;
+  // Whether an operand of several features has not the space's extents: its rows, or what it has in
+  // their place, begin elsewhere.
+  bool lies_otherwise(ValueId value) const;
 
  private:
   const Plan& plan_;
@@ -90,6 +99,8 @@ class SweepContext {
   std::string index_type_ = "i64";
   std::map<Axis, std::string> coordinates_;
   bool streams_ = false;
+
+  int widest() const;
 };
 
 // An expression of a value at the current element.

@@ -38,7 +38,8 @@ enum class KernelRole : uint8_t {
 struct KernelEntry {
   std::string name;
   KernelRole role = KernelRole::map;
-  int width = 1;  // vector width V
+  int width = 1;     // vector width V
+  bool odd = false;  // whole vectors lie where sweeps/odd_rows.cuh says
   int threads = 0;
   int64_t tiles = 1;      // blocks along a sample's elements, columns or a row's; of waves, pieces
   int64_t per_block = 1;  // samples (map), samples of one step (columns) or rows (rows)

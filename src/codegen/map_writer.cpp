@@ -11,8 +11,10 @@ constexpr int kMapThreads = 256;
 // Samples that a thread loads at once: more where an element is 2 bytes, since what depends on the
 // feature alone (fp32 statistics, folded scales) then outweighs it.
 constexpr int kUnroll = 4, kUnrollOfHalf = 8;
-// Vectors of 16 bytes that a thread holds so: with more of them fewer threads fit.
+// Vectors that a thread holds so, of the sweep's width or of four: with more fewer threads fit.
 constexpr int kHeldVectors = 8;
+// Fewer elements are moved one by one where no vector divides them.
+constexpr int64_t kLeastOdd = 1024;
 constexpr int64_t kIndex32 = int64_t{1} << 31;
 // Values that a thread loads at once where operands lie turned, and shared ones with them.
 constexpr int64_t kTurnedValues = 16, kMostTurnedValues = 96;
@@ -23,9 +25,10 @@ int64_t power_of_two_at_least(int64_t value) {
   return power;
 }
 
-// Of an element: own ones, and those that samples share.
+// Of an element: own ones, and those that samples share; of which a vector has one each for its
+// elements.
 struct Values {
-  int64_t loaded = 0, shared = 0;
+  int64_t loaded = 0, shared = 0, loaded_lanes = 0, shared_lanes = 0;
 };
 
 // The functor, behind `constants`; values: those that it takes.
@@ -39,7 +42,8 @@ UnitParts map_parts(SweepContext& context, const std::string& name, const std::s
   }
   const std::string finish_text = finish.text(4);
   const std::string declarations = body.declarations();
-  values = {static_cast<int64_t>(body.loads()), static_cast<int64_t>(body.shares())};
+  values = {static_cast<int64_t>(body.loads()), static_cast<int64_t>(body.shares()),
+            static_cast<int64_t>(body.loaded_lanes()), static_cast<int64_t>(body.shared_lanes())};
 
   UnitParts parts;
   parts.comment = sweep_comment(context, name);
@@ -51,6 +55,13 @@ UnitParts map_parts(SweepContext& context, const std::string& name, const std::s
                   " Element<V>& held,\n                             i64 b, " +
                   context.index_type() + " e) {\n" + finish_text + "  }\n";
   return parts;
+}
+
+int samples_at_once(const Values& values, int width) {
+  const int64_t held = values.loaded_lanes * (width - 1) + values.loaded;
+  int samples = width > 4 ? kUnrollOfHalf : kUnroll;
+  while (samples > 1 && samples * held > kHeldVectors * std::max(width, 4)) samples /= 2;
+  return samples;
 }
 
 }  // namespace
@@ -72,25 +83,32 @@ KernelSource write_map(const Plan& plan, int sweep) {
                 values);
   const std::string& functor = parts.functor;
 
-  std::vector<int> widths = {context.width()};
+  // What depends on the element alone, and samples share, stands at another place of a vector for
+  // each of them.
+  const bool otherwise = std::any_of(
+      context.operands().begin(), context.operands().end(),
+      [&](const KernelOperand& o) { return o.vector && context.lies_otherwise(o.value); });
+  const bool may_be_odd = values.shared_lanes == 0 && elements >= kLeastOdd && !otherwise;
+  const int odd_width = may_be_odd ? context.odd_width(elements) : 0;
+  std::vector<int> widths = {odd_width > 0 ? odd_width : context.width()};
   if (widths[0] > 1) widths.push_back(1);
   for (const int width : widths) {
-    const int64_t vectors = elements / width;
+    const int64_t vectors = (elements + width - 1) / width;
     const int64_t lanes = std::min<int64_t>(power_of_two_at_least(vectors), kMapThreads);
     const int64_t rows = kMapThreads / lanes;
-    int unroll = width > 4 ? kUnrollOfHalf : kUnroll;
-    while (unroll > 1 && unroll * values.loaded > kHeldVectors) unroll /= 2;
     KernelEntry entry;
     entry.name = source.name + (width == 1 && widths.size() > 1 ? "_unaligned" : "");
     entry.role = KernelRole::map;
     entry.width = width;
+    entry.odd = width > 1 && odd_width > 0;
     entry.threads = kMapThreads;
     entry.tiles = (vectors + lanes - 1) / lanes;
+    const int unroll = samples_at_once(values, width);
     entry.per_block = rows * unroll;
-    parts.kernels.push_back(
-        kernel_text(entry.name, functor, kMapThreads, "ingot::i64 samples",
-                    fmt::format("map_sweep<ingot::{}, {}, {}, {}, {}>(operands, samples)", functor,
-                                width, lanes, rows, unroll)));
+    parts.kernels.push_back(kernel_text(
+        entry.name, functor, kMapThreads, "ingot::i64 samples",
+        fmt::format("{}<ingot::{}, {}, {}, {}, {}>(operands, samples)",
+                    entry.odd ? "odd_map" : "map_sweep", functor, width, lanes, rows, unroll)));
     source.entries.push_back(entry);
   }
   source.operands = context.operands();

@@ -7,16 +7,16 @@
 namespace ingot {
 namespace {
 
-constexpr int64_t kLoopedThreads = 512, kWaveThreads = 512;
+constexpr int64_t kLoopedThreads = 512, kSmallLoopThreads = 256, kWaveThreads = 512;
 constexpr int64_t kLine = 128;  // bytes; half of them where elements are read one by one
-// Of a row that loops, of one of the blocks that share it.
+// Of a row that loops, of one of the blocks that share it; twice as many where none are live.
 constexpr int64_t kBlockElements = int64_t{5} << 12;
 constexpr int64_t kMostBlocks = 8;
 // Of a multiprocessor's shared memory, what the blocks of looping rows that are there at once do
 // not keep values in: the system's, and their states.
 constexpr int64_t kMultiprocessorBytes = int64_t{228} << 10, kNotKeptBytes = 1024 + 2048;
-// Rows of which a cluster keeps less than this part are done in waves: 8 MB were faster by a fifth
-// in waves, 1.5 MB slower by a tenth.
+// Rows of which a cluster keeps less than this part are done in waves (8 MB were faster by a fifth
+// in waves, 1.5 MB slower by a tenth), or by large blocks where small ones would.
 constexpr int64_t kLeastKept = 4;
 
 // The fewest lanes whose vectors, side by side, fill whole lines of memory: a warp that reads
@@ -33,48 +33,76 @@ int64_t lanes_of_lines(int64_t vectors, int width) {
   return lanes;
 }
 
-// Blocks of a looping row that a multiprocessor is to have, so that some write results while
-// others read, as far as registers suffice. Two of rows that are kept took 3 to 6% longer,
-// measured, though each keeps more; three of rows that are read again, 4%. Two phases of vectors of
-// eight take the registers of two blocks.
-int at_once(const RowNeeds& row, int width, bool kept) {
-  if (row.phases > 1 && width > 4) return 1;
-  return kept && row.one_live && row.small_state ? 3 : 2;
+bool has_live(const RowNeeds& row) {
+  return row.lane_bytes + row.other_bytes > 0;
 }
 
-// Vectors of each thread of a looping row's blocks, and how many there is room for in shared
-// memory.
-int64_t vectors_of(const RowNeeds& row, int64_t blocks, int width) {
-  const int64_t span = blocks * kLoopedThreads * width;
+// Bytes that all vectors of a looping row's block ask for, those of one vector of each thread, and
+// how many vectors there is room for.
+int64_t vectors_of(const RowNeeds& row, const RowCut& cut, int width) {
+  const int64_t span = cut.blocks * cut.team * width;
   return (row.elements + span - 1) / span;
 }
-int64_t vector_bytes(const RowNeeds& row, int width) {
-  return kLoopedThreads * (row.lane_bytes * width + row.other_bytes);
+int64_t vector_bytes(const RowNeeds& row, const RowCut& cut, int width) {
+  return cut.team * (row.lane_bytes * width + row.other_bytes);
 }
-int64_t room_for(const RowNeeds& row, int width, int blocks_at_once, const Target& target) {
-  const int64_t bytes = vector_bytes(row, width);
+int64_t room_for(const RowNeeds& row, const RowCut& cut, int width, const Target& target) {
+  const int64_t bytes = vector_bytes(row, cut, width);
   const int64_t most =
-      std::min<int64_t>(kMultiprocessorBytes / blocks_at_once - kNotKeptBytes, target.shared_bytes);
-  return bytes > 0 ? most / bytes : 0;
+      std::min<int64_t>(kMultiprocessorBytes / cut.at_once - kNotKeptBytes, target.shared_bytes);
+  // The kernel keeps vectors that it reads together, two, four or eight, or none of them.
+  const int64_t room = bytes > 0 ? most / bytes : 0;
+  return room > 8 && room < vectors_of(row, cut, width) ? room / 4 * 4 : room;
+}
+void keep(RowCut& cut, const RowNeeds& row, int width, const Target& target) {
+  const int64_t vectors = vectors_of(row, cut, width), room = room_for(row, cut, width, target);
+  cut.streams = room < vectors;
+  cut.shared_bytes = std::min(vectors, room) * vector_bytes(row, cut, width);
 }
 
+// How rows loop, by measurement (docs/kernel-log.md): a multiprocessor is to have many blocks, so
+// that some write results while others read, as far as registers suffice.
 RowCut cut_looped(const RowNeeds& row, int width, const Target& target) {
   RowCut cut;
   cut.kernel = RowTemplate::looped;
-  cut.team = kLoopedThreads;
-  while (cut.blocks < kMostBlocks && cut.blocks * kBlockElements < row.elements) cut.blocks *= 2;
-  const int64_t bytes = vector_bytes(row, width), vectors = vectors_of(row, cut.blocks, width);
-  cut.at_once = at_once(row, width, true);
-  if (bytes == 0) return cut;
-  int64_t kept = room_for(row, width, cut.at_once, target);
-  if (kept < vectors) {
-    cut.streams = true;
-    cut.at_once = at_once(row, width, false);
-    kept = room_for(row, width, cut.at_once, target);
-    // The kernel keeps vectors that it reads together, four or eight, or none of them.
-    if (kept > 8) kept = kept / 4 * 4;
+  const bool small = row.small_state && row.phases <= 1;
+  const bool in_halves = width == 8 && !has_live(row);
+  const int64_t elements = in_halves ? 2 * kBlockElements : kBlockElements;
+  while (cut.blocks < kMostBlocks && cut.blocks * elements < row.elements) cut.blocks *= 2;
+  if (width == 8 || (!has_live(row) && !small)) {
+    // Of 16-bit rows and large states, whose threads wait for one another longer than for memory.
+    cut.team = kSmallLoopThreads;
+    cut.at_once = small ? 6 : has_live(row) && !row.weighted ? 5 : 4;
+    if (!has_live(row)) return cut;
+    keep(cut, row, width, target);
+    const int64_t live = vectors_of(row, cut, width) * vector_bytes(row, cut, width);
+    if (live <= kLeastKept * cut.shared_bytes) return cut;
   }
-  cut.shared_bytes = std::min(vectors, kept) * bytes;
+  cut.team = kLoopedThreads;
+  cut.at_once = row.one_live && (row.small_state || !row.weighted) ? 3 : 2;
+  keep(cut, row, width, target);
+  if (!cut.streams) return cut;
+  // What is read again wants fewer blocks, each of which keeps more. Two phases of vectors of eight
+  // take the registers of two blocks.
+  cut.at_once = row.phases > 1 && width > 4 ? 1 : 2;
+  keep(cut, row, width, target);
+  cut.streams = true;
+  return cut;
+}
+
+// The largest teams of 16-bit rows that hold several values each, or need none held.
+bool loops_faster(const RowNeeds& row, int64_t team, int width) {
+  return width == 8 && team > kMostTeamThreads && (row.values > 1 || !has_live(row));
+}
+
+RowCut cut_in_waves(const RowNeeds& row, int width) {
+  RowCut cut;
+  cut.kernel = RowTemplate::waves;
+  cut.team = kWaveThreads;
+  cut.blocks = wave_pieces(row.elements, width, kWaveThreads);
+  // Threads hold a piece for each stage.
+  cut.at_once = row.phases > 1 ? 1 : row.one_live && width <= 4 ? 3 : 2;
+  cut.streams = true;
   return cut;
 }
 
@@ -95,28 +123,23 @@ int64_t team_for(const RowNeeds& row, int64_t from, int width) {
   return held_by_thread(row, team, width) > kHeldLimit ? 2 * kMostTeamThreads : team;
 }
 
-RowCut cut_in_waves(const RowNeeds& row, int width) {
-  RowCut cut;
-  cut.kernel = RowTemplate::waves;
-  cut.team = kWaveThreads;
-  cut.blocks = wave_pieces(row.elements, width, kWaveThreads);
-  // Threads hold a piece for each stage.
-  cut.at_once = row.phases > 1 ? 1 : row.one_live && width <= 4 ? 3 : 2;
-  cut.streams = true;
-  return cut;
-}
-
 RowCut cut_row(const RowNeeds& row, int width, const Target& target) {
   RowCut cut;
   cut.team = team_for(row, lanes_of_lines(row.elements / width, width), width);
-  if (held_by_thread(row, cut.team, width) <= kHeldLimit) {
+  if (held_by_thread(row, cut.team, width) <= kHeldLimit && !loops_faster(row, cut.team, width)) {
     cut.teams = std::max<int64_t>(kBlockThreads / cut.team, 1);
     return cut;
   }
   const RowCut looped = cut_looped(row, width, target);
-  const int64_t live = vectors_of(row, looped.blocks, width) * vector_bytes(row, width);
+  const int64_t live = vectors_of(row, looped, width) * vector_bytes(row, looped, width);
   const bool mostly_read_again = looped.shared_bytes > 0 && live > kLeastKept * looped.shared_bytes;
   return mostly_read_again ? cut_in_waves(row, width) : looped;
+}
+
+RowCut cut_beside(const RowCut& other, const RowNeeds& row, int width, const Target& target) {
+  if (other.kernel == RowTemplate::waves) return cut_in_waves(row, width);
+  const RowCut own = cut_row(row, width, target);
+  return own.kernel == RowTemplate::waves ? cut_looped(row, width, target) : own;
 }
 
 }  // namespace ingot

@@ -18,6 +18,7 @@ struct RowNeeds {
   int phases = 1;
   bool one_live = true;     // value, or none
   bool small_state = true;  // one monoid, and not moments
+  bool weighted = false;    // reads what has an element for each of the row's, for all rows
 };
 
 enum class RowTemplate : uint8_t {
@@ -49,7 +50,10 @@ int64_t team_for(const RowNeeds& row, int64_t from, int width);
 int64_t held_by_thread(const RowNeeds& row, int64_t team, int width);
 
 RowCut cut_row(const RowNeeds& row, int width, const Target& target);
-// In waves, whatever the rows' length: as the variant of another width is.
-RowCut cut_in_waves(const RowNeeds& row, int width);
+// The variant of another width beside one that is cut so: both in waves, or neither.
+RowCut cut_beside(const RowCut& other, const RowNeeds& row, int width, const Target& target);
+
+// Rows of more elements are never held in registers.
+constexpr int64_t kMostHeldRow = kHeldLimit * 2 * kMostTeamThreads;
 
 }  // namespace ingot

@@ -65,11 +65,19 @@ class RowsWriter {
     source_.batched = s.space.batched;
     source_.rows_per_sample = rows_per_sample_;
     if (!across() && (inside_ & axis_bit(kFeatures))) source_.row_axes = inside_;
+    if (!across() && row_elements_ > kMostHeldRow) odd_width_ = context_.odd_width(row_elements_);
+    if (odd_width_ > 0) {
+      for (const ValueId value : context_.sweep().loads) {
+        if (context_.lies_otherwise(value)) context_.move_apart(value, false);
+      }
+    }
     functor_ = functor_name(source_.name);
   }
 
   KernelSource write() {
     std::string functions = all_functions();
+    // Pieces of rows in waves are whole vectors.
+    if (odd_width_ > 0 && cut().kernel == RowTemplate::waves) odd_width_ = 0;
     if (!across() && cut().streams) {
       context_.stream_results();
       // A piece for each stage takes all the registers that there are.
@@ -360,7 +368,10 @@ class RowsWriter {
   }
 
   RowCut cut() const { return cut_row(needs(), width(), context_.plan().target); }
-  int width() const { return inside_ & axis_bit(kFeatures) ? context_.width() : 1; }
+  int width() const {
+    if (odd_width_ > 0) return odd_width_;
+    return inside_ & axis_bit(kFeatures) ? context_.width() : 1;
+  }
 
   RowNeeds needs() const {
     RowNeeds needs;
@@ -374,26 +385,28 @@ class RowsWriter {
     needs.one_live = held_.size() <= 1;
     needs.small_state =
         states_.empty() || (states_.size() == 1 && states_[0].monoid != MonoidKind::moments);
+    const std::vector<ValueId>& loads = context_.sweep().loads;
+    needs.weighted = std::any_of(loads.begin(), loads.end(),
+                                 [&](ValueId value) { return context_.lies_otherwise(value); });
     return needs;
   }
 
   void write_kernels(UnitParts& parts) {
-    std::vector<int> widths = {width()};
-    if (widths[0] > 1) widths.push_back(1);
-    const bool waves = cut().kernel == RowTemplate::waves;
-    if (waves) begin_waves(parts);
-    for (const int w : widths) {
-      KernelEntry entry;
-      entry.name = source_.name + (w == 1 && widths.size() > 1 ? "_unaligned" : "");
-      entry.width = w;
-      const RowCut cut =
-          waves ? cut_in_waves(needs(), w) : cut_row(needs(), w, context_.plan().target);
-      write_kernel(parts, entry, cut);
-      source_.entries.push_back(entry);
-    }
+    const RowCut first = cut();
+    if (first.kernel == RowTemplate::waves) begin_waves(parts);
+    KernelEntry entry;
+    entry.name = source_.name;
+    entry.width = width();
+    entry.odd = odd_width_ > 0;
+    write_kernel(parts, entry, first);
+    if (entry.width == 1) return;
+    entry.name += "_unaligned";
+    entry.width = 1;
+    entry.odd = false;
+    write_kernel(parts, entry, cut_beside(first, needs(), 1, context_.plan().target));
   }
 
-  void write_kernel(UnitParts& parts, KernelEntry& entry, const RowCut& cut) const {
+  void write_kernel(UnitParts& parts, KernelEntry entry, const RowCut& cut) {
     entry.role = cut.kernel == RowTemplate::waves ? KernelRole::waves : KernelRole::rows;
     entry.threads = cut.threads();
     entry.per_block = cut.teams;
@@ -407,8 +420,8 @@ class RowsWriter {
                          cut.team, cut.teams);
         break;
       case RowTemplate::looped:
-        of = fmt::format("rows_looped<ingot::{}, {}, {}, {}>", functor_, entry.width, cut.team,
-                         cut.blocks);
+        of = fmt::format("{}rows_looped<ingot::{}, {}, {}, {}>", entry.odd ? "odd_" : "", functor_,
+                         entry.width, cut.team, cut.blocks);
         break;
       case RowTemplate::waves:
         of = fmt::format("rows_in_waves<ingot::{}, {}, {}>", functor_, entry.width, cut.team);
@@ -420,6 +433,7 @@ class RowsWriter {
     parts.kernels.push_back(kernel_text(entry.name, functor_, entry.threads, parameters,
                                         fmt::format("{}(operands, {})", of, arguments), cluster,
                                         cut.at_once));
+    source_.entries.push_back(std::move(entry));
   }
 
   void begin_waves(UnitParts& parts) {
@@ -467,7 +481,7 @@ class RowsWriter {
   std::map<ValueId, int> phase_;
   AxisMask inside_ = 0;
   int64_t row_elements_ = 1, rows_per_sample_ = 1, inner_ = 1;
-  int phases_ = 0;
+  int phases_ = 0, odd_width_ = 0;
   bool needs_index_ = false;
   std::map<ValueId, int> evaluated_;  // element values, and the phase that computes them
   std::set<ValueId> held_, row_fields_;

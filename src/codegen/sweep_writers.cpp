@@ -77,8 +77,14 @@ Reference SampleBody::held(ValueId value) {
           context_.type_of(value)};
 }
 
+size_t SampleBody::lanes_of(const std::vector<ValueId>& values) const {
+  const auto has_lanes = [this](ValueId value) { return context_.seen(value).features > 1; };
+  return static_cast<size_t>(std::count_if(values.begin(), values.end(), has_lanes));
+}
+
 FunctionWriter SampleBody::writer() {
   return FunctionWriter(context_, [this](ValueId value) -> std::optional<Reference> {
+    if (context_.counts(value)) return std::nullopt;
     if (context_.space().batched && !context_.seen(value).batched) return shared(value);
     if (!context_.computes(value)) return held(value);
     return std::nullopt;

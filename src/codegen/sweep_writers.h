@@ -60,10 +60,14 @@ class SampleBody {
   size_t loads() const { return held_.size(); }
   // How many it has of the element alone.
   size_t shares() const { return shared_.size(); }
+  // How many of both are one each for the elements of a vector.
+  size_t loaded_lanes() const { return lanes_of(held_); }
+  size_t shared_lanes() const { return lanes_of(shared_); }
 
  private:
   Reference shared(ValueId value);
   Reference held(ValueId value);
+  size_t lanes_of(const std::vector<ValueId>& values) const;
 
   SweepContext& context_;
   std::vector<ValueId> shared_, held_;

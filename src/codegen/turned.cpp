@@ -31,16 +31,18 @@ int64_t rows_beside(const KernelSource& source, const Shape& space, const Operan
 
 }  // namespace
 
-bool moves_vectors(const KernelOperand& operand, int width, const OperandLayout& layout,
-                   int64_t batch) {
+bool moves_vectors(const KernelOperand& operand, const KernelEntry& entry,
+                   const OperandLayout& layout, int64_t batch) {
   if (layout.strides[kFeatures] != 1) return false;
-  const int64_t unit = std::min<int64_t>(16, width * operand.bytes);
+  const int64_t unit = std::min<int64_t>(16, entry.width * operand.bytes);
+  std::array<int64_t, kAxes> expected{};  // modulo a vector
+  if (entry.odd) expected = dense_strides(operand.seen);
   uintptr_t bits = layout.low_bits;
   for (const Axis axis : {kBatch, kRows, kGroups}) {
     if (axis == kBatch && batch == 1) continue;
-    bits |= static_cast<uintptr_t>(layout.strides[axis] * operand.bytes);
+    bits |= static_cast<uintptr_t>((layout.strides[axis] - expected[axis]) * operand.bytes);
   }
-  return width == 1 || bits % static_cast<uintptr_t>(unit) == 0;
+  return entry.width == 1 || bits % static_cast<uintptr_t>(unit) == 0;
 }
 
 std::optional<TurnedOperands> turned_operands(const Plan& plan, const KernelSource& source,
@@ -53,8 +55,7 @@ std::optional<TurnedOperands> turned_operands(const Plan& plan, const KernelSour
   for (size_t i = 0; i < layouts.size(); ++i) {
     const KernelOperand& operand = source.operands[i];
     const OperandLayout& layout = layouts[i];
-    const int width = source.entries.front().width;
-    if (!operand.vector || moves_vectors(operand, width, layout, batch)) continue;
+    if (!operand.vector || moves_vectors(operand, source.entries.front(), layout, batch)) continue;
     turned.apart.insert({operand.value, operand.written});
     if (layout.strides[kFeatures] == 1) continue;
     if (rows_beside(source, space, layout, batch) < kRowsOfASector) continue;

@@ -19,9 +19,9 @@ struct OperandLayout {
   uintptr_t low_bits = 0;
 };
 
-// Whether its features can be moved `width` at a time.
-bool moves_vectors(const KernelOperand& operand, int width, const OperandLayout& layout,
-                   int64_t batch);
+// Whether a kernel can move its features as many at a time as it does.
+bool moves_vectors(const KernelOperand& operand, const KernelEntry& entry,
+                   const OperandLayout& layout, int64_t batch);
 
 // Operands that are moved element by element: values, and whether they are written.
 struct TurnedOperands {

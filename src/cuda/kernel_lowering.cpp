@@ -117,7 +117,7 @@ bool KernelLowering::admits(const KernelEntry& entry, const Lowering& to,
   for (size_t i = 0; i < source_.operands.size(); ++i) {
     const KernelOperand& operand = source_.operands[i];
     const OperandLayout layout = {tensors[i].strides, to.low_bits(tensors[i].address)};
-    if (operand.vector && !moves_vectors(operand, entry.width, layout, to.batch)) return false;
+    if (operand.vector && !moves_vectors(operand, entry, layout, to.batch)) return false;
   }
   return true;
 }

@@ -92,7 +92,7 @@ bool Binding::admits(const KernelSource& source, const KernelEntry& entry, bool 
   const std::vector<OperandLayout> all = layouts(source);
   for (size_t i = 0; i < all.size(); ++i) {
     const KernelOperand& operand = source.operands[i];
-    if (operand.vector && !moves_vectors(operand, entry.width, all[i], single ? 1 : kMany)) {
+    if (operand.vector && !moves_vectors(operand, entry, all[i], single ? 1 : kMany)) {
       return false;
     }
   }

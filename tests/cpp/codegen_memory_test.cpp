@@ -4,10 +4,8 @@
 
 #include <vector>
 
-#include "codegen/kernel_source.h"
-#include "graph/builder.h"
+#include "codegen_testing.h"
 #include "graph/operators.h"
-#include "plan/plan.h"
 #include "sweeps/waves.cuh"
 
 namespace ingot {
@@ -16,26 +14,10 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-Target hopper() {
-  Target target;
-  target.device = Target::Device::cuda;
-  target.product_flops = 2e14;
-  target.bandwidth = 4e12;
-  target.launch_seconds = 2e-6;
-  target.units = 132;
-  target.shared_bytes = 227 * 1024;
-  return target;
-}
-
-KernelSource source_of(GraphBuilder& builder, ValueId result) {
-  builder.result(result, "y");
-  return generate(make_plan(builder.take(), hopper(), Precision::ieee)).at(0);
-}
-
-KernelSource along_rows(const char* op, int64_t features) {
+KernelSource along_rows(const char* op, int64_t features, DType dtype = DType::f32) {
   GraphBuilder builder;
   OperatorCall call;
-  call.args = {builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, features})};
+  call.args = {builder.leaf(LeafRole::input, "x", dtype, {true, 1, 1, features})};
   const ValueId y = find_operator(op)->define(builder, call);
   return source_of(builder, y);
 }
@@ -74,6 +56,29 @@ TEST(CodegenMemory, OfALongerRowAClusterKeepsWhatTwoBlocksHaveRoomFor) {
     EXPECT_EQ(kept(entry) % 4, 0) << "vectors that are read together";
     EXPECT_GT(entry.shared_bytes, 80 * 1024);
     EXPECT_LE(2 * (entry.shared_bytes + 1024), 228 * 1024);
+  }
+}
+
+TEST(CodegenMemory, RowsIn16BitsHaveSmallBlocksWhileTheseKeepAQuarter) {
+  const KernelSource kept = along_rows("softmax", 1 << 16, DType::bf16);
+  EXPECT_THAT(kept.text, HasSubstr("__launch_bounds__(256, 6)"));
+  EXPECT_LE(6 * (kept.entries.front().shared_bytes + 1024), 228 * 1024);
+  EXPECT_THAT(along_rows("layer_norm", 1 << 16, DType::bf16).text,
+              HasSubstr("__launch_bounds__(256, 5)"));
+  EXPECT_THAT(along_rows("softmax", 393216, DType::bf16).text,
+              HasSubstr("__launch_bounds__(512, 2)"));
+  // Nothing is held, so that fewer blocks share a row.
+  EXPECT_EQ(along_rows("logsumexp", 1 << 16, DType::bf16).entries.front().tiles, 2);
+}
+
+TEST(CodegenMemory, TheVariantOfAnotherWidthIsOfTheSameTemplate) {
+  for (int64_t features = 3 << 18; features <= 5 << 18; features += 1 << 13) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const KernelSource source = along_rows("softmax", features, dtype);
+      const bool waves = source.entries.front().role == KernelRole::waves_begin;
+      const KernelRole role = waves ? KernelRole::waves : KernelRole::rows;
+      EXPECT_EQ(source.entries.back().role, role) << features;
+    }
   }
 }
 

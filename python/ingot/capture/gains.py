@@ -55,13 +55,10 @@ _SHARED_ROW = 48 * 1024
 
 
 def _rows_are_long(node: torch.fx.Node) -> bool:
-    """PyTorch's kernel keeps shorter rows. Of rows in 16 bits an exponential takes longer than the
-    bytes, and PyTorch's takes no longer than ours."""
+    """PyTorch's kernel keeps shorter rows."""
     value = node.args[0].meta["val"]
     dim = node.args[1] % value.dim()
     lies_in_rows = dim == value.dim() - 1
-    if lies_in_rows and is_half(value):
-        return False
     return not lies_in_rows or value.shape[dim] * value.element_size() > _SHARED_ROW
 
 
