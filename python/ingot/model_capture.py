@@ -27,6 +27,7 @@ from ingot.capture.nodes import PARAMETER, mutates
 from ingot.live import dynamo, switches
 from ingot.live.memory import views_among_results
 from ingot.live.pieces import compile_pieces, has_pieces
+from ingot.live.returned import readers_of_results
 from ingot.live.tracing import feed_of
 
 _aten = torch.ops.aten
@@ -53,6 +54,8 @@ def capture(
     """
     feed = captured_graph(module, example_inputs, gradients=gradients, device_type=device_type)
     feed.joins_parts = joins_parts(feed.device_type, gradients)
+    if gradients:
+        refused = {**dict.fromkeys(readers_of_results(feed), ""), **(refused or {})}
     return import_whole(feed, refused=refused, gradients=gradients)
 
 

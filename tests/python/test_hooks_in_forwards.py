@@ -133,9 +133,7 @@ def test_a_reversed_gradient_is_that_of_its_reader():
 
 
 @pytest.mark.parametrize("captured", [False, True])
-def test_a_gradient_by_what_is_returned_needs_a_hook(captured):
-    """docs/limits.md says so."""
-
+def test_a_forward_hook_looks_at_what_is_returned(captured):
     class Returned(nn.Module):
         def __init__(self):
             super().__init__()

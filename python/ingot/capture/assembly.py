@@ -17,6 +17,7 @@ from ingot.capture.kept import Kept
 from ingot.capture.layout import Joined, Leaf, UnfitError, Value, hint
 from ingot.capture.nodes import (
     JOINED,
+    RETURNED,
     WITHOUT_AUTOCAST,
     is_pure,
     moves_statistics,
@@ -118,6 +119,8 @@ class _Assembly:
                     steps.append(step)
                     steps += self._dense_results(step, slots)
                     steps += [self._torch_step(node, slots) for node in self.regrouped[level]]
+            elif RETURNED in item.meta:
+                slots[item] = slots[item.args[0]]
             else:
                 steps.append(self._torch_step(item, slots))
         return steps

@@ -25,6 +25,8 @@ _CONVOLUTIONS = {
 }
 # In the meta of a view that must stay PyTorch's: rewriting leaves the node alone.
 LEFT_ALONE = "ingot_left_alone"
+# In the meta of a view that is no step: a result of the graph's, as those read it who get it.
+RETURNED = "ingot_returned"
 # In the meta of a node whose dimension 0 is the batch, where its operands do not tell.
 BATCHED = "ingot_batched"
 # In the meta of a slice that regions read where it lies, as a piece of the whole; in that of a

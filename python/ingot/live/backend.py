@@ -11,7 +11,7 @@ import operator
 import os
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -39,6 +39,7 @@ from ingot.live.memory import copies_of_inputs, copies_of_written, views_among_r
 from ingot.live.pieces import compile_pieces
 from ingot.live.products import LEAST_WORK, with_own_products
 from ingot.live.reporting import HOLDS_NOTHING
+from ingot.live.returned import INNER, readers_of_results
 from ingot.live.switches import kept_from_autocast
 from ingot.live.tracing import feed_of, other_batches, value_at_capture
 from ingot.live.unseen_writes import UnseenWritesError, parts_to_run_apart
@@ -290,7 +291,8 @@ def _fed(
     """With the batch where regions take most: of a product of two inputs either may have it, and a
     transposed one on its second dimension. Without a chain there is nothing to take it for.
     Second: what PyTorch must run in any case, as `refused` of import_graph()."""
-    best = _with_refused(_feed(gm, example_inputs), gradients)
+    inner = gm.meta.get(INNER, ())
+    best = _with_refused(_feed(gm, example_inputs), gradients, inner)
     if policy.ambient(best[0].device_type)[0] is not None:
         return best  # autocast's casts are looked for in a graph that is as it was traced
     places = other_batches(gm, example_inputs)
@@ -302,7 +304,7 @@ def _fed(
     least = _left(*best, gradients)
     for place in places if least else ():
         with contextlib.suppress(CaptureError):
-            other = _with_refused(_feed(gm, example_inputs, place), gradients)
+            other = _with_refused(_feed(gm, example_inputs, place), gradients, inner)
             left = _left(*other, gradients)
             if left < least:
                 best, least = other, left
@@ -324,13 +326,17 @@ def _feed(gm: torch.fx.GraphModule, *arguments: Any) -> Feed:
     return feed
 
 
-def _with_refused(feed: Feed, gradients: bool) -> tuple[Feed, dict[str, str]]:
+def _with_refused(
+    feed: Feed, gradients: bool, inner: Container[int]
+) -> tuple[Feed, dict[str, str]]:
+    """inner: places of results that no user gets."""
     feed.trains_chains = True
     feed.joins_parts = joins_parts(feed.device_type, gradients)
     fold_constants(feed)
     refused = views_among_results(feed.graph)
     if gradients:
         refused += copies_of_inputs(feed) + copies_of_written(feed)
+        refused += readers_of_results(feed, inner)
     if policy.ambient(feed.device_type)[0] is None:  # autocast may make few bits of a tensor
         refused += numbers_as_tensors(feed.graph)
     return feed, dict.fromkeys(refused, "")

@@ -20,6 +20,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from ingot.live import hooks
+from ingot.live.returned import INNER
 
 _CHECKPOINT = getattr(torch.ops.higher_order, "tag_activation_checkpoint", None)
 # Of a piece without data, and of what it is called with: what runs it.
@@ -120,6 +121,13 @@ def _nodes_of(argument: Any) -> list[torch.fx.Node]:
     return found
 
 
+def _handed_out(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
+    """What a user gets of a graph, or of a part of one."""
+    (output,) = (node for node in gm.graph.nodes if node.op == "output")
+    inner = gm.meta.get(INNER, ())
+    return {node for at, node in enumerate(output.args[0]) if at not in inner}
+
+
 def _piece_step(gm, part: list, values: dict, compile_piece: CompilePiece) -> _Step:
     inside = set(part)
     read = (source for node in part for source in node.all_input_nodes)
@@ -135,6 +143,8 @@ def _piece_step(gm, part: list, values: dict, compile_piece: CompilePiece) -> _S
 
     graph.output(tuple(copied(node) for node in [*part, *results])[len(part) :])
     piece = torch.fx.GraphModule(gm, graph)
+    known = _handed_out(gm)
+    piece.meta[INNER] = {at for at, node in enumerate(results) if node not in known}
     run = compile_piece(piece, [values[node] for node in inputs])
     return _Step(run, inputs, results)
 
@@ -157,6 +167,10 @@ def _checkpoint_step(gm, part: list, values: dict, compile_piece: CompilePiece) 
         placeholders = [each for each in body.graph.nodes if each.op == "placeholder"]
         for own, outer in zip(placeholders, arguments):
             _known_as(outer, own)
+        known = _handed_out(gm)
+        handed_out = {each.args[1] for each in taken if each in known}
+        (results,) = next(each for each in body.graph.nodes if each.op == "output").args
+        body.meta[INNER] = set(range(len(results))) - handed_out
         run = compile_pieces(body, [values[each] for each in arguments], compile_piece)
     else:  # a choice of operators to keep, by what PyTorch runs
         run = body.forward
