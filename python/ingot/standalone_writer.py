@@ -23,6 +23,7 @@ from ingot.live.compiled import _blamed
 from ingot.live.dynamo import NotWholeError
 from ingot.live.memory import copies_of_inputs
 from ingot.live.reporting import add_program, empty_report
+from ingot.live.returned import readers_of_results
 from ingot.model_capture import captured_graph, import_whole
 from ingot.model_file import ModelFile, write_whole
 from ingot.model_writer import WIDTH, bullet, environment
@@ -97,7 +98,7 @@ class Standalone:
     def _captured(self, name: str) -> _Mode:
         """Products that have no kernels to write down are left to PyTorch."""
         feed = captured_graph(self.module, self.inputs, gradients=True)
-        refused = dict.fromkeys(copies_of_inputs(feed), "")
+        refused = dict.fromkeys(copies_of_inputs(feed) + readers_of_results(feed), "")
         while True:
             captured = import_whole(feed, refused=refused)
             storing = import_whole(feed, refused=refused, gradients=True)
