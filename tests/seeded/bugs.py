@@ -380,6 +380,20 @@ BUGS = [
         "            if not self._severed:\n",
         "python tests/python/test_front_programs.py",
     ),
+    Bug(
+        "a result and what is computed from it are of one region",
+        "python/ingot/live/returned.py",
+        "if user in leading]",
+        "if user not in leading]",
+        "python tests/python/test_returned.py",
+    ),
+    Bug(
+        "what no user gets ends a region",
+        "python/ingot/live/returned.py",
+        "if at not in inner)",
+        "if at not in ())",
+        "python tests/python/test_returned.py",
+    ),
     # python/ingot/verify
     Bug(
         "an output's dtype is not compared",
