@@ -90,9 +90,9 @@ RowCut cut_looped(const RowNeeds& row, int width, const Target& target) {
   return cut;
 }
 
-// The largest teams of 16-bit rows that hold several values each, or need none held.
+// The largest teams, of rows of which nothing need be held, or several 16-bit values each.
 bool loops_faster(const RowNeeds& row, int64_t team, int width) {
-  return width == 8 && team > kMostTeamThreads && (row.values > 1 || !has_live(row));
+  return team > kMostTeamThreads && (!has_live(row) || (width == 8 && row.values > 1));
 }
 
 RowCut cut_in_waves(const RowNeeds& row, int width) {

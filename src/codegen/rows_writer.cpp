@@ -76,8 +76,8 @@ class RowsWriter {
 
   KernelSource write() {
     std::string functions = all_functions();
-    // Pieces of rows in waves are whole vectors.
-    if (odd_width_ > 0 && cut().kernel == RowTemplate::waves) odd_width_ = 0;
+    // Rows that registers hold, and pieces of rows in waves, are whole vectors.
+    if (odd_width_ > 0 && cut().kernel != RowTemplate::looped) odd_width_ = 0;
     if (!across() && cut().streams) {
       context_.stream_results();
       // A piece for each stage takes all the registers that there are.

@@ -78,6 +78,18 @@ TEST(CodegenOdd, OtherRowsAreMovedAsBefore) {
   EXPECT_THAT(softmax((1 << 23) + 1).text, ContainsRegex("rows_in_waves<ingot::[A-Za-z]+, 1, "));
 }
 
+TEST(CodegenOdd, NoRowThatIsHeldIsMovedByVectorsThatDoNotDivideIt) {
+  for (int64_t columns = 32765; columns <= 32785; ++columns) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const KernelSource source = softmax(columns, dtype);
+      const bool loops = source.text.find("odd_rows_looped<") != std::string::npos;
+      for (const KernelEntry& entry : source.entries) {
+        EXPECT_TRUE(entry.odd ? loops : columns % entry.width == 0) << columns;
+      }
+    }
+  }
+}
+
 TEST(CodegenOdd, SixteenBitsMoveEightThoughFourDivideThem) {
   const KernelSource source = softmax(kWords + 3, DType::bf16);
   EXPECT_EQ(source.entries.front().width, 8);

@@ -30,6 +30,13 @@ STAGES = {
         "every model of tests/models against fp64, in fp32 and bf16, replayed calls too",
         seconds=120.0,
     ),
+    "rows": Stage(
+        scripts.row_steps,
+        scripts.rows,
+        "sweeps along rows of awkward lengths, and the loss over them, against fp64",
+        seconds=120.0,
+        missing=scripts.rows_missing,
+    ),
     "adversaries": Stage(
         lambda settings: [Step("checked", "checked"), Step("timed", "timed", alone=True)],
         scripts.adversaries,

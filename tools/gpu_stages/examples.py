@@ -118,14 +118,16 @@ def call_small(device: str) -> None:
 
 
 def call_long_rows() -> None:
-    """Rows that a cluster of blocks keeps a part of, and rows that are done in waves; the fewest
-    bytes at which such operators are taken alone."""
+    """Rows that a cluster of blocks keeps, or a part of, some that no vector divides, and rows that
+    are done in waves; the fewest bytes at which such operators are taken alone."""
     import ingot
     import torch
 
     images = torch.rand(8, 16, 256, 256, device="cuda")
     for module, x in (
         (torch.nn.Softmax(dim=1), images.reshape(32, -1)),
+        (torch.nn.Softmax(dim=1), images.reshape(-1)[: 166 * 50257].view(166, 50257)),
+        (torch.nn.Softmax(dim=1), images.to(torch.bfloat16).repeat(2, 1, 1, 1).view(256, -1)),
         (torch.nn.GroupNorm(1, 16), images),
     ):
         optimized = ingot.optimize(module.cuda(), [x])

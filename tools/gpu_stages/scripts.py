@@ -10,7 +10,7 @@ from typing import Any
 
 from gpu_stages.steps import CHECKS, ROOT, Outcome, Settings, Step, check, outcome, run_script
 
-MODEL_PARTS = 8
+MODEL_PARTS, ROW_PARTS = 8, 6
 HALVES_JOBS = 8  # models that are compiled at once; what is timed runs alone
 
 
@@ -30,6 +30,18 @@ def stress(calls: int, settings: Settings) -> Outcome:
     seconds = min(90.0, max(10.0, settings.seconds - 15))
     options = [settings.library, "--calls", calls, "--seconds", seconds]
     return check("stress.py", settings, *options, spare=None)
+
+
+def row_steps(settings: Settings) -> list[Step]:
+    return [Step(f"{part}/{ROW_PARTS}", f"{part}/{ROW_PARTS}") for part in range(ROW_PARTS)]
+
+
+def rows(part: str, settings: Settings) -> Outcome:
+    return check("check_rows.py", settings, "--part", part)
+
+
+def rows_missing(settings: Settings) -> str:
+    return "" if settings.device == "cuda" else "its kernels are CUDA"
 
 
 def error_curves(_: Any, settings: Settings) -> Outcome:
