@@ -139,7 +139,7 @@ def load_model_file(
     ("256"). Raises ModelFileError."""
     path = Path(path)
     try:
-        source = path.read_text(encoding="utf-8")
+        source = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

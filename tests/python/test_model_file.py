@@ -123,6 +123,15 @@ def test_missing_and_binary_files(tmp_path):
         load_model_file(tmp_path / "binary.py")
 
 
+def test_a_byte_order_mark_is_no_part_of_the_model(tmp_path):
+    from ingot.verify.loading import load_file
+
+    path = tmp_path / "model.py"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.encode())
+    assert load_model_file(path).source == GOOD
+    assert load_file(str(path), {}).batch_size == 4
+
+
 def test_files_beside_the_model_can_be_imported(write):
     write("width = 9\n", "helper_of_model.py")
     file = load_model_file(write("from helper_of_model import width\n" + GOOD))

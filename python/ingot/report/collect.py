@@ -238,6 +238,6 @@ def _kernels(report: dict) -> list[dict]:
 def file_text(path: os.PathLike | str) -> tuple[str, str]:
     """(name, text) for `sources`; a file that cannot be read says so."""
     try:
-        return Path(path).name, Path(path).read_text(encoding="utf-8")
+        return Path(path).name, Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         return Path(path).name, f"# cannot be read: {error}"

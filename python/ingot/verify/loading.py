@@ -16,7 +16,7 @@ CANDIDATE_MODULE = "ingot_candidate"
 def load_file(path: str, overrides: dict) -> ModuleType:
     """Executes the file. Of the overrides those apply whose constants it has: inputs and
     constructor's arguments come from the original. What it raises is passed on."""
-    source = Path(path).read_text(encoding="utf-8")
+    source = Path(path).read_text(encoding="utf-8-sig")
     if overrides:
         known = constants_of(source, path)
         source = override_constants(source, {k: v for k, v in overrides.items() if k in known})
