@@ -225,16 +225,18 @@ def get_init_inputs():
 
 
 def long_rows_models(folder: Path) -> list[Path]:
-    """Read in waves, and by clusters that keep a part: of two phases, and in 16 bits, these
-    spill."""
+    """Read in waves, and by clusters that keep all or a part, some of which no vector divides; of
+    two phases."""
     models = []
     for elements, dtype in (
         (1 << 21, "torch.float32"),
         (1 << 21, "torch.bfloat16"),
         (1 << 18, "torch.float32"),
+        (1 << 18, "torch.bfloat16"),
+        (50257, "torch.float32"),
+        (50257, "torch.bfloat16"),
     ):
         norm = f"torch.nn.LayerNorm(({elements},), dtype={dtype})"
-        norm = norm if elements > 1 << 20 else "torch.nn.Identity()"
         path = folder / f"long_rows_{elements}_{dtype.removeprefix('torch.')}.py"
         text = LONG_ROWS_MODEL.format(elements=elements, dtype=dtype, norm=norm)
         path.write_text(text, encoding="utf-8")

@@ -66,25 +66,26 @@ RowCut cut_looped(const RowNeeds& row, int width, const Target& target) {
   RowCut cut;
   cut.kernel = RowTemplate::looped;
   const bool small = row.small_state && row.phases <= 1;
+  const bool heavy = row.weighted && row.phases > 1;  // in registers
   const bool in_halves = width == 8 && !has_live(row);
   const int64_t elements = in_halves ? 2 * kBlockElements : kBlockElements;
   while (cut.blocks < kMostBlocks && cut.blocks * elements < row.elements) cut.blocks *= 2;
-  if (width == 8 || (!has_live(row) && !small)) {
+  if (width == 8 || heavy || (!has_live(row) && !small)) {
     // Of 16-bit rows and large states, whose threads wait for one another longer than for memory.
     cut.team = kSmallLoopThreads;
-    cut.at_once = small ? 6 : has_live(row) && !row.weighted ? 5 : 4;
+    cut.at_once = small ? 6 : heavy ? 3 : has_live(row) && !row.weighted ? 5 : 4;
     if (!has_live(row)) return cut;
     keep(cut, row, width, target);
     const int64_t live = vectors_of(row, cut, width) * vector_bytes(row, cut, width);
     if (live <= kLeastKept * cut.shared_bytes) return cut;
   }
   cut.team = kLoopedThreads;
-  cut.at_once = row.one_live && (row.small_state || !row.weighted) ? 3 : 2;
+  cut.at_once = heavy ? 1 : row.one_live && (row.small_state || !row.weighted) ? 3 : 2;
   keep(cut, row, width, target);
   if (!cut.streams) return cut;
   // What is read again wants fewer blocks, each of which keeps more. Two phases of vectors of eight
   // take the registers of two blocks.
-  cut.at_once = row.phases > 1 && width > 4 ? 1 : 2;
+  cut.at_once = heavy || (row.phases > 1 && width > 4) ? 1 : 2;
   keep(cut, row, width, target);
   cut.streams = true;
   return cut;
