@@ -142,6 +142,22 @@ def test_writes_into_the_input_are_kept():
     torch.testing.assert_close(a, b)
 
 
+class WritesInputFlat(WritesInput):
+    def forward(self, x):
+        x.view(-1).add_(1)
+        return torch.tanh(self.linear(x)) * 2
+
+
+@pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
+def test_a_write_through_a_view_whose_size_holds_the_batch():
+    def script(m):
+        for batch in (4, 5, 7):
+            given = torch.ones(batch, 8)
+            yield m(given), given
+
+    compare(WritesInputFlat, script, graphs=1)
+
+
 class Recurrent(nn.Module):
     def __init__(self, kind, both, dropout):
         super().__init__()

@@ -114,6 +114,8 @@ class Kept:
 
     def _may_be_written(self, source: torch.fx.Node) -> bool:
         """Whether a leaf is a tensor of the caller's, `h += block(h)`, or a module's state."""
+        if not isinstance(source.meta.get("val"), torch.Tensor):
+            return False  # a size, which a view in front of the leaf takes
         known = self.cut.feed.placeholders.get(source)
         return hands_out_memory(source) if known is None else known.source.kind != "parameter"
 
