@@ -158,6 +158,66 @@ def test_a_write_through_a_view_whose_size_holds_the_batch():
     compare(WritesInputFlat, script, graphs=1)
 
 
+class RandomSlopes(nn.Module):
+    """Leaky ReLUs whose noise the derivative reads."""
+
+    def __init__(self, steps):
+        super().__init__()
+        self.linear, self.steps = nn.Linear(8, 8), steps
+
+    def forward(self, x):
+        h = self.linear(x)
+        for step in self.steps:
+            h = getattr(self, step)(h)
+        return torch.tanh(self.linear(h)), h
+
+    def in_place(self, h):
+        return nn.functional.rrelu(h + 0.0, training=self.training, inplace=True)
+
+    def beside(self, h):
+        return nn.functional.rrelu(h, training=self.training)
+
+    def doubled(self, h):
+        return h * 2
+
+    def dropped(self, h):
+        return nn.functional.dropout(h, 0.3, self.training)
+
+    def added(self, h):
+        h += 1
+        return h
+
+    def written(self, h):
+        h[:, 0] = h[:, 0] * 0.5
+        return h
+
+
+@pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ["in_place"],
+        ["written", "in_place"],
+        ["in_place", "doubled", "written", "in_place"],
+        ["dropped", "added", "beside"],
+        ["dropped", "added", "in_place", "doubled", "added"],
+    ],
+    ids="-".join,
+)
+def test_gradients_through_random_slopes_that_are_written(steps, training):
+    def script(m):
+        m.train(training)
+        for seed in range(2):
+            torch.manual_seed(seed)
+            x = torch.randn(4, 8)
+            junk = [torch.full((4, 8), 1e9) for _ in range(20)]  # what unwritten memory holds
+            del junk
+            yield m(x)
+
+    compare(lambda: RandomSlopes(steps), script, taken=False)
+
+
 class Recurrent(nn.Module):
     def __init__(self, kind, both, dropout):
         super().__init__()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +11,6 @@ from torch import nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._guards import tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
@@ -33,10 +31,9 @@ from ingot.capture.nodes import (
     moves_statistics,
     mutates,
 )
-from ingot.live import switches, vmapped
+from ingot.live import functional, switches, vmapped
 from ingot.live.pieces import has_pieces_inside
 
-_aten = torch.ops.aten
 _batch_norm = torch.nn.functional.batch_norm
 
 
@@ -345,76 +342,18 @@ def _traced(gm: torch.fx.GraphModule, values: Sequence[Any]) -> tuple[torch.fx.G
     if mode is None:
         raise CaptureError("it takes no tensors")
     switches.refuse(gm.graph, switches.INFERENCE)  # which tracing does not note
-    watching = switches.Runner(gm, watching=True).run
     try:
         # The mode may be our own: Dynamo's, found through its context, would not mix with it.
         with tracing(None), mode, enable_python_dispatcher(), preserve_node_meta():
-            traced = _pre_dispatch(watching)(*values)
+            traced = functional.traced(switches.Runner(gm, watching=True).run, values)
             if any(mutates(node) for node in traced.graph.nodes):
-                traced = _without_writes(switches.Runner(gm).run, values)
+                traced = functional.without_writes(traced, values)
     except CaptureError:
         raise
     except Exception as error:  # many kinds
         raise CaptureError(f"it cannot be traced: {_first_line(error)}") from error
     switches.settle(traced.graph, values)
     return traced.graph, traced
-
-
-def _pre_dispatch(function: Callable) -> Callable:
-    """Traces to ATen as autograd sees it: linear, batch_norm and the like stay whole."""
-    return make_fx(function, pre_dispatch=True, _allow_non_fake_inputs=True)
-
-
-def _without_writes(run: Callable, values: Sequence[Any]) -> torch.fx.GraphModule:
-    try:
-        traced = _pre_dispatch(_functional(run))(*values)
-    except RuntimeError:
-        return _pre_dispatch(_functional(run, whole=False))(*values)
-    for node in list(traced.graph.nodes):
-        if node.target is _aten._assert_tensor_metadata.default:
-            traced.graph.erase_node(node)
-    return traced
-
-
-def _functional(function: Callable, whole: bool = True) -> Callable:
-    """The same without writes into tensors but the last ones, into the inputs that it changes.
-    whole: operators that are made of others (attention, dropout) stay what they are, as they do
-    without writes; that mode of PyTorch's refuses writes into what dropout gives."""
-
-    def functional(*args: Any) -> Any:
-        with FunctionalTensorMode(pre_dispatch=True, export=whole):
-            wrapped = [FunctionalTensor.to_functional(a) if _is_tensor(a) else a for a in args]
-            results = function(*wrapped)
-        written = {}
-        for given, after in zip(args, wrapped):
-            if _is_tensor(given):
-                torch._sync(after)
-                changed = torch._from_functional_tensor(after.elem)
-                if changed is not given:
-                    given.copy_(changed)
-                    written[id(after)] = given, after
-        return pytree.tree_map_only(FunctionalTensor, lambda t: _result(t, written), results)
-
-    return functional
-
-
-def _result(tensor: FunctionalTensor, written: dict[int, tuple]) -> torch.Tensor:
-    """What stands for a result of the forward. An input that it wrote into stays that input."""
-    if id(tensor) in written:
-        return written[id(tensor)][0]
-    memory = tensor.untyped_storage()._cdata
-    if any(after.untyped_storage()._cdata == memory for _, after in written.values()):
-        raise CaptureError("a result is a view of an input that its forward writes into")
-    return _unwrapped(tensor)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-def _unwrapped(tensor: FunctionalTensor) -> torch.Tensor:
-    torch._sync(tensor)
-    return torch._from_functional_tensor(tensor.elem)
 
 
 def _first_line(error: BaseException) -> str:
