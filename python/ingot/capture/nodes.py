@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 _TORCH_FOLDER = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 # Before the path of a module: what the frame that TorchDynamo captured calls the root.
@@ -86,6 +87,19 @@ def moves_statistics(node: torch.fx.Node) -> bool:
 
 def mutates(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def written_by(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What an operator writes into, as its schema says."""
+    if not mutates(node):
+        return []
+    written = {
+        argument.name
+        for argument in node.target._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    }
+    given = [value for name, value in named_arguments(node).items() if name in written]
+    return [each for each in pytree.tree_leaves(given) if isinstance(each, torch.fx.Node)]
 
 
 def hands_out_memory(node: torch.fx.Node) -> bool:

@@ -31,7 +31,7 @@ from ingot.capture.nodes import (
     moves_statistics,
     mutates,
 )
-from ingot.live import functional, switches, vmapped
+from ingot.live import aliases, functional, switches, vmapped
 from ingot.live.pieces import has_pieces_inside
 
 _batch_norm = torch.nn.functional.batch_norm
@@ -345,7 +345,9 @@ def _traced(gm: torch.fx.GraphModule, values: Sequence[Any]) -> tuple[torch.fx.G
     try:
         # The mode may be our own: Dynamo's, found through its context, would not mix with it.
         with tracing(None), mode, enable_python_dispatcher(), preserve_node_meta():
-            traced = functional.traced(switches.Runner(gm, watching=True).run, values)
+            traced = aliases.declared(
+                functional.traced(switches.Runner(gm, watching=True).run, values), values
+            )
             if any(mutates(node) for node in traced.graph.nodes):
                 traced = functional.without_writes(traced, values)
     except CaptureError:
