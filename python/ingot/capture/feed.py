@@ -51,7 +51,9 @@ class Feed:
     products one behind another; tf32: whether products of fp32 may be TF32's, by PyTorch too;
     causal_inputs: places of inputs that are taken for causal masks; only_planned: it is for a
     device that need not be there, so that what it makes of numbers is made on the CPU; joins_parts:
-    whether regions may read parts of tensors, and write their results into parts of one.
+    whether regions may read parts of tensors, and write their results into parts of one; apart:
+    places of inputs, with whether each is written, of which none that is may share memory with
+    another.
     """
 
     graph: torch.fx.Graph
@@ -71,6 +73,7 @@ class Feed:
     causal_inputs: list[int] = field(default_factory=list)
     only_planned: bool = False
     joins_parts: bool = False
+    apart: dict[int, bool] = field(default_factory=dict)
 
 
 def device_type_of(values: list) -> str:

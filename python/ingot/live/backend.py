@@ -36,6 +36,7 @@ from ingot.live import policy
 from ingot.live.autocast import cast_by_torch, cast_inputs
 from ingot.live.compiled import Compiled, RefusedError
 from ingot.live.memory import copies_of_inputs, copies_of_written, views_among_results
+from ingot.live.overlaps import while_apart
 from ingot.live.pieces import compile_pieces
 from ingot.live.products import LEAST_WORK, with_own_products
 from ingot.live.reporting import HOLDS_NOTHING
@@ -223,7 +224,9 @@ def _compile_piece(
         return gm.forward
     for item in graph.compiled.captured.unsupported:
         session.tell(item)
-    made, masks = session.made(graph), graph.compiled.causal_inputs
+    made, masks, apart = session.made(graph), graph.compiled.causal_inputs, graph.compiled.apart
+    if apart:
+        made = while_apart(made, session.run_by_pytorch(gm), apart, session.warn)
     return while_causal(made, gm.forward, masks) if masks else made
 
 
@@ -274,7 +277,7 @@ def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
         except RefusedError as error:
             refused.update(error.nodes)
             continue
-        compiled.causal_inputs = feed.causal_inputs
+        compiled.causal_inputs, compiled.apart = feed.causal_inputs, feed.apart
         compile_ahead(compiled.programs, feed.example_batch)
         return compiled
     raise CaptureError("; ".join(sorted(set(refused.values()))))

@@ -28,7 +28,8 @@ class Compiled:
     emptied, so that tensors are freed where they are read last.
 
     Operators of PyTorch's run under its autograd; regions are functions of it where a tensor that
-    they read needs a gradient. causal_inputs: places of inputs that must be causal masks.
+    they read needs a gradient. causal_inputs: places of inputs that must be causal masks; apart: as
+    a feed has it.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Compiled:
     ):
         self.captured = captured
         self.causal_inputs: list[int] = []
+        self.apart: dict[int, bool] = {}
         self.programs: list[Program] = []
         for region in captured.regions:
             self.programs.append(_compile(region, device_type, precision, tf32, options))

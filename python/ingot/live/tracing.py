@@ -31,7 +31,7 @@ from ingot.capture.nodes import (
     moves_statistics,
     mutates,
 )
-from ingot.live import aliases, functional, switches, vmapped
+from ingot.live import aliases, functional, overlaps, switches, vmapped
 from ingot.live.pieces import has_pieces_inside
 
 _batch_norm = torch.nn.functional.batch_norm
@@ -91,6 +91,8 @@ def feed_of(
     feed = Feed(graph, attributes, placeholders, device_type_of(tried), symbol, size)
     feed.lays_out, feed.only_planned = True, device_type is not None
     feed.example_batch = size if batch is None else int(batch.node.hint)
+    overlaps.refuse(overlaps.watched(feed, True), list(map(value_at_capture, inputs)))
+    feed.apart = overlaps.watched(feed, False)  # who makes a parameter a part does so before
     return feed
 
 
