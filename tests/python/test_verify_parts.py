@@ -10,11 +10,12 @@ import socket
 import pytest
 import torch
 from ingot.verify import ahead, blocks, reference, trials
+from ingot.verify.cotangents import Cotangents
 from ingot.verify.criteria import ErrorModel
 from ingot.verify.families import HOSTILE_BATCH, hostile_batch, hostile_families
 from ingot.verify.measures import Measures, measure
 from ingot.verify.randomness import Randomness
-from ingot.verify.reference import Cotangents, Reference, roundings_for
+from ingot.verify.reference import Reference, roundings_for
 from ingot.verify.result import AccuracyRow, Check, VerifyResult
 from ingot.verify.scalars import ElementByElement
 from ingot.verify.terms import Forms, TermSizes

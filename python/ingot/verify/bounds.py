@@ -48,8 +48,9 @@ class Disturbance(TorchDispatchMode):
     """Within it, floating results carry random errors of the given sizes, but for a run that is
     started as exact, whose results are the operators' own.
 
-    Products of leaves (inputs and parameters, known by their storage) are computed once and kept,
-    since every run repeats them; so are the sizes of every product's errors, which the disturbances
+    Products of leaves (inputs and parameters, known by their storage) are taken from the exact run,
+    since every other repeats them, until something is written into a leaf: from then on it is as
+    any other tensor. Kept are also the sizes of every product's errors, which the disturbances
     themselves hardly change. forms: of the parameters, which lie where `fixed` do.
     """
 
@@ -64,18 +65,26 @@ class Disturbance(TorchDispatchMode):
         self._sizes: dict = {}
         self._sizes_bytes = 0
         self._leaves: frozenset = frozenset()
+        self._written: set = set()  # storages of leaves
         self._exact = False
         self._number = 0
 
     def start_run(self, leaves: list, exact: bool = False) -> None:
-        self._leaves = _storages(leaves)
+        """leaves: tensors that stay where they are, and hold the same values, from run to run."""
+        self._leaves = _storages(leaves) - self._written
         self._exact = exact
         self._number = 0
+
+    def has_written(self, tensors: list) -> bool:
+        """Whether a run has written into any of these leaves, be it the values that were there."""
+        return not self._written.isdisjoint(_storages(tensors))
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func in _PRODUCTS:
             return self._product(func, args, kwargs)
+        if func._schema.is_mutable:
+            self._note_written(func, args, kwargs)
         result = func(*args, **kwargs)
         if self._exact:
             return result
@@ -108,6 +117,16 @@ class Disturbance(TorchDispatchMode):
         if func in _BATCH_NORM_GRADIENTS:
             self._disturb_gradient_sums(first, *_BATCH_NORM_GRADIENTS[func](args))
         return result
+
+    def _note_written(self, func: Any, args: tuple, kwargs: dict) -> None:
+        written = [
+            args[number] if number < len(args) else kwargs.get(argument.name)
+            for number, argument in enumerate(func._schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        leaves = _storages(_tensors(written)) & self._leaves
+        self._written |= leaves
+        self._leaves -= leaves
 
     def _disturb_statistics(
         self,
@@ -201,12 +220,11 @@ class Disturbance(TorchDispatchMode):
     def _product(self, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
         operands = _PRODUCTS[func](args)
         number, self._number = self._number, self._number + 1
-        kept = all(t.untyped_storage().data_ptr() in self._leaves for t in operands)
-        key = (
-            func,
-            tuple((t.data_ptr(), tuple(t.shape), tuple(t.stride())) for t in _tensors(args)),
-        )
-        exact = self._products.get(key) if kept else None
+        # A leaf's storage is held by whoever named it, so that its address is its own.
+        kept = _storages(_tensors((args, kwargs))) <= self._leaves
+        key = (func, *map(_identity, torch.utils._pytree.tree_leaves((args, kwargs))))
+        # The truth takes nothing from anywhere.
+        exact = self._products.get(key) if kept and not self._exact else None
         if exact is None:
             exact = func(*args, **kwargs)
             if kept:
@@ -221,7 +239,7 @@ class Disturbance(TorchDispatchMode):
         key = (number, func, a.shape, b.shape)
         sizes = self._sizes.get(key)
         if sizes is None:
-            fixed = b.untyped_storage().data_ptr() in self._fixed
+            fixed = b.untyped_storage().data_ptr() in self._fixed - self._written
             sizes = TermSizes.of(a, b, self._roundings.model, self._forms if fixed else None)
             self._sizes_bytes += sizes.core.numel() * sizes.core.element_size()
             if self._sizes_bytes <= _KEPT_BYTES:
@@ -253,6 +271,14 @@ def _finite_or_none(size: torch.Tensor) -> torch.Tensor:
 
 def _storages(tensors: list) -> frozenset:
     return frozenset(t.untyped_storage().data_ptr() for t in tensors)
+
+
+def _identity(argument: Any) -> Any:
+    """What two arguments of a product have in common where they are the same values."""
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    place = argument.data_ptr(), tuple(argument.shape), tuple(argument.stride())
+    return (*place, argument.dtype, argument.is_conj(), argument.is_neg())
 
 
 def _roundings_of(func: Any) -> float:
@@ -331,13 +357,3 @@ _EXACT = frozenset(
         _aten.zero_.default,
     }
 )
-
-
-def disturbed_runs(run: Callable[[], Any], leaves: list, disturbance: Disturbance, count: int):
-    """Yields the results of `count` disturbed runs. run(): a fresh run of the fp64 module from
-    the same state; leaves: the tensors whose storage stays the same from run to run."""
-    for _ in range(count):
-        disturbance.start_run(leaves)
-        with disturbance:
-            result = run()
-        yield result

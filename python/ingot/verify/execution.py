@@ -252,15 +252,14 @@ def same_bits(a: torch.Tensor, b: torch.Tensor | None) -> bool:
     if not a.numel():
         return True
     device = b.device if b.is_cuda else a.device
-    a, b = _bits(a.to(device)), _bits(b.to(device))
+    a, b = _bytes(a.to(device)), _bytes(b.to(device))
+    if a.numel() % 8 == a.data_ptr() % 8 == b.data_ptr() % 8 == 0:
+        a, b = a.view(torch.int64), b.view(torch.int64)  # a matter of bandwidth
     return torch.equal(a, b)
 
 
-def _bits(value: torch.Tensor) -> torch.Tensor:
-    """As the widest integers that it divides into: comparing is then a matter of bandwidth."""
-    value = value.detach().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
-    wide = value.numel() % 8 == 0 and value.data_ptr() % 8 == 0
-    return value.view(torch.int64) if wide else value
+def _bytes(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def storage_of(tensor: torch.Tensor) -> int | None:

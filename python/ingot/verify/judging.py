@@ -11,16 +11,18 @@ import torch
 
 from . import passing, tricks
 from .candidate import acts_of
-from .criteria import GRADIENT_FACTOR, ErrorModel, judge
+from .cotangents import Cotangents, has_error
+from .criteria import GRADIENT_FACTOR, ErrorModel, Spread, judge
 from .execution import same_bits
 from .measures import measure
-from .reference import Cotangents, Reference, Results, in_fp64, roundings_for, rows_of
+from .reference import Reference, Results, in_fp64, roundings_for, rows_of
 from .result import AccuracyRow, VerifyResult
 
 MODES = {True: "training", False: "eval"}
 # An original whose own fp32 result is further than this from its fp64 result is random (dropout)
 # or hopelessly conditioned: fp64 is then no truth, and the candidate must equal eager.
 TRUTH_LIMIT = 1e-2
+_NO_SPREAD = Spread(0.0, 0.0, 0.0)  # of what the truth leaves as it was
 _CALLS_KEPT = 4  # whose gradients are remembered
 
 
@@ -156,10 +158,12 @@ class Judge:
             )
         for i, value in enumerate(passing.tensors_of(trial.values)):
             if i in eager.changed_inputs:
-                continue
+                continue  # judged by its values
             if not same_bits(value, received.get(f"i{i}")):
                 return f"the call changes input {i}", "input tampering"
         for key, value in before.items():
+            if key in eager.state:
+                continue  # likewise
             returned = key[:2] == "p:" and trial.return_parameters
             if returned and not same_bits(value, received.get(key)):
                 return f"the call changes parameter {key[2:]}", "parameter tampering"
@@ -194,25 +198,37 @@ class Judge:
             if message and not problem[0]:
                 wrong = tricks.Wrong(trial, before, seed, call, i, output, exact)
                 problem = (message, self._history.name_trick(wrong))
-        for name, exact in truth.buffers.items():
-            found = received.get(f"b:{name}")
-            own = eager.buffers[name]
+        for key, exact, own in _left_behind(eager, truth):
+            kind, name = _kind_and_name(key)
+            found = received.get(key)
             if found is None or found.shape != own.shape or found.dtype != own.dtype:
-                return f"buffer {name} is gone or has changed its type or shape", ""
+                return f"{kind} {name} is gone or has changed its type or shape", ""
             message = ""
-            if not (found.is_floating_point() or found.is_complex()):
+            if not has_error(found):
                 if not torch.equal(found.to(own.device), own):
-                    message = f"buffer {name} is not what the original's becomes"
+                    message = f"{kind} {name} is not what the original's becomes"
             else:
-                found_there = _with_nonfinite_of(exact, found.to(self.device))
+                found_there = found.to(self.device)
+                if kind != "input":
+                    found_there = _with_nonfinite_of(exact, found_there)
+                rows = rows_of(exact) if kind == "input" else 1
+                shown = name if kind == "buffer" else f"{kind} {name}"
                 message = self._judge_tensor(
-                    trial, name, exact, found_there, own, 1, named_spreads[f"b:{name}"], "buffer"
+                    trial,
+                    shown,
+                    exact,
+                    found_there,
+                    own,
+                    rows,
+                    named_spreads.get(key, _NO_SPREAD),
+                    kind,
                 )
             if message and not problem[0]:
-                stale = same_bits(before[f"b:{name}"], found)
+                stale = same_bits(_before_call(trial, before, key), found)
+                trick = {"buffer": tricks.MISSING_STATISTICS, "input": tricks.MISSING_WRITE}
                 problem = (
                     message + (" (it was left as it was before the call)" if stale else ""),
-                    tricks.MISSING_STATISTICS if stale else "",
+                    trick.get(kind, "") if stale else "",
                 )
         return problem
 
@@ -312,6 +328,23 @@ class Judge:
             )
         )
         return "" if judgement.passed else f"{name}: {judgement.reason}"
+
+
+def _left_behind(eager: Results, truth: Results) -> list:
+    """(key, fp64, eager's) of what a call leaves: state, and the inputs that it changes."""
+    changed = sorted(eager.changed_inputs | truth.changed_inputs)
+    inputs = [(f"i{i}", truth.inputs[i], eager.inputs[i]) for i in changed]
+    return [(key, exact, eager.state[key]) for key, exact in truth.state.items()] + inputs
+
+
+def _kind_and_name(key: str) -> tuple:
+    if key[0] == "i":
+        return "input", f"{key[1:]} after the call"
+    return ("buffer", key[2:]) if key[0] == "b" else ("parameter", key[2:])
+
+
+def _before_call(trial: Trial, before: dict, key: str) -> torch.Tensor:
+    return passing.tensors_of(trial.values)[int(key[1:])] if key[0] == "i" else before[key]
 
 
 def _gradient_name(key: str) -> str:

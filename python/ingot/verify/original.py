@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+
 import torch
 
 from ..model_file import ModelFileError, load_model_file
@@ -11,6 +14,8 @@ from .looking import form_of
 from .randomness import Randomness
 from .reference import Reference, Results
 from .result import PairError
+
+_COPIES = 5  # of which the fastest counts
 
 
 class Original:
@@ -42,6 +47,9 @@ class Original:
                 f"inputs: {eager.error}"
             )
         self.draws = eager.drew
+        self.changes_what_it_gets = bool(eager.changed_inputs) or any(
+            key[0] == "p" for key in eager.state
+        )
         self.output_bytes = [o.numel() * o.element_size() for o in eager.outputs]
         self.form = form_of(eager.structure, eager.outputs, bool(eager.aliases))
 
@@ -76,6 +84,23 @@ class Original:
         tensors = list(self.reference.initial_state.values())
         tensors += passing.tensors_of(self.own_values)
         return 2 * sum(t.numel() * t.element_size() for t in tensors) + sum(self.output_bytes)
+
+    def restoring_seconds(self, values: list) -> float:
+        """What copying the inputs and the parameters takes, where a call changes them."""
+        if not self.changes_what_it_gets:
+            return 0.0
+        device, fastest = self.reference.device, math.inf
+        kept = execution.on_device(passing.tensors_of(values), device)
+        kept += [v for k, v in self.reference.initial_state.items() if k[0] == "p"]
+        copies = [t.clone() for t in kept]
+        for _ in range(_COPIES):
+            execution.synchronize(device)
+            started = time.perf_counter()
+            for source, target in zip(kept, copies):
+                target.copy_(source)
+            execution.synchronize(device)
+            fastest = min(fastest, time.perf_counter() - started)
+        return fastest
 
     def timed_truth(self, state: dict, values: list) -> Results:
         return self.reference.truth(state, values, True, self._random.construction)

@@ -227,8 +227,9 @@ class _Verification:
             "rounds": options.rounds,
             "budget_s": budget,
             "form": original.form,
+            "restores": original.changes_what_it_gets,
         }
-        truth = self._timed_truth(original.reference.caller(state, input_sets[0], True))
+        truth = self._timed_truth(state, input_sets[0])
         process.expect(4 * original.message_bytes())
         try:
             if not self._second_loads:
@@ -249,8 +250,11 @@ class _Verification:
         except timing.ClaimRefusedError as refusal:
             self._fail("timing", "training", str(refusal), refusal.trick)
 
-    def _timed_truth(self, eager: Callable[[], None]) -> timing.Truth:
-        """Errors are held against those of the accuracy checks at the model's own size."""
+    def _timed_truth(self, state: dict, values: list) -> timing.Truth:
+        """Errors are held against those of the accuracy checks at the model's own size. state,
+        values: for a call of the original."""
+        eager = self._original.reference.caller(state, values, True)
+        restoring = self._original.restoring_seconds(values)
         output_error = 1e-6
         buffer_errors: dict = {}
         for row in self.result.accuracy:
@@ -264,9 +268,9 @@ class _Verification:
             self.result.notes.append(
                 "The original draws random numbers: results of timed calls were not compared."
             )
-            return timing.Truth(None, output_error, buffer_errors, eager)
+            return timing.Truth(None, output_error, buffer_errors, eager, restoring_s=restoring)
         by_eager = self._original.timed_eager
-        return timing.Truth(results, output_error, buffer_errors, eager, by_eager)
+        return timing.Truth(results, output_error, buffer_errors, eager, by_eager, restoring)
 
     def _fail(self, name: str, mode: str, message: str, trick: str = "") -> None:
         self.result.checks.append(Check(name, mode, "failed", message, trick))

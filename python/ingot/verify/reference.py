@@ -14,7 +14,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from . import blocks, execution, passing
-from .bounds import Disturbance, Roundings, disturbed_runs
+from .bounds import Disturbance, Roundings
+from .cotangents import Cotangents, has_error
 from .criteria import ErrorModel, Spread
 from .doubled import own_type, own_type_is_fp64
 from .execution import same_bits
@@ -29,52 +30,28 @@ _NO_MODE: contextlib.AbstractContextManager = contextlib.nullcontext()
 
 @dataclass
 class Results:
-    """Outputs and buffers after one call, or the exception that it raised. changed_inputs: those
-    that the original itself works on in place. drew: whether it took random numbers. gradients: by
-    `execution.backward`'s names, None where there are none; requires_grad: of each output."""
+    """Outputs and state after one call, or the exception that it raised. state: the buffers
+    ("b:name"), and the parameters ("p:name") of an original whose forward changes them.
+    changed_inputs: numbers of those that it works on in place; inputs: all, as they are after it.
+    drew: whether it took random numbers. gradients: by `execution.backward`'s names, None where
+    there are none; requires_grad: of each output."""
 
     outputs: list
     structure: str
-    buffers: dict
+    state: dict
     aliases: list
     error: BaseException | None = None
     changed_inputs: frozenset = frozenset()
+    inputs: list = field(default_factory=list)
     drew: bool = False
     gradients: dict | None = None
     requires_grad: list = field(default_factory=list)
 
-
-class Cotangents:
-    """What the outputs' derivatives are asked for: the sum of outputs times random numbers.
-    of_inputs: whether gradients of the inputs are asked for too."""
-
-    def __init__(self, seed: int, of_inputs: bool = True) -> None:
-        self.of_inputs = of_inputs
-        self._seed = seed
-        self._made: list | None = None
-
-    def without_inputs(self) -> Cotangents:
-        return Cotangents(self._seed, of_inputs=False)
-
-    def of(self, outputs: list) -> list:
-        """One for each output, None where it can have no derivative; alike in every type."""
-        if self._made is None:
-            self._made = [self._drawn(o, number) for number, o in enumerate(outputs)]
-        return [
-            None if made is None else made.to(output.dtype)
-            for made, output in zip(self._made, outputs, strict=True)
-        ]
-
-    def _drawn(self, output: torch.Tensor, number: int) -> torch.Tensor | None:
-        if not _has_error(output):
-            return None
-        generator = torch.Generator(output.device).manual_seed(self._seed + number)
-        single = torch.complex64 if output.is_complex() else torch.float32
-        values = torch.randn(output.shape, generator=generator, dtype=single, device=output.device)
-        # Multiples of 1/16 between -4 and 4: every type holds them exactly.
-        parts = torch.view_as_real(values) if output.is_complex() else values
-        parts.mul_(16).round_().clamp_(-64, 64).div_(16)
-        return values
+    def named(self, changed_inputs: frozenset) -> dict:
+        """What may carry a rounding, outputs aside: state, gradients, and these inputs ("i0")."""
+        changed = {f"i{i}": self.inputs[i] for i in sorted(changed_inputs)}
+        found = {**self.state, **changed, **(self.gradients or {})}
+        return {name: value for name, value in found.items() if has_error(value)}
 
 
 class Reference:
@@ -162,32 +139,27 @@ class Reference:
         """(the truth, a Spread for each of its outputs, and by name for each floating buffer and
         each gradient). Products that all of the runs have in common are computed once."""
         doubled = self._doubled(values)
-        inputs = execution.place_inputs(doubled, self.device, "contiguous", None)
-        parameters = list(self._exact.parameters())
-        disturbance = Disturbance(roundings, _BLOCK_OF_NOISE_SEED, self._forms, parameters)
-        disturbance.start_run([*passing.tensors_of(inputs), *parameters], exact=True)
-        truth = self._run(
-            self._exact,
-            state,
-            doubled,
-            training,
-            "contiguous",
-            seed,
-            cotangents,
-            inputs,
-            disturbance,
-        )
+        inputs: list | None = execution.place_inputs(doubled, self.device, "contiguous", None)
+        placed = passing.tensors_of(inputs)
+        fixed = [] if self._changes_parameters else list(self._exact.parameters())
+        disturbance = Disturbance(roundings, _BLOCK_OF_NOISE_SEED, self._forms, fixed)
+        disturbance.start_run([*placed, *fixed], exact=True)
+
+        def run() -> Results:
+            call = (self._exact, state, doubled, training, "contiguous", seed, cotangents)
+            return self._run(*call, inputs, disturbance)
+
+        truth = run()
         if truth.error is not None:
             return truth, [], {}
-        if truth.changed_inputs:
-            inputs = execution.place_inputs(doubled, self.device, "contiguous", None)
-        spreads = self._spread(truth, state, inputs, training, seed, disturbance, cotangents)
-        return truth, *spreads
+        if truth.changed_inputs or disturbance.has_written(placed):
+            inputs, placed = None, []  # each run gets its own
+        return truth, *_spreads(truth, run, [*placed, *fixed], disturbance)
 
     def caller(self, state: dict, values: list, training: bool) -> Callable[[], None]:
         """One call of the original, to its end, and nothing else: for the clock."""
         self._prepare(self._eager, state, training)
-        placed = execution.on_device(values, self.device)
+        placed = execution.place_inputs(values, self.device, "contiguous", None)
 
         def call() -> None:
             with torch.no_grad():
@@ -220,44 +192,6 @@ class Reference:
         state = [t for t in self.initial_state.values() if t.is_floating_point()]
         self._own_type = own_type(state or passing.tensors_of(values))
         return passing.map_tensors(values, in_fp64)
-
-    def _spread(
-        self,
-        truth: Results,
-        state: dict,
-        inputs: list,
-        training: bool,
-        seed: int,
-        disturbance: Disturbance,
-        cotangents: Cotangents | None,
-    ) -> tuple:
-        self._prepare(self._exact, state, training)
-        buffers = dict(self._exact.named_buffers(remove_duplicate=False))
-        leaves = [*passing.tensors_of(inputs), *self._exact.parameters()]
-        if cotangents is not None and cotangents.of_inputs:
-            execution.require_gradients(inputs)
-
-        def run() -> tuple:
-            for key, value in state.items():
-                if key[:2] == "b:":
-                    buffers[key[2:]].copy_(value)
-            execution.seed_everything(seed)
-            return self._call(self._exact, inputs, cotangents)
-
-        outputs_found: list = [[] for _ in truth.outputs]
-        named_found: dict = {}
-        exact_of = {f"b:{n}": t for n, t in truth.buffers.items() if _has_error(t)}
-        exact_of |= truth.gradients or {}
-        for outputs, _, _, gradients in disturbed_runs(run, leaves, disturbance, DISTURBED_RUNS):
-            for found, exact, disturbed in zip(outputs_found, truth.outputs, outputs, strict=False):
-                found.append(measure(exact, disturbed, rows_of(exact), counted=False))
-            disturbed_of = {f"b:{n}": b for n, b in buffers.items()} | (gradients or {})
-            for name, exact in exact_of.items():
-                rows = 1 if name[0] == "b" else rows_of(exact)
-                found = named_found.setdefault(name, [])
-                found.append(measure(exact, disturbed_of[name], rows, counted=False))
-        named = {name: _spread(found) for name, found in named_found.items()}
-        return [_spread(found) for found in outputs_found], named
 
     def _call(self, module: torch.nn.Module, inputs: list, cotangents: Cotangents | None) -> tuple:
         """(outputs, structure, which have a derivative, gradients or None)."""
@@ -316,16 +250,29 @@ class Reference:
         if module is self._eager and not self._changes_parameters:
             self._changes_parameters = not self._parameters_are(state)
         aliases = execution.aliases_of(outputs, inputs, module)
-        buffers = {n: b.detach().clone() for n, b in module.named_buffers(remove_duplicate=False)}
+        left = {
+            key: value.detach().clone()
+            for key, value in execution.named_state(module).items()
+            if key[0] == "b" or self._changes_parameters
+        }
         # Clones: the next call must not reach into what this one returned.
         kept = [o.clone() if aliases else o for o in outputs]
-        pairs = zip(passing.tensors_of(values), passing.tensors_of(inputs), strict=True)
+        used_inputs = passing.tensors_of(inputs)
+        pairs = zip(passing.tensors_of(values), used_inputs, strict=True)
         changed = frozenset(
             i for i, (value, used) in enumerate(pairs) if not execution.same_bits(value, used)
         )
-        results = Results(kept, structure, buffers, aliases, changed_inputs=changed, drew=drew)
-        results.gradients, results.requires_grad = gradients, known
-        return results
+        return Results(
+            kept,
+            structure,
+            left,
+            aliases,
+            changed_inputs=changed,
+            inputs=[used.detach() for used in used_inputs],
+            drew=drew,
+            gradients=gradients,
+            requires_grad=known,
+        )
 
     def _parameters_are(self, state: dict) -> bool:
         """Whether the call of the module has left its parameters as they were."""
@@ -342,6 +289,10 @@ def rows_of(output: torch.Tensor) -> int:
     come near zero by cancellation, where no relative error can be promised."""
     rows = int(output.shape[0]) if output.dim() else 1
     return 1 if output.numel() == rows else rows
+
+
+def _rows_of_named(name: str, values: dict) -> int:
+    return 1 if name[:2] in ("b:", "p:") else rows_of(values[name])
 
 
 def _changed(value: torch.Tensor, generator: torch.Generator, added: bool) -> torch.Tensor:
@@ -397,8 +348,32 @@ def in_fp64(value: torch.Tensor) -> torch.Tensor:
     return value.double() if value.is_floating_point() else value
 
 
-def _has_error(value: torch.Tensor) -> bool:
-    return value.is_floating_point() or value.is_complex()
+def _spreads(
+    truth: Results, run: Callable[[], Results], leaves: list, disturbance: Disturbance
+) -> tuple:
+    """(a Spread for each output, and by name for what else there is), over runs that all begin as
+    the truth did. leaves: as `Disturbance.start_run` says."""
+    outputs_found: list = [[] for _ in truth.outputs]
+    exact_of = truth.named(truth.changed_inputs)
+    named_found: dict = {name: [] for name in exact_of}
+    for _ in range(DISTURBED_RUNS):
+        disturbance.start_run(leaves)
+        disturbed = run()
+        if disturbed.error is not None:
+            continue
+        disturbed_of = disturbed.named(truth.changed_inputs)
+        compared = [
+            *zip(outputs_found, truth.outputs, disturbed.outputs, map(rows_of, truth.outputs)),
+            *(
+                (found, exact_of[name], disturbed_of.get(name), _rows_of_named(name, exact_of))
+                for name, found in named_found.items()
+            ),
+        ]
+        for found, exact, value, rows in compared:
+            if value is not None and value.shape == exact.shape:
+                found.append(measure(exact, value, rows, counted=False))
+    named = {name: _spread(found) for name, found in named_found.items()}
+    return [_spread(found) for found in outputs_found], named
 
 
 def _spread(found: list) -> Spread:

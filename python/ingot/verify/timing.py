@@ -18,7 +18,7 @@ from .execution import same_bits
 from .measures import measure
 from .reference import Results, rows_of
 from .timing_worker import CANDIDATE
-from .tricks import LATE, MISSING_STATISTICS, WRONG_WHEN_TIMED
+from .tricks import LATE, MISSING_STATISTICS, MISSING_WRITE, WRONG_WHEN_TIMED
 
 _REPEAT_S = 0.15
 _MOST_CALLS = 10000
@@ -45,13 +45,15 @@ class Truth:
     """What the parent knows of timed calls. results(state, values): of the fp64 original, or None
     where it is random, so that values say nothing. output_error, buffer_errors: what the accuracy
     checks found, for outputs and for each buffer. eager(): one call of the parent's original, to
-    its end. eager_results(state, values): of the original as it is."""
+    its end. eager_results(state, values): of the original as it is. restoring_s: what it takes to
+    put back, before a call, what the original changes."""
 
     results: Callable[[dict, list], Results] | None
     output_error: float
     buffer_errors: dict
     eager: Callable[[], None]
     eager_results: Callable[[dict, list], Results] | None = None
+    restoring_s: float = 0.0
 
 
 class ClaimRefusedError(Exception):
@@ -104,7 +106,7 @@ def _measured(clock: _ParentClock, reply: dict, samples: dict, device: str) -> f
     claimed = summarize(samples[CANDIDATE]).median
     if reply["warm_s"].get(CANDIDATE):
         claimed = min(claimed, summarize(reply["warm_s"][CANDIDATE]).median)
-    measured = clock.measure(claimed)
+    measured = max(0.0, clock.measure(claimed) - clock.restoring_s)
     if measured > criteria.TIMER_RATIO * claimed + criteria.TIMER_SLACK_S[device]:
         raise ClaimRefusedError(
             CLAIMED_TIME,
@@ -186,6 +188,7 @@ class _ParentClock:
         self._input_sets = input_sets
         self._truth = truth
         self._seed = seed
+        self.restoring_s = truth.restoring_s
 
     def measure(self, claimed: float) -> float:
         n = 1
@@ -198,7 +201,7 @@ class _ParentClock:
             added = min(long - short, long_busy - short_busy)
             best = min(best, max(0.0, added) / (2 * n))
             self._check(reply, received)
-            if best <= claimed * criteria.TIMER_RATIO:
+            if best <= claimed * criteria.TIMER_RATIO + self.restoring_s:
                 break
         return best
 
@@ -233,6 +236,7 @@ class _ParentClock:
             # Behind all outputs: a result that was kept is named as such.
             for call in marked:
                 self._check_buffers(truths[call], received, call)
+                self._check_inputs(truths[call], received, call)
         _refuse_missing_counts(received, reply["marked"])
 
     def _given(self, calls: set, marked: list, received: dict) -> Iterator[tuple]:
@@ -274,8 +278,10 @@ class _ParentClock:
         return measure(wanted, found, rows_of(wanted)).worst_row_error
 
     def _check_buffers(self, exact: Results, received: dict, call: int) -> None:
-        for name, wanted in exact.buffers.items():
-            found = received.get(f"m{call}>b:{name}")
+        for key, wanted in exact.state.items():
+            if key[0] == "p":
+                continue
+            name, found = key[2:], received.get(f"m{call}>{key}")
             good = found is not None and found.shape == wanted.shape
             if found is not None and good and wanted.is_floating_point():
                 error = measure(wanted, found, 1).relative_error
@@ -286,6 +292,20 @@ class _ParentClock:
                 raise ClaimRefusedError(
                     MISSING_STATISTICS,
                     f"after a timed call buffer {name} is not what the original's becomes",
+                )
+
+    def _check_inputs(self, exact: Results, received: dict, call: int) -> None:
+        """Those that the original changes."""
+        for i in exact.changed_inputs:
+            found, wanted = received.get(f"m{call}>i{i}"), exact.inputs[i]
+            good = found is not None and found.shape == wanted.shape
+            if found is not None and good:
+                error = measure(wanted, found, rows_of(wanted)).worst_row_error
+                good = error <= self._truth.output_error * _TIMED_ERROR
+            if not good:
+                raise ClaimRefusedError(
+                    MISSING_WRITE,
+                    f"after a timed call input {i} is not what the original's becomes",
                 )
 
 

@@ -50,6 +50,12 @@ class TimingSession:
         self._input_sets = [passing.unpacked(packed, placed) for packed in sets]
         self._tensors = placed
         self._pristine = {name: tensor.clone() for name, tensor in placed.items()}
+        # Where a call of the original changes its inputs, or its parameters, each gets its own.
+        self._restores = header["restores"]
+        self._parameters = {k: v for k, v in state.items() if k[0] == "p"}
+        self._kept_sets = self._input_sets
+        if self._restores:
+            self._kept_sets = [passing.map_tensors(v, torch.clone) for v in self._input_sets]
 
     def compare(self, header: dict, original_allowed: Callable) -> tuple:
         """Samples of all subjects. Weights and inputs change before each call, so that no result
@@ -69,11 +75,12 @@ class TimingSession:
             for name, subject in subjects.items()
         }
         change_weights = WeightChanger(self._original, self._candidate)
-        change_inputs = execution.InputChanger(self._input_sets, header["seed"])
+        change_inputs = execution.InputChanger(self._kept_sets, header["seed"])
 
         def change(i: int) -> None:
             change_weights(i)
             change_inputs(i)
+            self._restore_inputs(i)
 
         # Somebody waits: shorter pauses, and fewer of the figures beside the one that counts, than
         # `ingot bench` makes.
@@ -97,10 +104,11 @@ class TimingSession:
         after."""
         for name, pristine in self._pristine.items():
             self._tensors[name].copy_(pristine)
-        change = execution.InputChanger(self._input_sets, seed)
+        for number, values in enumerate(self._input_sets):
+            _copy(values, self._kept_sets[number])
+        change = execution.InputChanger(self._kept_sets, seed)
         look = self._look(self._note)
         chance = random.SystemRandom()
-        buffers = dict(self._candidate.named_buffers())
         marked = {*chance.sample(range(count), min(count, _MARKED)), count - 1}
         sampled: dict = {}
         sent: dict = {}
@@ -108,13 +116,19 @@ class TimingSession:
         with torch.no_grad():
             for i in range(count):
                 change(i)
+                self._restore_inputs(i)
+                if self._restores:
+                    execution.set_state(self._candidate, self._parameters, through_data=False)
                 if i in marked:
-                    sent.update({f"m{i}<b:{n}": b.clone() for n, b in buffers.items()})
+                    sent.update(self._buffers(f"m{i}<"))
                 following = self._candidate(*self._input_sets[i % len(self._input_sets)])
                 look(following, keeps=True)
                 result = following
                 if i in marked:
-                    sent.update({f"m{i}>b:{n}": b.clone() for n, b in buffers.items()})
+                    sent.update(self._buffers(f"m{i}>"))
+                    if self._restores:
+                        used = passing.tensors_of(self._input_sets[i % len(self._input_sets)])
+                        sent.update({f"m{i}>i{j}": t.clone() for j, t in enumerate(used)})
                 place = len(sampled) if len(sampled) < _SAMPLES else chance.randrange(i + 1)
                 if place < _SAMPLES or i == count - 1:
                     kept = _SAMPLES if i == count - 1 else place
@@ -132,13 +146,29 @@ class TimingSession:
             "ok": True,
             "calls": [i for i, *_ in sampled.values()],
             "positions": positions,
-            "marked": sorted(marked) if buffers else [],
+            "marked": sorted(marked) if self._restores or self._buffers("") else [],
         }
         return reply, sent
+
+    def _restore_inputs(self, call: int) -> None:
+        if self._restores:
+            number = call % len(self._input_sets)
+            _copy(self._kept_sets[number], self._input_sets[number])
+
+    def _buffers(self, before: str) -> dict:
+        return {
+            f"{before}b:{name}": value.clone() for name, value in self._candidate.named_buffers()
+        }
 
     def _look(self, note: Callable | None) -> Look:
         tensors = [*self._tensors.values(), *execution.named_state(self._candidate).values()]
         return Look(self._form, self._device, tensors, note)
+
+
+def _copy(source: list, target: list) -> None:
+    if source is not target:
+        for ours, theirs in zip(passing.tensors_of(target), passing.tensors_of(source)):
+            ours.copy_(theirs)
 
 
 def _looked_at(subject: Subject, look: Look) -> Subject:

@@ -11,13 +11,14 @@ import torch
 
 from . import execution, families, passing, tricks
 from .candidate import CandidateError, CandidateFailedError, CandidateProcess
+from .cotangents import Cotangents
 from .execution import same_bits
 from .families import Family
 from .judging import MODES, Judge, OriginalNotInFp64Error, Trial
 from .measures import measure
 from .original import Original
 from .randomness import Randomness
-from .reference import Cotangents, Results, rows_of
+from .reference import Results, rows_of
 from .result import AccuracyRow, Check, PairError, VerifyResult
 
 OWN_INPUTS = "own inputs"
@@ -300,7 +301,7 @@ class Trials:
             "reuse": trial.reuse,
             "through_data": trial.through_data,
             "poison": sizes or self._original.output_bytes,
-            "return_parameters": trial.return_parameters,
+            "return_parameters": trial.return_parameters or any(k[0] == "p" for k in eager.state),
         }
         self.state = before
         try:

@@ -1,0 +1,43 @@
+"""What gradients are asked of: the sum of the outputs times random numbers."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Cotangents:
+    """What the outputs' derivatives are asked for: the sum of outputs times random numbers.
+    of_inputs: whether gradients of the inputs are asked for too."""
+
+    def __init__(self, seed: int, of_inputs: bool = True) -> None:
+        self.of_inputs = of_inputs
+        self._seed = seed
+        self._made: list | None = None
+
+    def without_inputs(self) -> Cotangents:
+        return Cotangents(self._seed, of_inputs=False)
+
+    def of(self, outputs: list) -> list:
+        """One for each output, None where it can have no derivative; alike in every type."""
+        if self._made is None:
+            self._made = [self._drawn(o, number) for number, o in enumerate(outputs)]
+        return [
+            None if made is None else made.to(output.dtype)
+            for made, output in zip(self._made, outputs, strict=True)
+        ]
+
+    def _drawn(self, output: torch.Tensor, number: int) -> torch.Tensor | None:
+        if not has_error(output):
+            return None
+        generator = torch.Generator(output.device).manual_seed(self._seed + number)
+        single = torch.complex64 if output.is_complex() else torch.float32
+        values = torch.randn(output.shape, generator=generator, dtype=single, device=output.device)
+        # Multiples of 1/16 between -4 and 4: every type holds them exactly.
+        parts = torch.view_as_real(values) if output.is_complex() else values
+        parts.mul_(16).round_().clamp_(-64, 64).div_(16)
+        return values
+
+
+def has_error(value: torch.Tensor) -> bool:
+    """Whether it holds numbers that may be rounded."""
+    return value.is_floating_point() or value.is_complex()

@@ -1,0 +1,168 @@
+"""verify and what a call leaves behind: inputs, parameters and buffers that the original writes.
+No run may begin from what another left, and what is left must be the original's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import selection
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from ingot.verify import VerifyOptions, verify_pair
+from ingot.verify.bounds import Disturbance
+from ingot.verify.criteria import ErrorModel
+from ingot.verify.execution import same_bits
+from ingot.verify.reference import Reference, roundings_for
+from ingot.verify.terms import Forms
+from verify_writers import WRITERS, file
+
+CPU = torch.device("cpu")
+ROUNDINGS = roundings_for("fp32", torch.float32, ErrorModel.INDEPENDENT)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(threads)
+
+
+def verify(folder: Path, original: str, candidate: str, **options):
+    (folder / "model.py").write_text(original)
+    (folder / "new.py").write_text(candidate)
+    files = str(folder / "model.py"), str(folder / "new.py")
+    options = {"seed": 3, "hostile": False, "time_limit_s": 60, **options}
+    return verify_pair(*files, VerifyOptions(**options))
+
+
+def why(result) -> str:
+    return "\n".join(f"{c.name} [{c.mode}] {c.outcome}: {c.message}" for c in result.failures)
+
+
+_TIMED = {"timing": True, "compile_baseline": False, "timing_budget_s": 1}
+
+
+@pytest.mark.parametrize("name", selection.quick(("adds to an input",), WRITERS))
+def test_honest_candidate_of_a_model_that_writes_is_verified(tmp_path, name):
+    writer = WRITERS[name]
+    original = file(writer.original, "Model")
+    result = verify(tmp_path, original, file(writer.honest), hostile=True, **_TIMED)
+    assert result.verified, why(result)
+    allowed = [r.allowed_relative_error for r in result.accuracy if r.family == "own inputs"]
+    assert max(allowed) < 3e-6  # of the roundings, not of what the runs before left
+
+
+_WRONG = [(name, wrong) for name, writer in WRITERS.items() for wrong in writer.wrong]
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        pytest.param(*case, marks=[pytest.mark.thorough] if number > 1 else [])
+        for number, case in enumerate(_WRONG)
+    ],
+)
+def test_wrong_candidate_of_a_model_that_writes_is_refused(tmp_path, name, wrong):
+    result = verify(tmp_path, file(WRITERS[name].original, "Model"), file(wrong))
+    assert not result.verified
+    trick = WRITERS[name].wrong[wrong]
+    assert not trick or result.tricks[0] == trick, why(result)
+
+
+class Twice(nn.Module):
+    """Products whose operands lie at one place, and are not alike."""
+
+    def __init__(self, how: str):
+        super().__init__()
+        self.gemm = nn.Linear(12, 12, dtype=torch.complex64 if how == "conjugate" else None)
+        self.how = how
+
+    def forward(self, x):
+        weight, bias = self.gemm.weight.t(), self.gemm.bias
+        if self.how == "conjugate":
+            return (x + 0j) @ weight, x @ weight + 2 * (x.conj() @ weight)
+        if self.how == "factors":
+            return torch.addmm(bias, x, weight) - torch.addmm(bias, x, weight, beta=3, alpha=5)
+        if self.how == "sums":
+            total = bias.expand(len(x), -1)
+            for _ in range(9):
+                total = torch.addmm(total.relu(), x, weight)
+            return total
+        first = x @ weight
+        if self.how == "written":
+            x.mul_(3)
+        else:
+            x.numpy()[:] *= 3
+        return first - x @ weight
+
+
+@pytest.mark.parametrize("how", ["conjugate", "factors", "sums", "written", "written unseen"])
+def test_products_of_one_address_are_not_taken_for_each_other(how):
+    original = Reference(lambda: Twice(how), [], 5, CPU)
+    single = torch.complex64 if how == "conjugate" else torch.float32
+    values = [torch.randn(8, 12, generator=torch.Generator().manual_seed(6), dtype=single)]
+    call = (original.initial_state, values, True, 7)
+    truth = original.truth(*call)
+    found, spreads, _ = original.truth_and_spread(*call, ROUNDINGS)
+    for wanted, output, spread in zip(truth.outputs, found.outputs, spreads, strict=True):
+        assert torch.equal(output, wanted)
+        assert 1e-9 < spread.relative_error < 1e-5
+
+
+def test_every_disturbed_run_begins_from_the_same_inputs_and_state():
+    """Also where what is written are the values that were there, which roundings change."""
+
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(1))
+            self.weight = nn.Parameter(torch.ones(12))
+
+        def forward(self, x):
+            begins.append((x.clone(), self.seen.clone(), self.weight.detach().clone()))
+            self.seen = self.seen + x.mean()
+            self.weight.data.mul_(0.5)
+            return x.mul_(1.0) * self.weight
+
+    begins: list = []
+    original = Reference(Keeps, [], 5, CPU)
+    values = [torch.rand(8, 12)]
+    original.eager(original.initial_state, values, True, "contiguous", 7)
+    begins.clear()
+    original.truth_and_spread(original.initial_state, values, True, 7, ROUNDINGS)
+    assert len(begins) == 4
+    for begin in begins[1:]:
+        assert all(map(torch.equal, begin, begins[0]))
+
+
+def test_what_has_been_written_is_no_leaf_any_more():
+    weight, x = torch.rand(4, 4).double(), torch.rand(4, 4).double()
+    disturbance = Disturbance(ROUNDINGS, 1, Forms(), [weight])
+    disturbance.start_run([x, weight], exact=True)
+    with disturbance:
+        x[1:].add_(1)
+    assert disturbance.has_written([x]) and not disturbance.has_written([weight])
+
+
+def test_bits_are_compared_wherever_they_lie():
+    value = torch.rand(5, 8)
+    room = torch.empty(41)
+    misaligned = room[1:].view(5, 8).copy_(value)
+    assert same_bits(value, misaligned) and same_bits(misaligned, value)
+    misaligned[4, 7] += 1
+    assert not same_bits(value, misaligned)
+
+
+def test_an_input_off_its_alignment_may_not_be_changed_either(tmp_path):
+    original = file("return self.gemm(x) + y", "Model")
+    tampering = file("z = self.gemm(x) + y\nif x.data_ptr() % 16 == 4:\n    x.zero_()\nreturn z")
+    result = verify(tmp_path, original, tampering, hostile=True)
+    assert result.tricks == ["input tampering"], why(result)
