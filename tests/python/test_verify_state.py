@@ -17,9 +17,10 @@ from ingot.verify import VerifyOptions, verify_pair
 from ingot.verify.bounds import Disturbance
 from ingot.verify.criteria import ErrorModel
 from ingot.verify.execution import same_bits
+from ingot.verify.overlaps import overlaps_of
 from ingot.verify.reference import Reference, roundings_for
 from ingot.verify.terms import Forms
-from verify_writers import WRITERS, file
+from verify_writers import QUIET, WRITERS, file
 
 CPU = torch.device("cpu")
 ROUNDINGS = roundings_for("fp32", torch.float32, ErrorModel.INDEPENDENT)
@@ -75,6 +76,33 @@ def test_wrong_candidate_of_a_model_that_writes_is_refused(tmp_path, name, wrong
     assert not result.verified
     trick = WRITERS[name].wrong[wrong]
     assert not trick or result.tricks[0] == trick, why(result)
+
+
+@pytest.mark.parametrize("name", selection.quick(list(QUIET)[-3:-1], QUIET))
+def test_what_a_call_by_itself_does_not_show_is_found(tmp_path, name):
+    case = QUIET[name]
+    wrong = file(case.wrong, prepare=case.prepare)
+    result = verify(tmp_path, file(case.original, "Model"), wrong)
+    assert not result.verified
+    assert result.tricks == ([case.trick] if case.trick else []), why(result)
+    assert not case.check or {c.name for c in result.failures} == {case.check}, why(result)
+
+
+def test_memory_of_outputs_is_told_apart():
+    room, other = torch.zeros(6, 8), torch.zeros(4)
+    assert overlaps_of([*room.chunk(2), *other.chunk(2)]) == []
+    assert overlaps_of([*room.chunk(2, dim=1), other[::2], other[1::2], room[:0]]) == []
+    assert overlaps_of([room.t(), other, other[2:]]) == ["output 2 and output 1"]
+    assert overlaps_of([room[:1].expand(3, -1), other]) == ["elements of output 0"]
+    assert overlaps_of([other.unfold(0, 2, 1)]) == ["elements of output 0"]
+    assert overlaps_of([room.as_strided((2, 3), (3, 2)), other.expand(2, 4)[:1]]) == []
+    both = torch.zeros(3, dtype=torch.complex64)
+    parts = torch.view_as_real(both)
+    assert overlaps_of([both, parts[:, 1]]) == ["output 1 and output 0"]
+    assert overlaps_of([parts[:, 1], parts[:, 0], both[1:]]) == [
+        "output 2 and output 0",
+        "output 2 and output 1",
+    ]
 
 
 class Twice(nn.Module):

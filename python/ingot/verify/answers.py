@@ -56,6 +56,7 @@ _FORMS: dict = {
         "structure": _text,
         "complaints": _list_of(_text),
         "aliases": _list_of(_text),
+        "overlaps": _list_of(_text),
         "training": _flag,
         "settings_changed": _list_of(_text),
         "reseeded": _flag,

@@ -7,15 +7,21 @@ import torch
 
 class Cotangents:
     """What the outputs' derivatives are asked for: the sum of outputs times random numbers.
-    of_inputs: whether gradients of the inputs are asked for too."""
+    of_inputs: whether gradients of the inputs are asked for too. between: whether the module is
+    called once more, with `execution.decoys`, before the first call's outputs go backwards.
+    frozen: names of parameters of which none is asked for."""
 
-    def __init__(self, seed: int, of_inputs: bool = True) -> None:
+    def __init__(
+        self, seed: int, of_inputs: bool = True, between: bool = False, frozen: tuple = ()
+    ) -> None:
         self.of_inputs = of_inputs
+        self.between = between
+        self.frozen = frozen
         self._seed = seed
         self._made: list | None = None
 
     def without_inputs(self) -> Cotangents:
-        return Cotangents(self._seed, of_inputs=False)
+        return Cotangents(self._seed, False, self.between, self.frozen)
 
     def of(self, outputs: list) -> list:
         """One for each output, None where it can have no derivative; alike in every type."""

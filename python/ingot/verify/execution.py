@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import dataclasses
+import hashlib
 import os
 import random
 import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +20,9 @@ from .families import lay_out
 
 _LATE_CYCLES = 10_000_000  # about 6 ms
 _FEWEST_STRETCHES = 16
+# How new parameters arrive, where they are not simply written: by load_state_dict; in other memory.
+LOADED, MOVED = "loaded", "moved"
+_LONGEST_SHOWN = 200  # of what is returned and is no tensor
 
 
 def generator_states(device: torch.device) -> list:
@@ -65,15 +71,56 @@ def named_state(module: torch.nn.Module) -> dict:
     return state
 
 
-def set_state(module: torch.nn.Module, values: dict, through_data: bool) -> None:
-    """Writes parameters and buffers in place; `through_data` leaves no trace in their versions."""
+def set_state(
+    module: torch.nn.Module,
+    values: dict,
+    through_data: bool,
+    converted: Callable[[torch.Tensor], torch.Tensor] = torch.clone,
+) -> None:
+    """Writes parameters and buffers in place; `through_data` leaves no trace in their versions.
+    converted(value): what takes the place of a buffer that has another shape, or is None."""
     targets = dict(module.named_parameters(remove_duplicate=False))
     buffers = dict(module.named_buffers(remove_duplicate=False))
     with torch.no_grad():
         for key, value in values.items():
             kind, name = key.split(":", 1)
-            target = targets[name] if kind == "p" else buffers[name]
+            target = targets[name] if kind == "p" else buffers.get(name)
+            if target is None or target.shape != value.shape:
+                place_buffer(module, name, converted(value))
+                continue
             (target.data if through_data else target).copy_(value)
+
+
+def place_buffer(module: torch.nn.Module, name: str, value: torch.Tensor | None) -> None:
+    owner, _, own_name = name.rpartition(".")
+    module.get_submodule(owner)._buffers[own_name] = value
+
+
+def load_state(module: torch.nn.Module, values: dict) -> None:
+    """As `set_state`, by load_state_dict as far as that reaches."""
+    within = set(module.state_dict())
+    loaded = {key[2:]: value for key, value in values.items() if key[2:] in within}
+    set_state(module, {k: v for k, v in values.items() if k[2:] not in loaded}, False)
+    module.load_state_dict(loaded, strict=False)
+
+
+def move(module: torch.nn.Module) -> None:
+    """Gives parameters and buffers other memory, as .to() does where the type or device changes."""
+    module._apply(torch.clone)
+
+
+@contextlib.contextmanager
+def frozen(module: torch.nn.Module, names: Iterable[str]) -> Iterator[None]:
+    """Within it these parameters ask for no gradient."""
+    parameters = dict(module.named_parameters())
+    found = [parameters[name] for name in names if parameters[name].requires_grad]
+    try:
+        for parameter in found:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in found:
+            parameter.requires_grad_(True)
 
 
 def place_inputs(
@@ -186,6 +233,11 @@ def backward(
     return known, found
 
 
+def copied_decoys(inputs: list) -> list:
+    """Of the inputs as they are now, in memory of their own."""
+    return passing.map_tensors(decoys(inputs), lambda t: t.detach().clone())
+
+
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -203,10 +255,16 @@ def outputs_of(result: Any) -> tuple:
             tensors.append(leaf)
             others.append("tensor")
         else:
-            if _hides_tensors(leaf):
+            if _hides_tensors(leaf) or type(leaf).__name__ == "ndarray":
                 complaints.append(f"an output is a {type(leaf).__name__}, which nobody looks into")
-            others.append(repr(leaf)[:200])
+            others.append(_short(repr(leaf)))
     return tensors, f"{_described(spec)} {others}", complaints
+
+
+def _short(text: str) -> str:
+    if len(text) <= _LONGEST_SHOWN:
+        return text
+    return f"{text[:_LONGEST_SHOWN]}… {hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def opened(result: Any, inside: tuple = ()) -> Any:

@@ -36,6 +36,7 @@ class Trial:
     model: ErrorModel = ErrorModel.INDEPENDENT
     new_state: dict | None = None  # what to write before the call; else the state is as it was
     through_data: bool = False
+    arrives: str = ""  # how the new state does: of `execution`
     layout: str = "contiguous"
     reuse: bool = False
     own: bool = False
@@ -156,6 +157,9 @@ class Judge:
                 "the original's does not",
                 tricks.ALIASED,
             )
+        shared = set(reply.get("overlaps", [])) - set(eager.overlaps)
+        if shared:
+            return f"{sorted(shared)[0]} share memory, the original's do not", tricks.ALIASED
         for i, value in enumerate(passing.tensors_of(trial.values)):
             if i in eager.changed_inputs:
                 continue  # judged by its values
@@ -224,7 +228,7 @@ class Judge:
                     kind,
                 )
             if message and not problem[0]:
-                stale = same_bits(_before_call(trial, before, key), found)
+                stale = same_bits(found, _before_call(trial, before, key))
                 trick = {"buffer": tricks.MISSING_STATISTICS, "input": tricks.MISSING_WRITE}
                 problem = (
                     message + (" (it was left as it was before the call)" if stale else ""),
@@ -343,8 +347,8 @@ def _kind_and_name(key: str) -> tuple:
     return ("buffer", key[2:]) if key[0] == "b" else ("parameter", key[2:])
 
 
-def _before_call(trial: Trial, before: dict, key: str) -> torch.Tensor:
-    return passing.tensors_of(trial.values)[int(key[1:])] if key[0] == "i" else before[key]
+def _before_call(trial: Trial, before: dict, key: str) -> torch.Tensor | None:
+    return passing.tensors_of(trial.values)[int(key[1:])] if key[0] == "i" else before.get(key)
 
 
 def _gradient_name(key: str) -> str:

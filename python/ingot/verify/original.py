@@ -103,13 +103,15 @@ class Original:
         return fastest
 
     def timed_truth(self, state: dict, values: list) -> Results:
-        return self.reference.truth(state, values, True, self._random.construction)
+        seed = self._random.construction
+        return self.reference.truth(state, values, True, seed, moves_on=False)
 
     def timed_eager(self, state: dict, values: list) -> Results:
         return self.reference.eager(state, values, True, "contiguous", self._random.construction)
 
     def truth_outputs(self, state: dict, values: list, training: bool) -> list:
-        return self.reference.truth(state, values, training, self._random.construction).outputs
+        seed = self._random.construction
+        return self.reference.truth(state, values, training, seed, moves_on=False).outputs
 
 
 def _resampled(value: torch.Tensor) -> torch.Tensor:

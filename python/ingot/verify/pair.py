@@ -147,6 +147,7 @@ class _Verification:
                 self._ahead.begin_second()
                 self._trials.own()
                 self._trials.gradients()
+                self._trials.arrivals()
                 self._load_second()
                 if self.options.hostile:
                     self._trials.hostile()
@@ -264,9 +265,11 @@ class _Verification:
                 known = buffer_errors.get(row.tensor, 1e-6)
                 buffer_errors[row.tensor] = max(known, row.allowed_relative_error)
         results = self._original.timed_truth
-        if self._original.draws:
+        remembers = self._original.reference.remembers
+        if self._original.draws or remembers:
+            why = "keeps tensors in attributes" if remembers else "draws random numbers"
             self.result.notes.append(
-                "The original draws random numbers: results of timed calls were not compared."
+                f"The original {why}: results of timed calls were not compared."
             )
             return timing.Truth(None, output_error, buffer_errors, eager, restoring_s=restoring)
         by_eager = self._original.timed_eager

@@ -19,7 +19,9 @@ from .cotangents import Cotangents, has_error
 from .criteria import ErrorModel, Spread
 from .doubled import own_type, own_type_is_fp64
 from .execution import same_bits
+from .hidden import Hidden
 from .measures import measure
+from .overlaps import overlaps_of
 from .scalars import ElementByElement
 from .terms import Forms
 
@@ -33,8 +35,8 @@ class Results:
     """Outputs and state after one call, or the exception that it raised. state: the buffers
     ("b:name"), and the parameters ("p:name") of an original whose forward changes them.
     changed_inputs: numbers of those that it works on in place; inputs: all, as they are after it.
-    drew: whether it took random numbers. gradients: by `execution.backward`'s names, None where
-    there are none; requires_grad: of each output."""
+    overlaps: of the outputs' memory. drew: whether it took random numbers. gradients: by
+    `execution.backward`'s names, None where there are none; requires_grad: of each output."""
 
     outputs: list
     structure: str
@@ -43,6 +45,7 @@ class Results:
     error: BaseException | None = None
     changed_inputs: frozenset = frozenset()
     inputs: list = field(default_factory=list)
+    overlaps: list = field(default_factory=list)
     drew: bool = False
     gradients: dict | None = None
     requires_grad: list = field(default_factory=list)
@@ -85,6 +88,7 @@ class Reference:
         self._forms = Forms()
         self._written: dict = {}  # the parameters that each module holds, by module and name
         self._changes_parameters = False  # where its forward itself does
+        self.remembers = False  # whether its last call has changed tensors that are mere attributes
 
     def release(self) -> None:
         """Frees the modules; their memory is needed for something else."""
@@ -114,7 +118,7 @@ class Reference:
     ) -> Results:
         """What the original gives where no derivative of an activation is vectorised."""
         call = (self._eager, state, values, training, "contiguous", seed, cotangents)
-        return self._run(*call, mode=ElementByElement())
+        return self._run(*call, mode=ElementByElement(), moves_on=False)
 
     def truth(
         self,
@@ -123,9 +127,12 @@ class Reference:
         training: bool,
         seed: int,
         cotangents: Cotangents | None = None,
+        moves_on: bool = True,
     ) -> Results:
+        """moves_on: of `_run`."""
         doubled = self._doubled(values)
-        return self._run(self._exact, state, doubled, training, "contiguous", seed, cotangents)
+        call = (self._exact, state, doubled, training, "contiguous", seed, cotangents)
+        return self._run(*call, moves_on=moves_on)
 
     def truth_and_spread(
         self,
@@ -145,16 +152,22 @@ class Reference:
         disturbance = Disturbance(roundings, _BLOCK_OF_NOISE_SEED, self._forms, fixed)
         disturbance.start_run([*placed, *fixed], exact=True)
 
-        def run() -> Results:
+        def run(moves_on: bool = False) -> Results:
             call = (self._exact, state, doubled, training, "contiguous", seed, cotangents)
-            return self._run(*call, inputs, disturbance)
+            return self._run(*call, inputs, disturbance, moves_on)
 
-        truth = run()
+        kept = Hidden(self._exact)
+        truth = run(moves_on=True)
         if truth.error is not None:
             return truth, [], {}
         if truth.changed_inputs or disturbance.has_written(placed):
             inputs, placed = None, []  # each run gets its own
-        return truth, *_spreads(truth, run, [*placed, *fixed], disturbance)
+        left = Hidden(self._exact)
+        kept.restore()
+        try:
+            return truth, *_spreads(truth, run, [*placed, *fixed], disturbance)
+        finally:
+            left.restore()
 
     def caller(self, state: dict, values: list, training: bool) -> Callable[[], None]:
         """One call of the original, to its end, and nothing else: for the clock."""
@@ -175,7 +188,7 @@ class Reference:
         changed: dict = {}
         by_storage: dict = {}  # tied parameters stay tied
         for key, value in state.items():
-            if not value.is_floating_point():
+            if not has_error(value):
                 changed[key] = value.clone()
                 continue
             group = self.tied.get(key, key)
@@ -183,7 +196,12 @@ class Reference:
                 place = value.device
                 if place not in generators:
                     generators[place] = torch.Generator(place).manual_seed(seed)
-                by_storage[group] = _changed(value, generators[place], added=key[:2] == "p:")
+                drawn = generators[place], key[:2] == "p:"
+                by_storage[group] = (
+                    torch.view_as_complex(_changed(torch.view_as_real(value), *drawn))
+                    if value.is_complex()
+                    else _changed(value, *drawn)
+                )
             changed[key] = by_storage[group]
         return changed
 
@@ -197,8 +215,12 @@ class Reference:
         """(outputs, structure, which have a derivative, gradients or None)."""
         own = self._own_type if module is self._exact else None
         with torch.set_grad_enabled(cotangents is not None):
+            between = cotangents is not None and cotangents.between
+            others = execution.copied_decoys(inputs) if between else None
             with own_type_is_fp64(own):
                 returned = module(*inputs)
+                if others is not None:
+                    module(*others)
             outputs, structure, _ = execution.outputs_of(returned)
         if cotangents is None:
             return outputs, structure, [], None
@@ -215,7 +237,11 @@ class Reference:
         if module is self._exact and any(k[0] == "p" for k in missing):
             self._forms.clear()
         held.clear()  # for as long as it is between two states
-        execution.set_state(module, missing, through_data=False)
+        for name in {n for n, _ in module.named_buffers()} - {k[2:] for k in state}:
+            if name not in self.buffer_names:
+                execution.place_buffer(module, name, None)  # which it was before a call made it
+        converted = in_fp64 if module is self._exact else torch.clone
+        execution.set_state(module, missing, False, lambda v: converted(v.to(self.device)))
         held.update({k: v for k, v in state.items() if k[0] == "p"})
         module.train(training)
 
@@ -230,8 +256,11 @@ class Reference:
         cotangents: Cotangents | None = None,
         inputs: list | None = None,
         mode: contextlib.AbstractContextManager = _NO_MODE,
+        moves_on: bool = True,
     ) -> Results:
-        """inputs: the values as placed before. mode: in which it is called."""
+        """inputs: the values as placed before. mode: in which it is called. moves_on: whether what
+        the module keeps as mere attributes stays as the call leaves it, as the candidate's does."""
+        before = Hidden(module)
         self._prepare(module, state, training)
         if inputs is None:
             inputs = execution.place_inputs(values, self.device, layout, None)
@@ -240,16 +269,18 @@ class Reference:
         if cotangents is not None and cotangents.of_inputs:
             execution.require_gradients(inputs)
         try:
-            with mode:
+            with mode, execution.frozen(module, cotangents.frozen if cotangents else ()):
                 outputs, structure, known, gradients = self._call(module, inputs, cotangents)
             execution.synchronize(self.device)
         except (Exception, SystemExit) as error:
             self._written.pop(id(module), None)  # it stopped midway
+            before.restore()
             return Results([], "", {}, [], error)
         drew = generators != execution.generator_states(self.device)
         if module is self._eager and not self._changes_parameters:
             self._changes_parameters = not self._parameters_are(state)
         aliases = execution.aliases_of(outputs, inputs, module)
+        overlaps = overlaps_of(outputs)
         left = {
             key: value.detach().clone()
             for key, value in execution.named_state(module).items()
@@ -262,6 +293,10 @@ class Reference:
         changed = frozenset(
             i for i, (value, used) in enumerate(pairs) if not execution.same_bits(value, used)
         )
+        if module is self._eager:
+            self.remembers = before.tensors_changed()
+        if not moves_on:
+            before.restore()
         return Results(
             kept,
             structure,
@@ -269,6 +304,7 @@ class Reference:
             aliases,
             changed_inputs=changed,
             inputs=[used.detach() for used in used_inputs],
+            overlaps=overlaps,
             drew=drew,
             gradients=gradients,
             requires_grad=known,

@@ -136,6 +136,19 @@ class Trials:
         for training in MODES:
             for name, change in (("gradients", False), ("gradients after a change", True)):
                 self._gradient_trial(name, training, change)
+        seed = self._random.next("inputs")
+        for name, more in (
+            # What is kept for the way back must be this call's.
+            ("gradients, another call between", {"between": True}),
+            # As one who trains a part of a model asks.
+            ("gradients of some parameters", {"frozen": self._some_parameters(seed)}),
+        ):
+
+            def ask(attempt: int, name: str = name, more: dict = more) -> None:
+                cotangents = Cotangents(self._random.next("inputs"), **more)
+                self._trial(name, True, self._gradient_inputs(), cotangents=cotangents)
+
+            self._ask_gradients(name, True, ask)
         self._session.request({"op": "forget"})
         self._calls.clear()
 
@@ -150,6 +163,9 @@ class Trials:
             more = {"through_data": change, "cotangents": self._cotangents()}
             self._trial(name, training, self._gradient_inputs(), new_state=new_state, **more)
 
+        self._ask_gradients(name, training, ask)
+
+    def _ask_gradients(self, name: str, training: bool, ask: Callable) -> None:
         def excuse(failed: list[Check], judged: list[AccuracyRow]) -> str:
             return _NEAR_A_KINK if _may_be_a_kink(failed, judged, _KINKS) else ""
 
@@ -173,6 +189,38 @@ class Trials:
                 f"{name} ({MODES[training]}) asked for again with other inputs, since {why}: "
                 f"{failed[0].message}"
             )
+
+    def _some_parameters(self, seed: int) -> tuple:
+        """Half of those that have gradients."""
+        names = [name for name, asked in self._reference.requires_grad.items() if asked]
+        order = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))
+        return tuple(names[i] for i in order[: (len(names) + 1) // 2])
+
+    def arrivals(self) -> None:
+        """New parameters as a user gives them: loaded, and moved to other memory. Who holds the old
+        ones, or loads by its own way, is found out."""
+        for name, arrives in (
+            ("after load_state_dict", execution.LOADED),
+            ("after .to()", execution.MOVED),
+        ):
+            new_state: dict | None = self.changed_state()
+            for training in MODES:
+                values = self._few_rows(self._original.fresh_inputs())
+                self._run(
+                    Trial(
+                        name,
+                        training,
+                        values,
+                        new_state=new_state,
+                        arrives=arrives if new_state else "",
+                        return_parameters=True,
+                    )
+                )
+                new_state = None
+
+    def _few_rows(self, values: list) -> list:
+        own = families.own_batch(values)
+        return values if own is None else families.with_batch(values, min(own, self._hostile_batch))
 
     def _gradient_inputs(self) -> list:
         """Of the model's own size where that is quick: on a GPU."""
@@ -300,6 +348,7 @@ class Trials:
         header |= {
             "reuse": trial.reuse,
             "through_data": trial.through_data,
+            "arrives": trial.arrives,
             "poison": sizes or self._original.output_bytes,
             "return_parameters": trial.return_parameters or any(k[0] == "p" for k in eager.state),
         }
@@ -332,11 +381,11 @@ class Trials:
         outputs = {k: v for k, v in received.items() if k[:1] == "o" and k not in lent}
         self._calls.append((reply["call"], outputs))
         for key, value in received.items():
-            old = before.get(key)
-            if old is None or old.shape != value.shape or old.dtype != value.dtype:
+            wanted, old = eager.state.get(key, before.get(key)), before.get(key)
+            if wanted is None or wanted.shape != value.shape or wanted.dtype != value.dtype:
                 continue
-            if not same_bits(old, value):
-                self.state[key] = value.to(old.device)
+            if not same_bits(value, old):
+                self.state[key] = value.to(wanted.device)
 
     def _judge_error(self, trial: Trial, eager: Results, error: CandidateError) -> None:
         for trick, what in error.acts:
@@ -443,6 +492,9 @@ def _call(trial: Trial, seed: int) -> tuple:
         "layout": trial.layout,
         "reuse": False,
         "through_data": False,
+        "arrives": "",
+        "between": trial.cotangents is not None and trial.cotangents.between,
+        "frozen": [] if trial.cotangents is None else list(trial.cotangents.frozen),
         "seed": seed,
         "poison": [],
         "return_parameters": False,

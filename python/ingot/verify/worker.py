@@ -19,6 +19,7 @@ import torch
 # All that is used later is loaded before the candidate, which could put something in its place.
 from . import execution, loading, passing, timing_worker
 from .confinement import confine_worker
+from .overlaps import overlaps_of
 from .transport import Line, TransportError
 from .watch import Watch
 
@@ -85,7 +86,12 @@ class Worker:
         module = self._module
         assert module is not None
         state = {k: v for k, v in tensors.items() if k[:2] in ("p:", "b:")}
-        execution.set_state(module, state, header["through_data"])
+        if header["arrives"] == execution.MOVED:
+            execution.move(module)
+        if header["arrives"] == execution.LOADED:
+            execution.load_state(module, state)
+        else:
+            execution.set_state(module, state, header["through_data"])
         module.train(header["training"])
         values = passing.unpacked(header["args"], tensors)
         before = execution.process_settings()
@@ -96,10 +102,13 @@ class Worker:
         execution.poison_free_memory(header["poison"], self._device)
         generators = execution.generator_states(self._device)
         gradients = header["gradients"]
+        others = execution.copied_decoys(self._inputs) if header["between"] else None
         if gradients and header["input_gradients"]:
             execution.require_gradients(self._inputs)
-        with torch.set_grad_enabled(gradients):
+        with torch.set_grad_enabled(gradients), execution.frozen(module, header["frozen"]):
             result = module(*self._inputs)
+            if others is not None:
+                module(*others)
         outputs, structure, complaints = execution.outputs_of(result)
         # What the caller's stream sees: work left on another stream is not in it.
         copied = self._device.type == "cuda"
@@ -110,7 +119,8 @@ class Worker:
                 tensors[f"v{i}"].to(self._device) if f"v{i}" in tensors else None
                 for i in range(len(outputs))
             ]
-            known, found = execution.backward(module, self._inputs, outputs, cotangents)
+            with execution.frozen(module, header["frozen"]):
+                known, found = execution.backward(module, self._inputs, outputs, cotangents)
             outputs = [o.detach() for o in outputs]
         execution.synchronize(self._device)
         self._calls += 1
@@ -127,6 +137,7 @@ class Worker:
             "structure": structure,
             "complaints": complaints,
             "aliases": execution.aliases_of(outputs, self._inputs, module),
+            "overlaps": overlaps_of(outputs),
             "training": module.training,
             "settings_changed": _differences(before, execution.process_settings()),
             "reseeded": torch.initial_seed() != header["seed"],

@@ -1,0 +1,79 @@
+"""What a module keeps beside parameters and buffers: attributes, which a forward may change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .execution import same_bits
+
+_OF_EVERY_MODULE = frozenset(vars(torch.nn.Module()))
+_VALUES = (torch.Tensor, int, float, complex, str, bytes, type(None))
+
+
+class Hidden:
+    """The attributes of a module and its parts as they are now, as far as they are tensors, plain
+    values, and lists and dicts of such."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._parts = [(part, _kept(part)) for part in module.modules()]
+
+    def restore(self) -> None:
+        """Puts them back, each where it was, and takes away what has come since."""
+        for part, kept in self._parts:
+            for name in [n for n in _kept_names(part) if n not in kept]:
+                del vars(part)[name]
+            for name, (own, value) in kept.items():
+                if isinstance(own, torch.Tensor):
+                    vars(part)[name] = own
+                    _write(own, value)
+                else:
+                    vars(part)[name] = _copied(value)
+
+    def tensors_changed(self) -> bool:
+        """Whether a tensor among them has changed since."""
+        for part, kept in self._parts:
+            for name, (_, value) in kept.items():
+                now = [
+                    leaf for leaf in pytree.tree_leaves(vars(part).get(name)) if _is_tensor(leaf)
+                ]
+                then = [leaf for leaf in pytree.tree_leaves(value) if _is_tensor(leaf)]
+                if len(now) != len(then) or not all(map(same_bits, now, then)):
+                    return True
+        return False
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+@torch.no_grad()
+def _write(own: torch.Tensor, value: torch.Tensor) -> None:
+    """In place where that is possible: it may be a view of something."""
+    if same_bits(own, value):
+        return
+    if own.shape == value.shape and own.dtype == value.dtype:
+        own.copy_(value)
+    else:
+        own.data = value.clone()
+
+
+def _kept_names(part: torch.nn.Module) -> list:
+    return [
+        name
+        for name, value in vars(part).items()
+        if name not in _OF_EVERY_MODULE
+        and all(isinstance(leaf, _VALUES) for leaf in pytree.tree_leaves(value))
+    ]
+
+
+def _kept(part: torch.nn.Module) -> dict:
+    return {name: (vars(part)[name], _copied(vars(part)[name])) for name in _kept_names(part)}
+
+
+def _copied(value: Any) -> Any:
+    return pytree.tree_map(
+        lambda leaf: leaf.detach().clone() if isinstance(leaf, torch.Tensor) else leaf, value
+    )
