@@ -36,17 +36,14 @@ class Hidden:
         """Whether a tensor among them has changed since."""
         for part, kept in self._parts:
             for name, (_, value) in kept.items():
-                now = [
-                    leaf for leaf in pytree.tree_leaves(vars(part).get(name)) if _is_tensor(leaf)
-                ]
-                then = [leaf for leaf in pytree.tree_leaves(value) if _is_tensor(leaf)]
+                now, then = _tensors(vars(part).get(name)), _tensors(value)
                 if len(now) != len(then) or not all(map(same_bits, now, then)):
                     return True
         return False
 
 
-def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor)
+def _tensors(value: Any) -> list:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 @torch.no_grad()
