@@ -215,6 +215,7 @@ CALL = {
     "structure": "*",
     "complaints": [],
     "aliases": [],
+    "overlaps": [],
     "training": True,
     "settings_changed": [],
     "reseeded": False,
