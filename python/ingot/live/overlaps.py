@@ -21,6 +21,7 @@ def watched(feed: Feed, parameters: bool) -> dict[int, bool]:
     """Places of inputs that are read, returned or written, and whether they are written; none where
     nothing can go wrong. parameters: whether they are among them."""
     written = {each for node in feed.graph.nodes for each in written_by(node)}
+    written -= {each for each in written if _is_counter(each.meta.get("val"))}
     found = {
         place: node in written
         for place, (node, known) in enumerate(feed.placeholders.items())
@@ -76,6 +77,11 @@ def _collide(tensors: Sequence[torch.Tensor], written: Sequence[bool]) -> bool:
                 return True
         reaching.append(at)
     return False
+
+
+def _is_counter(value: Any) -> bool:
+    """A batch norm's, of which every call writes one: no other tensor is part of it."""
+    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype == torch.int64
 
 
 def _is_strided(value: Any) -> bool:
