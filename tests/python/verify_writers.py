@@ -73,6 +73,9 @@ WRITERS = {
             "x.add_(1)\nz = torch.relu(self.gemm(y)) + x\ny.zero_()\nreturn z": "input tampering",
         },
     ),
+    "gives back the input that it adds to": Writer(
+        "x.add_(1)\nreturn x, self.gemm(y)", "x.copy_(x + 1)\nreturn x, self.gemm(y)"
+    ),
     "writes an input between two products of it": Writer(
         "a = self.gemm(x)\nx.mul_(2)\nreturn a + torch.relu(self.gemm(x))",
         "a = self.gemm(x)\nx.add_(x.clone())\nreturn torch.relu(self.gemm(x)) + a",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..bench import RoundOptions, compare
 from ..bench.subjects import COMPILE, EAGER, Subject, WeightChanger, baselines, calls
@@ -132,7 +133,8 @@ class TimingSession:
                 place = len(sampled) if len(sampled) < _SAMPLES else chance.randrange(i + 1)
                 if place < _SAMPLES or i == count - 1:
                     kept = _SAMPLES if i == count - 1 else place
-                    sampled[kept] = (i, result, *_glimpse(result, chance))
+                    seen = self._as_it_is(result)
+                    sampled[kept] = (i, seen, *_glimpse(seen, chance))
             execution.synchronize(self._device)
         positions = []
         for number, (_, kept_result, seen_at, seen) in enumerate(sampled.values()):
@@ -149,6 +151,12 @@ class TimingSession:
             "marked": sorted(marked) if self._restores or self._buffers("") else [],
         }
         return reply, sent
+
+    def _as_it_is(self, result: Any) -> Any:
+        """What lies in an input, in the original too, is written again before the next call."""
+        if not self._form["aliases"]:
+            return result
+        return pytree.tree_map(lambda v: v.clone() if isinstance(v, torch.Tensor) else v, result)
 
     def _restore_inputs(self, call: int) -> None:
         if self._restores:
