@@ -654,3 +654,19 @@ def test_preparing_runs_nothing(make, shape):
     assert torch.equal(torch.get_rng_state(), generator)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), name
+
+
+def test_what_dynamo_is_freeing_is_not_freed_again():
+    from ingot.live import dynamo
+
+    entries = torch._C._dynamo.eval_frame._debug_get_cache_entry_list
+    module = ingot.optimize(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)))
+    module(torch.rand(4, 8))
+    code = next(
+        c for w in torch._dynamo.convert_frame.input_codes.seen if (c := w()) and entries(c)
+    )
+    with torch._dynamo.convert_frame.compile_lock:  # as in torch._dynamo.reset()
+        dynamo.forget(code)
+        assert entries(code)
+    ingot.optimize(nn.Linear(2, 2))
+    assert not entries(code)

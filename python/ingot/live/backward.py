@@ -211,9 +211,7 @@ def _feed_of(
     staged: bool = False,
 ) -> Feed:
     leaves = [
-        value
-        for value in region.graph["values"]
-        if value["op"] in ("input", "parameter", "buffer")
+        value for value in region.graph["values"] if value["op"] in ("input", "parameter", "buffer")
     ]
     placeholders = {}
     nodes = (n for n in module.graph.nodes if n.op == "placeholder")

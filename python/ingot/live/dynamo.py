@@ -61,6 +61,8 @@ _LEVELS = ("debug", "info", "warning", "error", "critical", "exception", "log")
 _MESSAGES = _SAID | {getattr(logging, level) for level in _LEVELS}
 
 _serial = itertools.count()
+_to_forget: list[types.CodeType] = []
+_compile_lock = torch._dynamo.convert_frame.compile_lock
 # Calls that Dynamo could not capture, until it is left to leave them alone.
 _TRIES = 4
 
@@ -359,12 +361,21 @@ def _by_pytorch_this_time(callees: str) -> Any:
 
 def forget(code: types.CodeType) -> None:
     """What was compiled for a code object, which Dynamo's own tables keep alive."""
-    torch._C._dynamo.eval_frame.reset_code(code)
+    _to_forget.append(code)
+    _forget_now()
+
+
+def _forget_now() -> None:
+    # Where this thread is within Dynamo, it may be freeing what hangs on this very code, as in
+    # torch._dynamo.reset(): freed once more, the process would be aborted.
+    while _to_forget and not _compile_lock._is_owned():
+        torch._C._dynamo.eval_frame.reset_code(_to_forget.pop())
 
 
 def with_own_code(function: Callable) -> Callable:
     """The same function with a code object of its own, on which Dynamo's cache hangs; unequal to
     all others, since some of Dynamo's tables ask for equality."""
+    _forget_now()
     code = function.__code__
     changes: dict[str, Any] = {"co_consts": (*code.co_consts, f"ingot {next(_serial)}")}
     if torch._dynamo.trace_rules.check(function):
