@@ -209,14 +209,14 @@ def test_parts_that_no_gradient_reaches(tmp_path):
     both = SimpleNamespace(both=lambda leaves, storing: list(Both.reference(*leaves)))
     namespace._ingot_extension = lambda kernels: both
     x, y, z = (torch.randn(3, requires_grad=True) for _ in range(3))
-    first, second = Both.apply(*Both.apply(x, y)), Both.apply(z, z)
+    first, second = Both.run(*Both.run(x, y)), Both.run(z, z)
     (first[0].sum() + second[1].sum()).backward()
     torch.testing.assert_close(x.grad, x.sin().cos() * x.cos())
     torch.testing.assert_close(z.grad, -z.sin())
     assert y.grad is None or not y.grad.any()
 
     u, v, w = (torch.randn(3, requires_grad=needed) for needed in (False, True, True))
-    (Both.apply(u, v)[0].sum() + w.sum()).backward()
+    (Both.run(u, v)[0].sum() + w.sum()).backward()
     assert v.grad is None or not v.grad.any()
 
 

@@ -19,6 +19,7 @@ from ingot.runtime.ahead import compile_ahead
 from ingot.runtime.program import Binding, Program
 
 _with_gradients = torch.is_grad_enabled
+_set_gradients = torch._C._set_grad_enabled
 _functorch_is_active = torch._C._are_functorch_transforms_active
 _compile_lock = torch._dynamo.convert_frame.compile_lock
 
@@ -53,9 +54,27 @@ class RegionCall:
                 leaves = self._apart(leaves)
             for leaf in leaves:
                 if leaf.requires_grad:
-                    apply = _RegionFunction.apply if _functorch_is_active() else _apply
-                    return apply(self, *leaves)
+                    if (
+                        _functorch_is_active()
+                    ):  # whose tensors the function alone sees the inside of
+                        return _RegionFunction.apply(self, None, *leaves)
+                    return _apply(self, self._begun(leaves), *leaves)
         return self.forward(leaves)[: self.results]
+
+    def _begun(self, leaves: Sequence[torch.Tensor]) -> tuple:
+        """A call on its way, as in the function's forward: autograd's own work, of some 20 µs, is
+        done while the GPU computes."""
+        _set_gradients(False)
+        try:
+            return self.begin(leaves, tuple([leaf.requires_grad for leaf in leaves]))
+        finally:
+            _set_gradients(True)
+
+    def begin(self, leaves: Sequence[torch.Tensor], needed: tuple[bool, ...]) -> tuple:
+        binding, autocast = self.program.bind(leaves), _autocast_of(self.device_type)
+        # Made at a first call, while the kernels of forward are being compiled.
+        way = self.backward(leaves, binding, needed, autocast)
+        return binding, autocast, way, self.forward(leaves, binding)
 
     def _without_edges(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Autograd would call the hooks of a leaf that gets no gradient, as it never does of a
@@ -135,14 +154,15 @@ def _laid_out(leaf: torch.Tensor) -> tuple:
     return leaf.shape, leaf.stride(), leaf.dtype, leaf.device
 
 
+_FIRST_LEAF = 2  # among the function's arguments
+
+
 class _RegionFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, call: RegionCall, *leaves):
-        binding = call.program.bind(leaves)
-        autocast = _autocast_of(call.device_type)
-        # Made at a first call, while the kernels of forward are being compiled.
-        way = call.backward(leaves, binding, ctx.needs_input_grad[1:], autocast)
-        results = call.forward(leaves, binding)
+    def forward(ctx, call: RegionCall, begun: tuple | None, *leaves):
+        """begun: what call.begin() gave, if that was done before."""
+        begun = begun or call.begin(leaves, ctx.needs_input_grad[_FIRST_LEAF:])
+        binding, autocast, way, results = begun
         ctx.call, ctx.way, ctx.autocast = call, way, autocast
         # Only what backward reads, as PyTorch's own functions keep it.
         stored, written = way.derivative.stored, call.region.written
@@ -197,7 +217,7 @@ class _RegionFunction(torch.autograd.Function):
         result: list[Any] = [None] * len(ctx.needs_input_grad)
         for at, gradient in zip(way.derivative.wanted, found):
             if at not in unreached:
-                result[1 + at] = gradient
+                result[_FIRST_LEAF + at] = gradient
         return tuple(result)
 
 
