@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "codegen/turned.h"
+#include "codegen_testing.h"
 #include "cuda/compiler.h"
 #include "cuda/nvrtc.h"
 #include "graph/operators.h"
@@ -15,14 +16,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 Plan planned(Graph graph) {
-  Target target;
-  target.device = Target::Device::cuda;
-  target.product_flops = 2e14;
-  target.bandwidth = 4e12;
-  target.launch_seconds = 2e-6;
-  target.units = 132;
-  target.shared_bytes = 227 * 1024;
-  return make_plan(std::move(graph), target, Precision::ieee);
+  return make_plan(std::move(graph), hopper_target(), Precision::ieee);
 }
 
 // x + t, and behind it what `behind` names, over the features.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from ingot.runtime.program import Program
 
 COMPUTE_CAPABILITIES = (80, 90)
@@ -63,3 +64,14 @@ def _no_gpu_plan_failed():
     yield
     failed, _failed[:] = list(_failed), []
     assert not failed, "\n".join(failed)
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """For models so tiny that a second thread would only wait for the first."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+    torch.set_num_threads(threads)

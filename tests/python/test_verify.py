@@ -28,16 +28,7 @@ from ingot.verify.measures import Measures, measure
 from ingot.verify.randomness import Randomness
 from ingot.verify.reference import Results
 
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """The models are tiny: a second thread would only wait for the first."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def verify(folder: Path, source: str, original: str = pairs.ORIGINAL, **options):

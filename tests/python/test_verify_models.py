@@ -22,14 +22,7 @@ from ingot.verify.reference import rows_of
 HEAD = "import sys, torch\nfrom torch import nn\n"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def model(body: str, inputs: str = "[torch.rand(16, 12)]", extra: str = "") -> str:

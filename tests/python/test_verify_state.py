@@ -26,14 +26,7 @@ CPU = torch.device("cpu")
 ROUNDINGS = roundings_for("fp32", torch.float32, ErrorModel.INDEPENDENT)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def verify(folder: Path, original: str, candidate: str, **options):
