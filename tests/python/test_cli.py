@@ -21,12 +21,7 @@ from ingot.runtime.library import IngotError, library
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--set", "batch_size=24", "--set", "in_features=40", "--set", "out_features=36"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """The models are tiny: a candidate's second thread would only wait for the first."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def run(*arguments: str):

@@ -22,13 +22,9 @@ from report_samples import REPORT, verification
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--set", "batch_size=24", "--set", "in_features=40", "--set", "out_features=36"]
+pytestmark = pytest.mark.usefixtures("one_thread")
 SCHEMA = json.loads(resources.files("ingot").joinpath("schemas/output.schema.json").read_text())
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 def run(command: str, *arguments: object) -> tuple[dict, int]:

@@ -23,11 +23,7 @@ from report_samples import bench_page, optimize_page
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = ["--set", "batch_size=24", "--set", "in_features=40", "--set", "out_features=36"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Page(HTMLParser):

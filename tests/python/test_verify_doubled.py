@@ -6,11 +6,12 @@ import pytest
 import torch
 from ingot.verify.criteria import ErrorModel
 from ingot.verify.reference import Cotangents, Reference, roundings_for
-from test_verify_models import model, one_thread, verify, why  # noqa: F401
+from test_verify_models import model, verify, why
 from torch import nn
 from torch.nn import functional as F
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def as_float(y, single):
