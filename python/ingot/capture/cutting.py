@@ -287,13 +287,18 @@ class Cut:
             entry = self.entries[argument]
             value = entry.value
             if value is None or isinstance(value, tuple):
-                raise UnfitError("an argument that is not a tensor of a supported dtype and shape")
+                raise UnfitError(self._why_unfit(argument))
             if isinstance(value, (Value, Joined)) and entry.level != level:
                 return self._stored(argument)
             return value
         if isinstance(argument, (list, tuple)):
             return [self._item(item, level) for item in argument]
         return argument
+
+    def _why_unfit(self, argument: torch.fx.Node) -> str:
+        if self._sizes(getattr(argument.meta.get("val"), "shape", ())) is None:
+            return "sizes that change from call to call, beside those that most of the work is on"
+        return "an argument that is not a tensor of a supported dtype and shape"
 
     def _item(self, item: Any, level: int) -> Any:
         """A tensor, or what is no node of the graph."""

@@ -73,6 +73,7 @@ class Feed:
     causal_inputs: list[int] = field(default_factory=list)
     only_planned: bool = False
     joins_parts: bool = False
+    has_lengths: bool = False
     apart: dict[int, bool] = field(default_factory=dict)
 
 

@@ -10,7 +10,7 @@ from ingot.capture.decompose import decompose
 from ingot.capture.feed import Feed, needing_gradients
 from ingot.capture.host_time import pays_for_guards
 from ingot.capture.joining import join_parts
-from ingot.capture.leading_axes import merge_leading_axes
+from ingot.capture.leading_axes import merge_leading_axes, merge_lengths
 from ingot.capture.losses import take_losses_apart
 from ingot.capture.merged_axes import merge_axes
 from ingot.capture.plain_products import take_products_apart
@@ -41,6 +41,8 @@ def import_graph(
     """
     refused = dict(refused or {})
     if not feed.rewritten:
+        if feed.has_lengths:
+            merge_lengths(feed, refused)
         share(feed.graph, lambda node: is_repeatable(node) and node.name not in refused)
         needing = needing_gradients(feed) if gradients else ()
         take_losses_apart(feed.graph, needing, autocast)

@@ -1,16 +1,24 @@
-"""Linears on inputs of more than three axes.
+"""Linears on inputs of more than two axes.
 
 [batch, H, W, C] is [batch, rows, C] to a product and to whatever follows it along C alone. From a
 product on, such a graph is rewritten to three axes; a view gives the axes back where something else
 reads a tensor. A contiguous input costs nothing to see so.
+
+Where two axes in front have sizes that change from call to call, [batch, length, C], they are one:
+a region knows of one such size, which then is batch · length.
 """
 
 from __future__ import annotations
 
 import math
+import operator
+from collections import Counter
+from collections.abc import Container, Sequence
 
 import torch
 
+from ingot.capture.feed import Feed
+from ingot.capture.layout import hint
 from ingot.capture.nodes import LEFT_ALONE
 from ingot.capture.surgery import Writer, example
 
@@ -44,6 +52,10 @@ _SAME = {
 }
 
 
+# Parts along this dimension.
+_SPLITS = {_aten.chunk.default: 2, _aten.split.Tensor: 2, _aten.split_with_sizes.default: 2}
+
+
 def merge_leading_axes(graph: torch.fx.Graph) -> None:
     merging = _Merging(graph)
     for node in list(graph.nodes):
@@ -54,12 +66,57 @@ def merge_leading_axes(graph: torch.fx.Graph) -> None:
     merging.sweep()
 
 
+def merge_lengths(feed: Feed, refused: Container[str]) -> None:
+    """Makes the product of all axes in front the batch of a graph with several symbolic sizes: of
+    those axes that most of its work is on. refused: names of nodes that stay as they are."""
+    lead = _busiest_lead(feed.graph)
+    if lead is None or not any(_is_symbolic(size) for size in lead[1:]):
+        return
+    merging = _MergingLengths(feed.graph, lead)
+    for node in list(feed.graph.nodes):
+        if node.op == "call_function" and LEFT_ALONE not in node.meta and node.name not in refused:
+            merging.visit(node)
+    merging.sweep()
+    rows = math.prod(lead)
+    feed.batch, feed.static_batch = rows.node.expr, None
+    feed.example_batch = hint(rows)
+
+
+def _busiest_lead(graph: torch.fx.Graph) -> tuple | None:
+    work: Counter = Counter()
+    leads: dict[tuple, tuple] = {}
+    for node in graph.nodes:
+        sizes = _sizes(node)
+        if node.op == "call_function" and len(sizes) > 1 and _is_dense_product(node):
+            key = _written(sizes[:-1])
+            leads[key] = sizes[:-1]
+            work[key] += math.prod(map(hint, sizes)) * hint(_sizes(node.args[0])[-1])
+    return leads[max(work, key=lambda key: work[key])] if work else None
+
+
+def _is_dense_product(node: torch.fx.Node) -> bool:
+    return node.target in _PRODUCTS and len(_sizes(node.args[1])) == 2
+
+
+def _is_symbolic(size: object) -> bool:
+    return isinstance(size, torch.SymInt) and not size.node.expr.is_number
+
+
+def _written(sizes: Sequence) -> tuple:
+    """Sizes to compare without a guard."""
+    return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in sizes)
+
+
 def _sizes(node: object) -> tuple:
     value = example(node)
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
 
 class _Merging:
+    """first: of the dimensions that become one, up to the last but one."""
+
+    first, along = 1, _ALONG
+
     def __init__(self, graph: torch.fx.Graph):
         self.graph = graph
         # With the first of the dimensions that are one.
@@ -68,29 +125,48 @@ class _Merging:
 
     def visit(self, node: torch.fx.Node) -> None:
         lead = _sizes(node)[:-1]
-        if any(not isinstance(size, int) for size in lead[1:]):
+        if not self._fits(node, lead):
             return
         writer = Writer(self.graph, node)
         if node.target in _PRODUCTS:
             x = node.args[0]
-            if len(_sizes(node.args[1])) != 2 or _sizes(x)[:-1] != lead:
+            if len(_sizes(node.args[1])) != 2 or _written(_sizes(x)[:-1]) != _written(lead):
                 return
             args = [self._merge(writer, x, lead), *node.args[1:]]
-        elif any((argument, 1) in self.merged for argument in node.all_input_nodes):
+        elif self._follows(node):
             args = self._arguments(writer, node, lead)
         else:
             return
         if args is None or args[0] is None:
             return
         sizes = _sizes(node)
-        rows = math.prod(lead[1:])
-        made = writer.call(node.target, (lead[0], rows, sizes[-1]), *args, **node.kwargs)
-        whole = writer.call(_aten.unflatten.int, sizes, made, 1, list(lead[1:]))
+        rows = (*lead[: self.first], math.prod(lead[self.first :]))
+        made = writer.call(node.target, (*rows, sizes[-1]), *args, **node.kwargs)
+        self._replace(node, writer, made)
+
+    def _replace(self, node: torch.fx.Node, writer: Writer, made: torch.fx.Node) -> None:
+        sizes = _sizes(node)
+        back = self._inner(writer, sizes[:-1])
+        whole = writer.call(_aten.unflatten.int, sizes, made, self.first, back)
         whole.meta = dict(node.meta)
         self.made += [made, whole]
         node.replace_all_uses_with(whole)
         self.graph.erase_node(node)
-        self.merged[whole, 1] = made
+        self.merged[whole, self.first] = made
+
+    def _fits(self, node: torch.fx.Node, lead: tuple) -> bool:
+        return all(isinstance(size, int) for size in lead[1:])
+
+    def _follows(self, node: torch.fx.Node) -> bool:
+        merged = ((argument, self.first) in self.merged for argument in node.all_input_nodes)
+        return self._begins(node) or any(merged)
+
+    def _begins(self, node: torch.fx.Node) -> bool:
+        return False
+
+    def _inner(self, writer: Writer, lead: tuple) -> list:
+        """Sizes of the dimensions that become one, as an operator's argument."""
+        return list(lead[self.first :])
 
     def _arguments(self, writer: Writer, node: torch.fx.Node, lead: tuple) -> list | None:
         """The operator's, with three axes; None where it is not one along the last dimension."""
@@ -104,13 +180,17 @@ class _Merging:
                 isinstance(old, torch.fx.Node) and new is None for old, new in zip(args, chosen)
             )
             return None if any(unfit) else chosen
-        first = args[0]
-        if (first, 1) not in self.merged or _sizes(first)[:-1] != lead:
+        if _written(_sizes(args[0])[:-1]) != _written(lead):
             return None
-        if target in _ALONG:
-            if args[_ALONG[target]] not in (-1, rank - 1):
+        first = self.merged.get((args[0], self.first))
+        if first is None and self._begins(node):
+            first = self._merge(writer, args[0], lead)
+        if first is None:
+            return None
+        if target in self.along:
+            if args[self.along[target]] not in (-1, rank - 1):
                 return None
-            args[_ALONG[target]] = -1
+            args[self.along[target]] = -1
         elif target in _REDUCTIONS:
             # With the dimension kept: without it, the result has fewer axes.
             if len(args) < 3 or args[1] not in ([-1], [rank - 1]) or not args[2]:
@@ -121,7 +201,7 @@ class _Merging:
                 return None
         elif target not in _SAME:
             return None
-        return [self.merged[first, 1], *args[1:]]
+        return [first, *args[1:]]
 
     def _merge(self, writer: Writer, argument, lead: tuple):
         """An operand with its leading axes merged as those of `lead`; None where that cannot be."""
@@ -154,3 +234,97 @@ class _Merging:
         for node in reversed(self.made):
             if not node.users:
                 self.graph.erase_node(node)
+
+
+class _MergingLengths(_Merging):
+    """All dimensions in front, for tensors with these."""
+
+    first, along = 0, {**_ALONG, _aten.slice.Tensor: 1}
+
+    def __init__(self, graph: torch.fx.Graph, lead: tuple):
+        super().__init__(graph)
+        self.lead = _written(lead)
+        self._told: list | None = None
+        self._gone: set[torch.fx.Node] = set()
+
+    def visit(self, node: torch.fx.Node) -> None:
+        if node.target in _SPLITS:
+            self._split(node)
+        elif node not in self._gone:
+            super().visit(node)
+
+    def _split(self, node: torch.fx.Node) -> None:
+        x, count, dim = (*node.args, 0)[:3]
+        flat = self.merged.get((x, self.first))
+        if flat is None or dim not in (-1, len(self.lead)) or node.kwargs:
+            return
+        parts = Writer(self.graph, node).call(node.target, _sizes(flat), flat, count, -1)
+        rows = _sizes(flat)[0]
+        parts.meta["val"] = [v.new_empty((rows, v.shape[-1])) for v in node.meta["val"]]
+        for user in list(node.users):  # all of them take a part
+            writer = Writer(self.graph, user)
+            sizes = _sizes(user)
+            made = writer.call(operator.getitem, (rows, sizes[-1]), parts, user.args[1])
+            self._replace(user, writer, made)
+            self._gone.add(user)
+        self.graph.erase_node(node)
+
+    def _fits(self, node: torch.fx.Node, lead: tuple) -> bool:
+        return _written(lead) == self.lead and _is_dense(node.meta["val"])
+
+    def _begins(self, node: torch.fx.Node) -> bool:
+        return node.target in _NORMS or node.target in _ALONG
+
+    def _merge(self, writer: Writer, argument, lead: tuple):
+        sizes = _sizes(argument)
+        if len(sizes) <= 1 or (len(sizes) == 2 and sizes[0] == 1):
+            return argument
+        if (argument, self.first) in self.merged:
+            return self.merged[argument, self.first]
+        value = example(argument)
+        dense = _is_dense(value) or writer.node.target in _PRODUCTS
+        rest = _written(sizes[:-1])
+        if not dense or (rest != self.lead and any(size != 1 for size in rest)):
+            return None
+        merged = (math.prod(sizes[:-1]), sizes[-1])
+        made = writer.call(_aten.flatten.using_ints, merged, argument, 0, len(sizes) - 2)
+        made.meta["val"] = value.new_empty(merged)
+        self.made.append(made)
+        self.merged[argument, self.first] = made
+        return made
+
+    def _inner(self, writer: Writer, lead: tuple) -> list:
+        if self._told is None:
+            self._told = [self._size(size) if _is_symbolic(size) else int(size) for size in lead]
+        return list(self._told)
+
+    def _size(self, size: torch.SymInt) -> torch.fx.Node:
+        """A node that gives it, from the first tensor that has it on."""
+        for node in self.graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, torch.SymInt) and value.node.expr == size.node.expr:
+                return node
+            for dimension, other in enumerate(_written(_sizes(node))):
+                if other == size.node.expr:
+                    return self._measured(node, dimension, size)
+        raise AssertionError("no tensor has the size")
+
+    def _measured(self, node: torch.fx.Node, dimension: int, size: torch.SymInt) -> torch.fx.Node:
+        behind = node.next
+        while behind.op == "placeholder":
+            behind = behind.next
+        with self.graph.inserting_before(behind):
+            made = self.graph.call_function(_aten.sym_size.int, (node, dimension))
+        made.meta["val"] = size
+        return made
+
+
+def _is_dense(value: torch.Tensor) -> bool:
+    """In the order of its dimensions, by the sizes that the graph was traced with."""
+    reached = 1
+    for size, stride in zip(reversed(value.shape), reversed(value.stride())):
+        if hint(size) != 1:
+            if hint(stride) != reached:
+                return False
+            reached *= hint(size)
+    return True

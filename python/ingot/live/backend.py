@@ -6,12 +6,11 @@ PyTorch the operators between them, under its autograd.
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import os
 import time
 import warnings
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,43 +20,25 @@ import torch
 import ingot.capture.custom_ops  # noqa: F401  (the operator that batch norms become)
 from ingot.capture import CaptureError
 from ingot.capture.captured import NothingToGainError, Unsupported
-from ingot.capture.causal import AskedInVainError, take_causal_inputs, was_asked, while_causal
+from ingot.capture.causal import AskedInVainError, was_asked, while_causal
 from ingot.capture.derivative import unwatched
-from ingot.capture.feed import Feed
-from ingot.capture.folding import fold_constants
-from ingot.capture.gains import joins_parts
-from ingot.capture.host_time import is_of_the_host
-from ingot.capture.importer import import_graph
-from ingot.capture.nodes import computes, schema_name, where
-from ingot.capture.numbers import numbers_as_tensors
-from ingot.capture.products import PRODUCTS
-from ingot.capture.table import SHAPE_OPERATORS
-from ingot.live import policy
-from ingot.live.autocast import cast_by_torch, cast_inputs
-from ingot.live.compiled import Compiled, RefusedError
-from ingot.live.memory import copies_of_inputs, copies_of_written, views_among_results
+from ingot.capture.nodes import where
+from ingot.live import lengths, policy
+from ingot.live.compiled import Compiled
+from ingot.live.importing import Request, compile_whole
 from ingot.live.overlaps import while_apart
 from ingot.live.pieces import compile_pieces
-from ingot.live.products import LEAST_WORK, with_own_products
 from ingot.live.reporting import HOLDS_NOTHING
-from ingot.live.returned import INNER, readers_of_results
-from ingot.live.switches import kept_from_autocast
-from ingot.live.tracing import feed_of, other_batches, value_at_capture
 from ingot.live.unseen_writes import UnseenWritesError, parts_to_run_apart
 from ingot.log import logger
-from ingot.runtime.ahead import compile_ahead
 from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError, IngotWarning
 
 _forward_ad = torch.autograd.forward_ad
-_DEVICES = ("cpu", "cuda")
 _dtype = operator.attrgetter("dtype")
 _CONVERTED = (
     "PyTorch runs it: its parameters have another dtype than when TorchDynamo captured it, which "
     "looks at them no more. Call torch._dynamo.reset() after the conversion, or use ingot.optimize"
 )
-_MAX_REFUSALS = 16
-# Of a graph, and of its inputs, up to which other places of the batch are tried.
-_MOST_NODES, _MOST_PLACES = 64, 6
 
 
 @dataclass
@@ -114,6 +95,10 @@ class Session:
         """The callable that Dynamo gets for a graph that was compiled."""
         run = graph.compiled.run
         return lambda *args: run(args)
+
+    def lengths_change(self) -> bool:
+        """Whether graphs for one length of several are captured in vain."""
+        return lengths.captured_often()
 
     def mode(self) -> str:
         """Of the graph being compiled."""
@@ -189,7 +174,8 @@ def _compile_piece(
     start = time.perf_counter()
     graph, tell = DynamoGraph(session.mode()), True
     try:
-        graph.compiled = _compiled(session, gm, example_inputs)
+        request = Request(session.precision, session.options, session.lengths_change())
+        graph.compiled = compile_whole(request, gm, example_inputs)
         if graph.compiled is None:
             graph.problem = "PyTorch runs it: it refuses a batch of this size"
             tell = False  # PyTorch does, by an error
@@ -239,119 +225,3 @@ def _compile_around(
             session.leaves(Unsupported("a write", where(node), str(error)))
     around, between = partial(_compile_piece, session), lambda gm, _: session.run_by_pytorch(gm)
     return compile_pieces(gm, example_inputs, around, apart, between)
-
-
-def _compiled(session: Session, gm, example_inputs) -> Compiled | None:
-    """None where it is PyTorch's to answer, with an error of its own."""
-    gradients = torch.is_grad_enabled() and any(
-        isinstance(e, torch.Tensor) and e.requires_grad for e in example_inputs
-    )
-    feed, refused = _fed(gm, example_inputs, gradients)
-    autocast, tf32 = policy.ambient(feed.device_type)
-    feed.tf32 = tf32 and session.precision in (None, "tf32")
-    refused.update(
-        dict.fromkeys(kept_from_autocast(feed.graph), "its forward keeps it from autocast")
-    )
-    if autocast is not None:
-        refused.update(dict.fromkeys(cast_by_torch(feed, autocast, refused), ""))
-        if gradients:
-            cast_inputs(feed, autocast, refused)
-    own_products = _has_own_products(feed.device_type, autocast)
-    own_products &= not (gradients and feed.tf32 and is_of_the_host(feed.graph.nodes))
-    for _ in range(_MAX_REFUSALS):
-        captured = import_graph(
-            feed,
-            refused=refused,
-            autocast=autocast is not None,
-            gradients=gradients,
-            apart=LEAST_WORK if own_products else None,
-        )
-        if own_products:
-            captured = with_own_products(captured, policy.candidates(session.precision, tf32)[0])
-        if captured.static_batch in captured.delegate_batches:
-            return None
-        try:
-            compiled = Compiled(
-                captured, feed.device_type, session.precision, tf32, session.options
-            )
-        except RefusedError as error:
-            refused.update(error.nodes)
-            continue
-        compiled.causal_inputs, compiled.apart = feed.causal_inputs, feed.apart
-        compile_ahead(compiled.programs, feed.example_batch)
-        return compiled
-    raise CaptureError("; ".join(sorted(set(refused.values()))))
-
-
-def _has_own_products(device_type: str, autocast: torch.dtype | None) -> bool:
-    """Whether a product that no region takes may be Ingot's."""
-    return device_type == "cuda" and autocast is None
-
-
-def _fed(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], gradients: bool
-) -> tuple[Feed, dict[str, str]]:
-    """With the batch where regions take most: of a product of two inputs either may have it, and a
-    transposed one on its second dimension. Without a chain there is nothing to take it for.
-    Second: what PyTorch must run in any case, as `refused` of import_graph()."""
-    inner = gm.meta.get(INNER, ())
-    best = _with_refused(_feed(gm, example_inputs), gradients, inner)
-    if policy.ambient(best[0].device_type)[0] is not None:
-        return best  # autocast's casts are looked for in a graph that is as it was traced
-    places = other_batches(gm, example_inputs)
-    nodes = best[0].graph.nodes
-    if not 0 < len(places) <= _MOST_PLACES or len(nodes) > _MOST_NODES:
-        return best
-    if not any(_is_chain(node) for node in nodes):
-        return best
-    least = _left(*best, gradients)
-    for place in places if least else ():
-        with contextlib.suppress(CaptureError):
-            other = _with_refused(_feed(gm, example_inputs, place), gradients, inner)
-            left = _left(*other, gradients)
-            if left < least:
-                best, least = other, left
-    return best
-
-
-def _feed(gm: torch.fx.GraphModule, *arguments: Any) -> Feed:
-    feed = feed_of(gm, *arguments)
-    if feed.device_type not in _DEVICES:
-        raise CaptureError(f"its tensors are on {feed.device_type!r}, where Ingot has no kernels")
-    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    known = {
-        node: value
-        for node, value in zip(feed.placeholders, map(value_at_capture, inputs))
-        if value is not None
-    }
-    at = {node: index for index, node in enumerate(feed.placeholders)}
-    feed.causal_inputs = [at[node] for node in take_causal_inputs(feed.graph, known)]
-    return feed
-
-
-def _with_refused(
-    feed: Feed, gradients: bool, inner: Container[int]
-) -> tuple[Feed, dict[str, str]]:
-    """inner: places of results that no user gets."""
-    feed.trains_chains = True
-    feed.joins_parts = joins_parts(feed.device_type, gradients)
-    fold_constants(feed)
-    refused = views_among_results(feed.graph)
-    if gradients:
-        refused += copies_of_inputs(feed) + copies_of_written(feed)
-        refused += readers_of_results(feed, inner)
-    if policy.ambient(feed.device_type)[0] is None:  # autocast may make few bits of a tensor
-        refused += numbers_as_tensors(feed.graph)
-    return feed, dict.fromkeys(refused, "")
-
-
-def _is_chain(node: torch.fx.Node) -> bool:
-    name = schema_name(node.target)
-    computing = node.op == "call_function" and computes(node)
-    return computing and name not in PRODUCTS and name not in SHAPE_OPERATORS
-
-
-def _left(feed: Feed, refused: dict[str, str], gradients: bool) -> int:
-    """How many products stay PyTorch's."""
-    captured = import_graph(feed, refused=refused, gradients=gradients)
-    return sum(f"aten::{item.what}" in PRODUCTS for item in captured.unsupported)

@@ -28,8 +28,8 @@ class Compiled:
     emptied, so that tensors are freed where they are read last.
 
     Operators of PyTorch's run under its autograd; regions are functions of it where a tensor that
-    they read needs a gradient. causal_inputs: places of inputs that must be causal masks; apart: as
-    a feed has it.
+    they read needs a gradient. causal_inputs: places of inputs that must be causal masks; apart,
+    example_batch: as a feed has them; bound_lengths: whether it is for one of several sizes.
     """
 
     def __init__(
@@ -43,6 +43,8 @@ class Compiled:
         self.captured = captured
         self.causal_inputs: list[int] = []
         self.apart: dict[int, bool] = {}
+        self.example_batch: int | None = None
+        self.bound_lengths = False
         self.programs: list[Program] = []
         for region in captured.regions:
             self.programs.append(_compile(region, device_type, precision, tf32, options))

@@ -271,8 +271,13 @@ class _Careful:
             if batch > 1 and tensor.dim() and tensor.size(0) == batch:
                 torch._dynamo.maybe_mark_dynamic(tensor, 0)
         try:
+            known = self._vain.knows(frame.f_code)
             with self._vain.noting(frame.f_code):
                 found = self._captured(frame, *args, **kwargs)
+                if known and _is_given_up(found):
+                    # Sizes have become symbolic since, and what the forward computes of them is
+                    # no argument of the operator that it is for.
+                    found = self._captured(frame, *args, **kwargs, for_this_size=True)
         except Exception as error:  # many kinds, of Dynamo's own and of what it looks at
             wrong_use = getattr(error, "inner_exception", None)
             if isinstance(wrong_use, IngotError):
@@ -287,15 +292,20 @@ class _Careful:
             return _by_pytorch_this_time("SKIP")
         return self._unless_given_up(found, frame.f_code)
 
-    def _captured(self, *arguments: Any, put_off: bool = True, **named: Any) -> Any:
+    def _captured(
+        self, *arguments: Any, put_off: bool = True, for_this_size: bool = False, **named: Any
+    ) -> Any:
+        settings = self._limited_settings()
+        if for_this_size:
+            settings["automatic_dynamic_shapes"] = False
         try:
-            capturing = _capturing(self._limited_settings(), put_off)
+            capturing = _capturing(settings, put_off)
             with capturing, self._telling_breaks(), _lazy_modules_left():
                 return self._callback(*arguments, **named)
         except Exception as error:  # Dynamo's, around the backend's
             if not isinstance(getattr(error, "inner_exception", None), AskedInVainError):
                 raise
-        return self._captured(*arguments, put_off=False, **named)
+        return self._captured(*arguments, put_off=False, for_this_size=for_this_size, **named)
 
     @contextlib.contextmanager
     def _telling_breaks(self) -> Iterator[None]:
@@ -317,7 +327,7 @@ class _Careful:
     def _unless_given_up(self, found: Any, code: types.CodeType) -> Any:
         """Dynamo gives a frame up for good where it cannot capture one call of it. The next calls
         may be others: a few of them are looked at."""
-        if getattr(found, "guarded_code", True) is not None or not found.apply_to_code:
+        if not _is_given_up(found):
             return found
         if found.frame_exec_strategy.cur_action == torch._dynamo.types.FrameAction.RUN_ONLY:
             limit = self._limited_settings()[_limit_name()]
@@ -339,6 +349,11 @@ class _Careful:
                 "optimised by itself. TORCH_LOGS=graph_breaks tells the lines to change"
             )
         return found
+
+
+def _is_given_up(found: Any) -> bool:
+    """Whether Dynamo takes a frame for one that it cannot capture, whatever it is called with."""
+    return getattr(found, "guarded_code", True) is None and found.apply_to_code
 
 
 def has_no_weights_yet(module: nn.Module) -> bool:

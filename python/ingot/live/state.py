@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ingot.capture.feed import batched_inputs
-from ingot.live import dynamo, releases, shortcut
+from ingot.live import dynamo, lengths, releases, shortcut
 from ingot.live.backend import DynamoGraph, Session, compile_graph, switched_off
 from ingot.live.left import LeftCalls
 from ingot.live.vain import USED, CapturesInVain
@@ -240,6 +240,9 @@ class State(Session):
 
     def run_by_pytorch(self, gm: torch.fx.GraphModule) -> Callable:
         return self._by_pytorch(gm.forward)
+
+    def lengths_change(self) -> bool:
+        return lengths.changed_often(self.graphs)
 
     def mode(self) -> str:
         return "training" if self._training else "eval"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from ingot.capture import CaptureError, attention, encoder_layer, recurrent
 from ingot.capture.captured import Source
 from ingot.capture.causal import take_causal_masks
 from ingot.capture.feed import Feed, Placeholder, device_type_of
+from ingot.capture.layout import hint
 from ingot.capture.masks import leave_full_masks_away
 from ingot.capture.nodes import (
     PARAMETER,
@@ -37,11 +39,20 @@ from ingot.live.pieces import has_pieces_inside
 _batch_norm = torch.nn.functional.batch_norm
 
 
+class Lengths(Enum):
+    """What becomes of sizes beside the batch's that Dynamo has seen to change: BOUND to what they
+    are, by guards of Dynamo's; KEPT symbolic; or, of a graph that only a trial looks at, TRIED as
+    numbers that nothing guards."""
+
+    BOUND, KEPT, TRIED = range(3)
+
+
 def feed_of(
     gm: torch.fx.GraphModule,
     examples: Sequence[Any],
     batch_at: tuple[int, int] | None = None,
     device_type: str | None = None,
+    lengths: Lengths = Lengths.BOUND,
 ) -> Feed:
     """examples: what Dynamo hands to a backend: tensors without data, and symbolic numbers.
     batch_at: the input, and its dimension, that is to be the batch (`other_batches`). device_type:
@@ -66,17 +77,27 @@ def feed_of(
         values = [_moved(value, device_type) for value in values]
         _move_what_it_makes(copy.graph, device_type)
     copy.recompile()
-    ways = _with_batch(values, found) if batch_at is None else _with_this_batch(values, batch_at)
+    if batch_at is not None:
+        ways = _with_this_batch(values, batch_at)
+    elif lengths is Lengths.KEPT:
+        ways = _with_lengths(values, found)
+    else:
+        if lengths is Lengths.TRIED:
+            values = [_with_numbers(value, hint) for value in values]
+        ways = _with_batch(values, found)
     for tried, batch in ways:
         graph, attributes = _traced(copy, tried)
-        if batch is None or not batch.node.expr.is_number:
+        if lengths is Lengths.KEPT:
+            if not any(map(_is_bound, tried)):
+                break
+        elif batch is None or not batch.node.expr.is_number:
             break
     leave_full_masks_away(graph)
     take_causal_masks(graph)
     # What nothing reads has no gradient, and would have one in a region.
     graph.eliminate_dead_code(lambda n: mutates(n) or moves_statistics(n) or not is_pure(n))
     is_dynamos = batch is not None and batch.node.shape_env is _shape_env(values)
-    size = None if is_dynamos else _leading_size(values, found)
+    size = None if is_dynamos else _leading_size(tried, found)
     if batch_at is not None:
         size = int(values[batch_at[0]].shape[batch_at[1]])
     placeholders = {}
@@ -91,6 +112,7 @@ def feed_of(
     feed = Feed(graph, attributes, placeholders, device_type_of(tried), symbol, size)
     feed.lays_out, feed.only_planned = True, device_type is not None
     feed.example_batch = size if batch is None else int(batch.node.hint)
+    feed.has_lengths = lengths is Lengths.KEPT
     overlaps.refuse(overlaps.watched(feed, True), list(map(value_at_capture, inputs)))
     feed.apart = overlaps.watched(feed, False)  # who makes a parameter a part does so before
     return feed
@@ -195,6 +217,37 @@ def _leading_size(values, found) -> int:
     return int(leading[0].shape[0]) if leading else 1
 
 
+def sizes_of_inputs(inputs: Sequence[torch.fx.Node], examples: Sequence[Any]) -> Iterator[tuple]:
+    """Of the tensors that calls bring: (where it comes from, dimension), the size, and the node."""
+    for index, (node, example) in enumerate(zip(inputs, examples)):
+        value = _value(node, example)
+        known = _placeholder(node, index, example)
+        if isinstance(value, torch.Tensor) and known.source.kind == "input":
+            for dimension, size in enumerate(value.shape):
+                yield (_source_name(node) or node.name, dimension), size, node
+
+
+def changing_sizes(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> dict:
+    """Those that are symbolic and not the batch's, by where they come from, and the dimension."""
+    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    values = [_value(node, example) for node, example in zip(inputs, examples)]
+    found = [_placeholder(*each) for each in zip(inputs, range(len(inputs)), examples)]
+    batch = _symbolic_batch(values, found)
+    batches = set() if batch is None else {batch.node.expr}
+    return {
+        place: size
+        for place, size, _ in sizes_of_inputs(inputs, examples)
+        if isinstance(size, torch.SymInt) and size.node.expr.free_symbols - batches
+    }
+
+
+def _with_lengths(values: list, found: Sequence[Placeholder]) -> Iterator[tuple[list, Any]]:
+    """With all that is symbolic, but what the last trace has bound to a number."""
+    while True:
+        settled = [_settled(value, None, set()) for value in values]
+        yield settled, _symbolic_batch(settled, found)
+
+
 def _with_batch(values: list, found: Sequence[Placeholder]) -> Iterator[tuple[list, Any]]:
     """Values to trace with, and among them the symbolic size of the batch (or None); further ones
     where tracing has bound it to a number.
@@ -279,12 +332,19 @@ def _settled(value: Any, batch: torch.SymInt | None, batches: set) -> Any:
     return _like(value, sizes, [_number(s) for s in value.stride()])
 
 
-def _with_numbers(value: Any) -> Any:
+def _with_numbers(value: Any, number: Callable[[Any], int] = int) -> Any:
+    """number: int, which binds a symbolic size, or hint, which does not."""
     if isinstance(value, torch.SymInt):
-        return int(value)
+        return number(value)
     if not isinstance(value, torch.Tensor):
         return value
-    return _like(value, [int(s) for s in value.shape], [int(s) for s in value.stride()])
+    return _like(value, list(map(number, value.shape)), list(map(number, value.stride())))
+
+
+def _is_bound(value: Any) -> bool:
+    """Whether a size that was symbolic is a number now."""
+    sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+    return any(isinstance(size, torch.SymInt) and size.node.expr.is_number for size in sizes)
 
 
 def _number(size: Any) -> Any:

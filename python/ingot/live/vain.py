@@ -47,6 +47,10 @@ class CapturesInVain:
         )
         return True
 
+    def knows(self, code: types.CodeType) -> bool:
+        """Whether a graph was captured for it."""
+        return any(ref() is not None for ref in self._of_code.get(code, ()))
+
     @contextlib.contextmanager
     def noting(self, code: types.CodeType) -> Iterator[None]:
         """What is captured within is for this code."""
