@@ -42,7 +42,7 @@ struct BatchLayout {
 // What a launch program follows from beside its tensors: of their addresses, the bits that decide
 // how wide accesses may be.
 struct CudaCall {
-  static constexpr size_t kKept = 32;
+  static constexpr size_t kKept = 128;  // rows of sequences of any length are batches
   int sm;
   int64_t batch;
   bool frozen;

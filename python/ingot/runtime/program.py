@@ -42,8 +42,8 @@ _MOST_GUARDS = 8
 
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
-# Bindings kept per program: layouts and batch sizes seen last.
-_MAX_BINDINGS = 64
+# Bindings kept per program: layouts and batch sizes (rows, of sequences of any length) seen last.
+_MAX_BINDINGS = 256
 # Bits from one address to the next, of tensors that hold nothing.
 _FAR_APART = 40
 
