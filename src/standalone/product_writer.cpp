@@ -68,15 +68,14 @@ class ProductWriter {
     write_kernels(true, hopper_);
     write_kernels(false, portable_);
     const std::string shape = tables_.name_of(shape_text());
-    text_.constants = fmt::format("const void* const {0}_kernels[] = {{{1}_kernels({0})}};\n\n",
-                                  text_.epilogue.kernel, shape);
+    text_.by_tile = fmt::format("{}_kernels({})", shape, text_.epilogue.kernel);
     std::vector<size_t> states;
     for (int i = 0; i < text_.epilogue.moments; ++i) {
       const bool sum = (text_.epilogue.sums >> i & 1) != 0;
       states.push_back(sum ? sizeof(Sum<float>::State) : sizeof(Moments<float>::State));
     }
-    text_.plan = fmt::format("plan({}, {}_kernels, {{{}}}, {})", shape, text_.epilogue.kernel,
-                             fmt::join(states, ", "), product_samples());
+    text_.plan = fmt::format("plan({}, {{}}, {{{{{}}}}}, {})", shape, fmt::join(states, ", "),
+                             product_samples());
     return std::move(text_);
   }
 

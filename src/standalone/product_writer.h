@@ -24,8 +24,8 @@ struct ProductTables {
 struct ProductText {
   ProductEpilogue epilogue;
   std::string kernels;    // the epilogue's functor and the kernels
-  std::string constants;  // the kernels by tile
-  std::string plan;       // an expression over `batch`
+  std::string by_tile;    // the kernels, as elements of an array
+  std::string plan;       // an expression over `batch` and that array, by the name `{}`
 };
 
 // Throws Error (INGOT_UNSUPPORTED) where only the library has a kernel for the sweep.

@@ -35,7 +35,7 @@ class ProgramWriter {
       }
       for (const KernelSource& source : sources) add_kernels(source);
     }
-    text_.host = constants_ + function();
+    text_.host = function();
     return std::move(text_);
   }
 
@@ -238,9 +238,10 @@ class ProgramWriter {
         "wait.\n{}\n",
         epilogue.kernel, product.kernels);
     text_.names.push_back(epilogue.kernel);
-    constants_ += product.constants;
-    const std::string name = fmt::format("product{}", products_++);
-    before_ += fmt::format("  const Planned {} = {};\n", name, product.plan);
+    const std::string name = fmt::format("product{}", products_);
+    const std::string kernels = fmt::format("kernels{}", products_++);
+    before_ += fmt::format("  const void* const {}[] = {{{}}};\n  const Planned {} = {};\n", kernels,
+                           product.by_tile, name, fmt::format(fmt::runtime(product.plan), kernels));
     scratch_.insert(name + ".bytes");
     const std::string operands_name = next_operands();
     const std::string y =
@@ -296,8 +297,8 @@ class ProgramWriter {
   ProductTables& tables_;
   Binding binding_;
   ProgramText text_;
-  std::string constants_, before_, run_;  // of products; of a call's batch; launches
-  std::set<std::string> scratch_;         // bytes that sweeps use, as expressions
+  std::string before_, run_;       // what a call's batch settles; launches
+  std::set<std::string> scratch_;  // bytes that sweeps use, as expressions
   std::vector<std::string> cuts_;
   int products_ = 0, operands_ = 0;
 };

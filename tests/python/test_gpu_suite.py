@@ -327,7 +327,7 @@ def test_programs_end_with_their_verdict(tmp_path):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("program", ["user_frozen.py", "user_replay.py"])
+@pytest.mark.parametrize("program", ["user_frozen.py", "user_replay.py", "user_lengths.py"])
 def test_programs_pass_on_the_cpu(program):
     path = ROOT / "tools" / "gpu_checks" / program
     answer = subprocess.run(
