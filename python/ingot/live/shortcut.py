@@ -53,12 +53,44 @@ class Shortcut(Guards):
         self.run = run
 
 
-def parameters_of(function: Callable) -> tuple[str, ...] | None:
-    """Names of a function's parameters, where calls of it are simple enough for a shortcut."""
+class Parameters:
+    """Those of a function that has no others than positional ones."""
+
+    __slots__ = ("_defaults", "_required", "names")
+
+    def __init__(self, function: Callable):
+        code = function.__code__
+        self.names = code.co_varnames[: code.co_argcount]
+        self._defaults = function.__defaults__ or ()
+        self._required = len(self.names) - len(self._defaults)
+
+    def of(self, args: tuple, kwargs: dict) -> tuple | None:
+        """What a call gives for each, in order; None where it does not fit, which is PyTorch's to
+        say."""
+        given = len(args)
+        if not kwargs:
+            if given == len(self.names):
+                return args
+            fits = self._required <= given < len(self.names)
+            return args + self._defaults[given - self._required :] if fits else None
+        found, named = list(args), 0
+        for at in range(given, len(self.names)):
+            if self.names[at] in kwargs:
+                found.append(kwargs[self.names[at]])
+                named += 1
+            elif at >= self._required:
+                found.append(self._defaults[at - self._required])
+            else:
+                return None
+        return tuple(found) if named == len(kwargs) else None
+
+
+def parameters_of(function: Callable) -> Parameters | None:
+    """Where calls of it are simple enough for a shortcut."""
     code = function.__code__
     if code.co_flags & _PLAIN or code.co_kwonlyargcount or function.__closure__:
         return None
-    return code.co_varnames[: code.co_argcount]
+    return Parameters(function)
 
 
 def latest(function: Callable) -> Shortcut | None:

@@ -135,19 +135,18 @@ class State(Session):
         kind = left.kind(args, kwargs) if left else None
         if kind is not None and left.hold_kind(kind, args, kwargs):
             return self.original_forward(*args, **kwargs)
-        names = self._parameters
-        plain = not kwargs and names is not None and len(args) == len(names)
+        plain = self._parameters and self._parameters.of(args, kwargs)
         if plain:
-            frame_locals = dict(zip(names, args))
+            frame_locals = dict(zip(self._parameters.names, plain))
             for known in self._shortcuts:
                 if known.matches(frame_locals):
                     if kind is not None:
                         left.exclude(kind)
-                    return known.run(*args)
+                    return known.run(*plain)
         if kind is not None and left.hold(kind, args, kwargs):
             return self.original_forward(*args, **kwargs)
         left.drop(kind)
-        return self._through_dynamo(args, kwargs, plain)
+        return self._through_dynamo(args, kwargs, bool(plain))
 
     def _look_at_overlooked(self) -> None:
         if self._overlooked is not None and self._overlooked.changed():

@@ -189,6 +189,10 @@ class Program:
         self._keeps_weights = False
         self._frozen: FrozenWeights | None = None
         self._bindings: dict[Any, Binding] = {}
+        # By the shape of a leaf that has the batch: the one that was bound last.
+        self._of_shape: dict[torch.Size, Binding] = {}
+        batched = (i for i, leaf in enumerate(leaves) if leaf.is_batched)
+        self._varying = next(batched, 0)
         self.last_binding: Binding | None = None
         self._workspaces: deque[torch.Tensor] = deque()
         self._lock = threading.Lock()
@@ -393,6 +397,11 @@ class Program:
         binding = self.last_binding
         if binding is not None and binding.matches(tensors):
             return binding
+        shape = tensors[self._varying].shape
+        binding = self._of_shape.get(shape)
+        if binding is not None and binding.matches(tensors):
+            self.last_binding = binding
+            return binding
         key = description(tensors)
         binding = self._bindings.get(key)
         if binding is None:
@@ -401,7 +410,9 @@ class Program:
                 if len(self._bindings) >= _MAX_BINDINGS:
                     self._bindings.pop(next(iter(self._bindings)), None)
                 self._bindings[key] = binding
-        self.last_binding = binding
+        if len(self._of_shape) >= _MAX_BINDINGS:
+            self._of_shape.clear()
+        self._of_shape[shape] = self.last_binding = binding
         return binding
 
     def _laid_out(self, tensors: Sequence[torch.Tensor]) -> tuple:
