@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 from typing import Any
 
 import jinja2
 
-from ingot.model_file import ModelFile, write_whole
+from ingot.model_file import ModelFile
 
 WIDTH = 96
 
@@ -57,13 +56,3 @@ def render_model(original: ModelFile, report: dict[str, Any], precision: str | N
     )
     compile(text, "model_new.py", "exec")
     return text
-
-
-def write_model(
-    path: os.PathLike | str,
-    original: ModelFile,
-    report: dict[str, Any],
-    precision: str | None = None,
-) -> None:
-    """Writes model_new.py, whole or not at all. Raises ModelFileError where it cannot."""
-    write_whole(path, render_model(original, report, precision))

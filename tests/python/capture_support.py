@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
+from evaluator import evaluate_fp64
 from ingot.capture import Captured, Region
 from ingot.capture.captured import Slot, resolved
 from ingot.model_capture import capture
-from ingot.runtime.reference import evaluate_fp64
 from torch import nn
 from torch.utils import _pytree as pytree
 

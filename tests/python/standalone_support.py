@@ -8,8 +8,8 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import torch
+from evaluator import evaluate_fp64
 from ingot.model_file import ModelFile, load_model_file
-from ingot.runtime.reference import evaluate_fp64
 from ingot.standalone_writer import Standalone
 
 

@@ -15,7 +15,7 @@ from ingot.model_file import (
     override_constants,
     write_whole,
 )
-from ingot.model_writer import render_model, write_model
+from ingot.model_writer import render_model
 from live import regions_run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -153,7 +153,7 @@ def test_written_models_compute_what_the_original_does(name, tmp_path):
     inputs = original.make_inputs()
     optimised = ingot.optimize(module, inputs)
     path = tmp_path / "model_new.py"
-    write_model(path, original, optimised.ingot_report(), None)
+    path.write_text(render_model(original, optimised.ingot_report(), None), encoding="utf-8")
     new = load_model_file(path, class_name="ModelNew")
     torch.manual_seed(0)
     candidate = new.make_module()

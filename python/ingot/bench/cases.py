@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -35,10 +35,6 @@ class Case:
     def settings(self) -> dict:
         sizes = {"batch_size": self.rows, "in_features": self.inner, "out_features": self.columns}
         return {**sizes, **self.overrides}
-
-    def shrunk(self) -> Case:
-        """The same model at a size for checks that are slow: nothing a multiple of anything."""
-        return replace(self, rows=67, inner=133, columns=71)
 
 
 def bundled_cases(half: bool = False) -> list:

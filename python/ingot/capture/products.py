@@ -54,7 +54,7 @@ def _matmul(call: Call, a: Operand, b: Operand, transposed: bool) -> Value:
     a_id, lead_dims, rows = _rows_by_features(call, a)
     if len(b.sizes) == 3 and (len(a.sizes) != 3 or {a.sizes[0], b.sizes[0]} not in ({-1}, {1, -1})):
         raise UnfitError("a batched product over other than the batch")
-    b_id, transpose_b = _right_operand(call, b, transposed, contracted, columns)
+    b_id, transpose_b = _right_operand(call, b, transposed)
     identity = region.emit("matmul", [a_id, b_id], {"transpose_b": transpose_b})
     extents, sizes = (a.extents[0], rows, 1, columns), (*a.sizes[:-1], columns)
     if len(b.sizes) == 3 and a.sizes[0] == 1:
@@ -90,7 +90,7 @@ def _rows_by_features(call: Call, a: Value):
     return identity, tuple(dims), rows
 
 
-def _right_operand(call: Call, b: Operand, transposed: bool, contracted: int, columns: int):
+def _right_operand(call: Call, b: Operand, transposed: bool):
     region = call.region
     if isinstance(b, Leaf):
         # Row-major as it lies in memory: [N, 1, K] with transpose_b, or [K, 1, N].

@@ -131,18 +131,18 @@ def _norm(call: Call) -> Value:
     return reduced_along(call, "norm", call.get("dim"), {"p": order})
 
 
-def _along(call: Call, op: str, x: str, dim: Any, attributes: dict | None = None) -> Value:
+def _along(call: Call, op: str) -> Value:
     """Operators along dimensions that keep the shape."""
-    value = call.value(x)
+    value = call.value("self")
     if call.dtype in FLOATING:
         value = call.region.cast(value, call.dtype)
-    axes = call.axes(value, call.dimensions(value, dim))
-    identity = call.region.emit(op, [value.id], {"axes": axis_names(axes), **(attributes or {})})
+    axes = call.axes(value, call.dimensions(value, call["dim"]))
+    identity = call.region.emit(op, [value.id], {"axes": axis_names(axes)})
     return call.like(value, identity)
 
 
 for _name in ("softmax", "log_softmax"):
-    TABLE[f"aten::{_name}"] = lambda call, op=_name: _along(call, op, "self", call["dim"])
+    TABLE[f"aten::{_name}"] = lambda call, op=_name: _along(call, op)
 
 
 @row("aten::_softmax", "aten::_log_softmax")
@@ -150,7 +150,7 @@ def _softmax_again(call: Call) -> Value:
     """In a backward pass. In 16 bits, one sweep may store what it takes the maximum and the sum of,
     and the next one read it rounded: so it is rounded for both."""
     call.arguments = {**call.arguments, "self": call.region.rounded(call.value("self"))}
-    return _along(call, call["name"].rpartition(":")[2][1:], "self", call["dim"])
+    return _along(call, call["name"].rpartition(":")[2][1:])
 
 
 def _pool(call: Call, op: str, kernel: int) -> Value:

@@ -93,8 +93,8 @@ class Call:
             axes = [free[0]]
         return axes
 
-    def like(self, value: Value, identity: int, dtype: torch.dtype | None = None) -> Value:
-        return Value(identity, value.extents, value.dims, value.sizes, dtype or value.dtype)
+    def like(self, value: Value, identity: int) -> Value:
+        return Value(identity, value.extents, value.dims, value.sizes, value.dtype)
 
 
 Row = Callable[[Call], Any]

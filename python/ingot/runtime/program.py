@@ -46,6 +46,7 @@ _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 _MAX_BINDINGS = 256
 # Bits from one address to the next, of tensors that hold nothing.
 _FAR_APART = 40
+_ALIGNMENT = 256  # bytes, of workspaces and packed weights
 
 
 def _is_capturing(device: torch.device) -> bool:
@@ -500,10 +501,8 @@ def _allocator(device: torch.device):
     return lambda sizes, strides, dtype: _empty_strided(sizes, strides, dtype=dtype, device=device)
 
 
-def _aligned_bytes(
-    size: int, alignment: int = 256, device: torch.device | str = "cpu"
-) -> torch.Tensor:
+def _aligned_bytes(size: int, device: torch.device | str = "cpu") -> torch.Tensor:
     """Not on the default device, which may be another one."""
-    raw = torch.empty(size + alignment, dtype=torch.uint8, device=device)
-    offset = -raw.data_ptr() % alignment
+    raw = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=device)
+    offset = -raw.data_ptr() % _ALIGNMENT
     return raw[offset : offset + size]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -57,11 +57,10 @@ class FunctionPrinter:
         arguments: Sequence[str],
         needs: Sequence[str] | None = None,
         results: Sequence[Any] | None = None,
-        constant_text: Callable[[torch.Tensor], str] | None = None,
         free: bool = False,
         held: Sequence[str] = (),
     ):
-        self.graph, self.constant_text, self.free, self.held = graph, constant_text, free, held
+        self.graph, self.free, self.held = graph, free, held
         self.names = Names([*arguments, "torch", ATEN, "needs", "given", "unused"])
         self.texts: dict[torch.fx.Node, str] = {}
         inputs = [n for n in graph.nodes if n.op == "placeholder"]
@@ -227,12 +226,7 @@ class FunctionPrinter:
 
     def _text(self, node: torch.fx.Node) -> str:
         if node.op == "get_attr":
-            constant = self.graph.owning_module
-            for part in str(node.target).split("."):
-                constant = getattr(constant, part)
-            if self.constant_text is None:
-                raise UnprintableError(f"the constant {node.target}")
-            return self.constant_text(constant)
+            raise UnprintableError(f"the constant {node.target}")
         return call_text(node.target, node.args, node.kwargs, self.texts.__getitem__, self.device)
 
     def _is_inlined(self, node: torch.fx.Node, text: str) -> bool:
