@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.fx.node import map_aggregate
 
 from ingot.capture.reference import Reference
 from ingot.runtime.layouts import LeafLayout, TensorLayout
@@ -117,28 +118,11 @@ def slots_read(step: Region | TorchStep) -> list[int]:
     def visit(value):
         if isinstance(value, Slot):
             found.append(value.index)
-        elif isinstance(value, (list, tuple)):
-            for item in value:
-                visit(item)
-        elif isinstance(value, dict):
-            for item in value.values():
-                visit(item)
-        elif isinstance(value, slice):
-            visit((value.start, value.stop, value.step))
 
-    visit((step.args, step.kwargs))
+    map_aggregate((step.args, step.kwargs), visit)
     return found
 
 
 def resolved(value: Any, values: list) -> Any:
     """With tensors in the place of slots."""
-    if isinstance(value, Slot):
-        return values[value.index]
-    if isinstance(value, (list, tuple)):
-        items = [resolved(item, values) for item in value]
-        return tuple(items) if isinstance(value, tuple) else items
-    if isinstance(value, dict):
-        return {key: resolved(item, values) for key, item in value.items()}
-    if isinstance(value, slice):
-        return slice(*(resolved(v, values) for v in (value.start, value.stop, value.step)))
-    return value
+    return map_aggregate(value, lambda v: values[v.index] if isinstance(v, Slot) else v)

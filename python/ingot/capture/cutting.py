@@ -10,10 +10,10 @@ from __future__ import annotations
 import operator
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import torch
-from torch import nn
 
 # For their rows of the table.
 import ingot.capture.normalisations
@@ -95,7 +95,7 @@ class Cut:
             if node.op == "placeholder":
                 self._placeholder(node)
             elif node.op == "get_attr":
-                self._constant(node, _attribute(self.feed.attributes, node.target))
+                self._constant(node, attrgetter(node.target)(self.feed.attributes))
             elif node.op == "call_function":
                 self._call(node)
 
@@ -408,9 +408,3 @@ def _is_literal(node: torch.fx.Node, value: Any) -> bool:
     """`torch.tensor(0.5)` in a forward: the same number at every call."""
     made = node.op == "get_attr" and str(node.target).startswith("_tensor_constant")
     return made and isinstance(value, torch.Tensor) and value.dim() == 0
-
-
-def _attribute(root: nn.Module, path: str) -> Any:
-    for name in path.split("."):
-        root = getattr(root, name)
-    return root

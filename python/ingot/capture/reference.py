@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -104,11 +105,8 @@ class _Extraction:
 
     def _copy(self, node: torch.fx.Node) -> torch.fx.Node:
         if node.op == "get_attr":
-            value = node.graph.owning_module
-            for name in node.target.split("."):
-                value = getattr(value, name)
             name = f"constant_{len(self.copies)}"
-            setattr(self.root, name, value)
+            setattr(self.root, name, attrgetter(node.target)(node.graph.owning_module))
             made = self.graph.get_attr(name)
         elif schema_name(node.target) in _LIKE:
             made = self._filled(node)

@@ -27,21 +27,18 @@ from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError, library
 
 def _original_forward(cls: type):
     """The forward that the user's class would have without us."""
-    after = False
-    for base in cls.__mro__:
-        if after and "forward" in base.__dict__:
+    for base in _after_ours(cls):
+        if "forward" in base.__dict__:
             return base.__dict__["forward"]
-        after = after or base is OptimizedModule
     raise TypeError(f"{cls.__name__} has no forward of its own")
 
 
 def _original_class(cls: type) -> type:
-    after = False
-    for base in cls.__mro__:
-        if after:
-            return base
-        after = base is OptimizedModule
-    return cls
+    return _after_ours(cls)[0]
+
+
+def _after_ours(cls: type) -> tuple[type, ...]:
+    return cls.__mro__[cls.__mro__.index(OptimizedModule) + 1 :]
 
 
 def _presented_as(original: Callable) -> Callable:

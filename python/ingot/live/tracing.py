@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
@@ -459,19 +460,9 @@ def _with_own_batch_norm(gm: torch.fx.GraphModule, paths: dict[str, str]) -> tor
 
 
 def _batch_norm_arguments(node: torch.fx.Node) -> tuple:
-    names = (
-        "input",
-        "running_mean",
-        "running_var",
-        "weight",
-        "bias",
-        "training",
-        "momentum",
-        "eps",
-    )
-    defaults = {"weight": None, "bias": None, "training": False, "momentum": 0.1, "eps": 1e-5}
-    given = {**defaults, **dict(zip(names, node.args)), **node.kwargs}
-    return tuple(given[name] for name in names)
+    given = inspect.signature(_batch_norm).bind(*node.args, **node.kwargs)
+    given.apply_defaults()
+    return given.args
 
 
 def _counters(graph: torch.fx.Graph, paths: dict[str, str]) -> dict[str, list[torch.fx.Node]]:

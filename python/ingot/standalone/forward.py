@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ingot.capture import Captured
-from ingot.capture.captured import Region, Slot
+from ingot.capture.captured import Region, Slot, slots_read
 from ingot.standalone.printing import (
     Names,
     UnprintableError,
@@ -226,9 +226,7 @@ class ForwardPrinter:
         last: dict[int, int] = {}
         inside: dict[int, set[int]] = {}
         for position, step in enumerate(self.captured.steps):
-            read = (
-                set(step.leaves) if isinstance(step, Region) else _slots((step.args, step.kwargs))
-            )
+            read = set(slots_read(step))
             for slot in list(read):
                 read |= inside.get(slot, set())
             if not isinstance(step, Region):
@@ -264,13 +262,3 @@ def _structure(value: Any) -> str:
     if value is None or type(value) in (bool, int, float, str):
         return value_text(value, str)
     raise UnprintableError(f"a result of type {type(value).__name__}")
-
-
-def _slots(value: Any) -> set[int]:
-    if isinstance(value, Slot):
-        return {value.index}
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return set().union(*map(_slots, value)) if value else set()
-    return set()
