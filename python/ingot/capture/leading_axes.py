@@ -20,18 +20,18 @@ import torch
 from ingot.capture.feed import Feed
 from ingot.capture.layout import hint
 from ingot.capture.nodes import LEFT_ALONE
-from ingot.capture.surgery import Writer, example
+from ingot.capture.surgery import Writer, example, sizes_of
 
 _aten = torch.ops.aten
 
 # Their only operand with more than one axis is the first.
 _PRODUCTS = {_aten.linear.default, _aten.matmul.default}
-# Over the last dimension if this argument, by position, says so.
+# Over the last dimension if their second argument says so.
 _ALONG = {
-    _aten.softmax.int: 1,
-    _aten.log_softmax.int: 1,
-    _aten._softmax.default: 1,
-    _aten._log_softmax.default: 1,
+    _aten.softmax.int,
+    _aten.log_softmax.int,
+    _aten._softmax.default,
+    _aten._log_softmax.default,
 }
 _NORMS = {_aten.layer_norm.default, _aten.rms_norm.default}
 _REDUCTIONS = {
@@ -52,8 +52,8 @@ _SAME = {
 }
 
 
-# Parts along this dimension.
-_SPLITS = {_aten.chunk.default: 2, _aten.split.Tensor: 2, _aten.split_with_sizes.default: 2}
+# Parts along the dimension that their third argument says.
+_SPLITS = {_aten.chunk.default, _aten.split.Tensor, _aten.split_with_sizes.default}
 
 
 def merge_leading_axes(graph: torch.fx.Graph) -> None:
@@ -61,7 +61,7 @@ def merge_leading_axes(graph: torch.fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or LEFT_ALONE in node.meta:
             continue
-        if len(_sizes(node)) >= 4:
+        if len(sizes_of(node)) >= 4:
             merging.visit(node)
     merging.sweep()
 
@@ -86,16 +86,16 @@ def _busiest_lead(graph: torch.fx.Graph) -> tuple | None:
     work: Counter = Counter()
     leads: dict[tuple, tuple] = {}
     for node in graph.nodes:
-        sizes = _sizes(node)
+        sizes = sizes_of(node)
         if node.op == "call_function" and len(sizes) > 1 and _is_dense_product(node):
             key = _written(sizes[:-1])
             leads[key] = sizes[:-1]
-            work[key] += math.prod(map(hint, sizes)) * hint(_sizes(node.args[0])[-1])
+            work[key] += math.prod(map(hint, sizes)) * hint(sizes_of(node.args[0])[-1])
     return leads[max(work, key=lambda key: work[key])] if work else None
 
 
 def _is_dense_product(node: torch.fx.Node) -> bool:
-    return node.target in _PRODUCTS and len(_sizes(node.args[1])) == 2
+    return node.target in _PRODUCTS and len(sizes_of(node.args[1])) == 2
 
 
 def _is_symbolic(size: object) -> bool:
@@ -105,11 +105,6 @@ def _is_symbolic(size: object) -> bool:
 def _written(sizes: Sequence) -> tuple:
     """Sizes to compare without a guard."""
     return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in sizes)
-
-
-def _sizes(node: object) -> tuple:
-    value = example(node)
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
 
 class _Merging:
@@ -124,13 +119,13 @@ class _Merging:
         self.made: list[torch.fx.Node] = []
 
     def visit(self, node: torch.fx.Node) -> None:
-        lead = _sizes(node)[:-1]
+        lead = sizes_of(node)[:-1]
         if not self._fits(node, lead):
             return
         writer = Writer(self.graph, node)
         if node.target in _PRODUCTS:
             x = node.args[0]
-            if len(_sizes(node.args[1])) != 2 or _written(_sizes(x)[:-1]) != _written(lead):
+            if len(sizes_of(node.args[1])) != 2 or _written(sizes_of(x)[:-1]) != _written(lead):
                 return
             args = [self._merge(writer, x, lead), *node.args[1:]]
         elif self._follows(node):
@@ -139,13 +134,13 @@ class _Merging:
             return
         if args is None or args[0] is None:
             return
-        sizes = _sizes(node)
+        sizes = sizes_of(node)
         rows = (*lead[: self.first], math.prod(lead[self.first :]))
         made = writer.call(node.target, (*rows, sizes[-1]), *args, **node.kwargs)
         self._replace(node, writer, made)
 
     def _replace(self, node: torch.fx.Node, writer: Writer, made: torch.fx.Node) -> None:
-        sizes = _sizes(node)
+        sizes = sizes_of(node)
         back = self._inner(writer, sizes[:-1])
         whole = writer.call(_aten.unflatten.int, sizes, made, self.first, back)
         whole.meta = dict(node.meta)
@@ -180,7 +175,7 @@ class _Merging:
                 isinstance(old, torch.fx.Node) and new is None for old, new in zip(args, chosen)
             )
             return None if any(unfit) else chosen
-        if _written(_sizes(args[0])[:-1]) != _written(lead):
+        if _written(sizes_of(args[0])[:-1]) != _written(lead):
             return None
         first = self.merged.get((args[0], self.first))
         if first is None and self._begins(node):
@@ -188,9 +183,9 @@ class _Merging:
         if first is None:
             return None
         if target in self.along:
-            if args[self.along[target]] not in (-1, rank - 1):
+            if args[1] not in (-1, rank - 1):
                 return None
-            args[self.along[target]] = -1
+            args[1] = -1
         elif target in _REDUCTIONS:
             # With the dimension kept: without it, the result has fewer axes.
             if len(args) < 3 or args[1] not in ([-1], [rank - 1]) or not args[2]:
@@ -210,7 +205,7 @@ class _Merging:
         value = example(argument)
         if not isinstance(value, torch.Tensor):
             return None
-        sizes = _sizes(argument)
+        sizes = sizes_of(argument)
         if len(sizes) <= 1:
             return argument
         # What lies along the middle axes must do so along all of them, or along none.
@@ -239,7 +234,7 @@ class _Merging:
 class _MergingLengths(_Merging):
     """All dimensions in front, for tensors with these."""
 
-    first, along = 0, {**_ALONG, _aten.slice.Tensor: 1}
+    first, along = 0, {*_ALONG, _aten.slice.Tensor}
 
     def __init__(self, graph: torch.fx.Graph, lead: tuple):
         super().__init__(graph)
@@ -258,12 +253,12 @@ class _MergingLengths(_Merging):
         flat = self.merged.get((x, self.first))
         if flat is None or dim not in (-1, len(self.lead)) or node.kwargs:
             return
-        parts = Writer(self.graph, node).call(node.target, _sizes(flat), flat, count, -1)
-        rows = _sizes(flat)[0]
+        parts = Writer(self.graph, node).call(node.target, sizes_of(flat), flat, count, -1)
+        rows = sizes_of(flat)[0]
         parts.meta["val"] = [v.new_empty((rows, v.shape[-1])) for v in node.meta["val"]]
         for user in list(node.users):  # all of them take a part
             writer = Writer(self.graph, user)
-            sizes = _sizes(user)
+            sizes = sizes_of(user)
             made = writer.call(operator.getitem, (rows, sizes[-1]), parts, user.args[1])
             self._replace(user, writer, made)
             self._gone.add(user)
@@ -276,7 +271,7 @@ class _MergingLengths(_Merging):
         return node.target in _NORMS or node.target in _ALONG
 
     def _merge(self, writer: Writer, argument, lead: tuple):
-        sizes = _sizes(argument)
+        sizes = sizes_of(argument)
         if len(sizes) <= 1 or (len(sizes) == 2 and sizes[0] == 1):
             return argument
         if (argument, self.first) in self.merged:
@@ -304,7 +299,7 @@ class _MergingLengths(_Merging):
             value = node.meta.get("val")
             if isinstance(value, torch.SymInt) and value.node.expr == size.node.expr:
                 return node
-            for dimension, other in enumerate(_written(_sizes(node))):
+            for dimension, other in enumerate(_written(sizes_of(node))):
                 if other == size.node.expr:
                     return self._measured(node, dimension, size)
         raise AssertionError("no tensor has the size")

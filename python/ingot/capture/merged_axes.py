@@ -21,7 +21,7 @@ from ingot.capture import pointwise
 from ingot.capture.gains import pays_alone
 from ingot.capture.layout import CHANNELS_LAST, has_channels_last
 from ingot.capture.nodes import LEFT_ALONE, only, schema_name
-from ingot.capture.surgery import Writer, example
+from ingot.capture.surgery import Writer, example, sizes_of
 from ingot.capture.table import SHAPE_OPERATORS, TABLE
 
 _aten = torch.ops.aten
@@ -54,7 +54,7 @@ def merge_axes(graph: torch.fx.Graph, only: Set | None = None, theirs: Set = fro
     that PyTorch will run, whatever Ingot has of their names."""
     chains = [node for node in graph.nodes if _kind(node) and _in_company(node)]
     chains = [node for node in chains if only is None or node in only]
-    if any(len(_sizes(node)) >= _LEAST_RANK for node in _tensors_of(chains)):
+    if any(len(sizes_of(node)) >= _LEAST_RANK for node in _tensors_of(chains)):
         _Merging(graph, _Gaps(graph, set(chains), theirs)).run(chains)
 
 
@@ -83,9 +83,9 @@ def _kind(node: torch.fx.Node) -> str:
     if name in _OF_CHANNELS:
         return "channels"
     if name in _ALONG:
-        return "along" if _sizes(node.args[0]) else ""
+        return "along" if sizes_of(node.args[0]) else ""
     if node.target in _WITH_PLACES or (name in _REDUCTIONS and _has_dimensions(node)):
-        return "reduction" if _sizes(node.args[0]) else ""
+        return "reduction" if sizes_of(node.args[0]) else ""
     if name in _SAME:
         return "pointwise"
     return "pointwise" if TABLE[name].__module__ == pointwise.__name__ else ""
@@ -104,11 +104,6 @@ def _has_dimensions(node: torch.fx.Node) -> bool:
     return names[1:2] == ["dim"] and len(node.args) > 1 and node.args[1] not in (None, [])
 
 
-def _sizes(node: Any) -> tuple:
-    value = example(node)
-    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
-
-
 def _tensors_of(nodes: Sequence[torch.fx.Node]) -> Iterator[torch.fx.Node]:
     for node in nodes:
         yield node
@@ -124,7 +119,7 @@ def _results(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 def _reduced(node: torch.fx.Node) -> tuple[set[int], bool]:
     """The dimensions that disappear, and whether they are kept with an extent of 1."""
-    rank = len(_sizes(node.args[0]))
+    rank = len(sizes_of(node.args[0]))
     dims = node.args[1] if isinstance(node.args[1], (list, tuple)) else [node.args[1]]
     names = [argument.name for argument in node.target._schema.arguments]
     at = names.index("keepdim")
@@ -172,13 +167,13 @@ class _Gaps:
                 self._open.add(b)
 
     def _need(self, node: torch.fx.Node, at: int) -> None:
-        if 0 <= at < len(_sizes(node)) - 1:
+        if 0 <= at < len(sizes_of(node)) - 1:
             self._open.add(self._find((node, at)))
 
     def _need_all(self, node: torch.fx.Node, relabelled: bool) -> None:
         """relabelled: by a view, which is PyTorch's where there are more dimensions than axes, and
         to which those of extent 1 are nothing."""
-        sizes = _sizes(node)
+        sizes = sizes_of(node)
         for at in range(len(sizes) - 1):
             if not relabelled:
                 self._need(node, at)
@@ -203,9 +198,9 @@ class _Gaps:
     def _read(self, node: torch.fx.Node, kind: str) -> None:
         results = _results(node)
         for result in results:
-            rank = len(_sizes(result))
+            rank = len(sizes_of(result))
             for at in range(rank - 1):
-                if any(not isinstance(size, int) for size in _sizes(result)[at : at + 2]):
+                if any(not isinstance(size, int) for size in sizes_of(result)[at : at + 2]):
                     self._need(result, at)
             if rank >= _LEAST_RANK:
                 self._need(result, 0)  # the batch stays by itself
@@ -214,7 +209,7 @@ class _Gaps:
             for source in node.all_input_nodes:
                 self._hand_on(source, node)
             return
-        if len(_sizes(first)) >= _LEAST_RANK:
+        if len(sizes_of(first)) >= _LEAST_RANK:
             self._need(first, 0)
         if kind == "reduction":
             for result in results:
@@ -224,13 +219,13 @@ class _Gaps:
         if kind == "channels":
             self._need(first, 1)
         elif kind == "along":
-            dim = node.args[1] % len(_sizes(first))
+            dim = node.args[1] % len(sizes_of(first))
             self._need(first, dim - 1)
             self._need(first, dim)
 
     def _hand_on(self, source: torch.fx.Node, result: torch.fx.Node) -> None:
         """An operand that is broadcast to the result."""
-        own, sizes = _sizes(source), _sizes(result)
+        own, sizes = sizes_of(source), sizes_of(result)
         lead = len(sizes) - len(own)
         for at in range(lead, len(sizes) - 1):
             self._unite((source, at - lead), (result, at))
@@ -243,7 +238,7 @@ class _Gaps:
 
     def _reduce(self, source: torch.fx.Node, result: torch.fx.Node, dims: set, kept: bool) -> None:
         place, places = 0, []  # of each dimension of the source in the result
-        for dim in range(len(_sizes(source))):
+        for dim in range(len(sizes_of(source))):
             there = kept or dim not in dims
             places.append(place if there else None)
             place += there
@@ -269,20 +264,20 @@ class _Merging:
 
     def run(self, chains: list[torch.fx.Node]) -> None:
         for node in chains:
-            tensors = [n for n in (*node.all_input_nodes, *_results(node)) if _sizes(n)]
-            if any(len(_sizes(n)) >= _LEAST_RANK and self._closes(n) for n in tensors):
+            tensors = [n for n in (*node.all_input_nodes, *_results(node)) if sizes_of(n)]
+            if any(len(sizes_of(n)) >= _LEAST_RANK and self._closes(n) for n in tensors):
                 self._rewrite(node)
         for node in reversed(self.made):
             if not node.users:
                 self.graph.erase_node(node)
 
     def _closes(self, node: torch.fx.Node) -> bool:
-        return len(self._parts(node)) < len(_sizes(node))
+        return len(self._parts(node)) < len(sizes_of(node))
 
     def _parts(self, node: torch.fx.Node) -> list[tuple[int, int]]:
         """The first and last dimension of each that remains."""
         parts: list[tuple[int, int]] = []
-        for dim in range(len(_sizes(node))):
+        for dim in range(len(sizes_of(node))):
             if parts and self.gaps.closed(node, dim - 1):
                 parts[-1] = (parts[-1][0], dim)
             else:
@@ -329,7 +324,7 @@ class _Merging:
         whole, sizes, at = made, [], 0
         merged = list(made.meta["val"].shape)
         for first, last in self._parts(node):
-            inner = list(_sizes(node)[first : last + 1])
+            inner = list(sizes_of(node)[first : last + 1])
             if last > first:
                 sizes = [*merged[:at], *inner, *merged[at + 1 :]]
                 whole = writer.call(_aten.unflatten.int, sizes, whole, at, inner)
@@ -346,14 +341,14 @@ class _Merging:
 
     def _forget(self, node: torch.fx.Node, whole: torch.fx.Node) -> None:
         """What was known of a node is known of what stands in its place."""
-        for at in range(len(_sizes(node)) - 1):
+        for at in range(len(sizes_of(node)) - 1):
             self.gaps._parent[whole, at] = (node, at)
 
     def _flat(self, writer: Writer, argument: Any) -> Any:
         """An operand with its dimensions merged."""
         if isinstance(argument, (list, tuple)):
             return [self._flat(writer, item) for item in argument]
-        if not isinstance(argument, torch.fx.Node) or not _sizes(argument):
+        if not isinstance(argument, torch.fx.Node) or not sizes_of(argument):
             return argument
         if argument in self.merged:
             return self.merged[argument]

@@ -42,3 +42,9 @@ class Writer:
 def example(argument: Any) -> Any:
     """The tensor (without data) that a node stands for."""
     return argument.meta.get("val") if isinstance(argument, torch.fx.Node) else argument
+
+
+def sizes_of(argument: Any) -> tuple:
+    """() for what stands for no tensor."""
+    value = example(argument)
+    return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
