@@ -236,9 +236,8 @@ _RULES: dict[Any, Callable] = {
     _aten.baddbmm.default: _with_no_sum,
     _aten.max_pool1d.default: _max_pool1d,
     _aten.avg_pool1d.default: _avg_pool1d,
+    # What a capture's inputs were like is compared at every call.
+    _aten._assert_tensor_metadata.default: _nothing,
 }
 # Operators with a first operand that their rules leave away.
 _UNREAD = {_aten.copy.default, _aten.addmm.default, _aten.baddbmm.default}
-# What a capture's inputs were like is compared at every call.
-if hasattr(_aten, "_assert_tensor_metadata"):
-    _RULES[_aten._assert_tensor_metadata.default] = _nothing

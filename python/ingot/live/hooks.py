@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-FUNCTION = getattr(torch.ops.higher_order, "autograd_function_apply", None)
+FUNCTION = torch.ops.higher_order.autograd_function_apply
 
 
 def anchored(tensor: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from ingot.live import hooks
 from ingot.live.returned import INNER
 
-_CHECKPOINT = getattr(torch.ops.higher_order, "tag_activation_checkpoint", None)
+_CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 # Of a piece without data, and of what it is called with: what runs it.
 CompilePiece = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable]
 
@@ -204,12 +204,8 @@ def _function_step(gm, part: list, values: dict, compile_piece: CompilePiece) ->
 
 
 _KINDS = {
-    target: step
-    for target, step in (
-        (_CHECKPOINT, _checkpoint_step),
-        (hooks.FUNCTION, _function_step),
-        (hooks.anchored, _function_step),
-        (hooks.hooked, _function_step),
-    )
-    if target is not None
+    _CHECKPOINT: _checkpoint_step,
+    hooks.FUNCTION: _function_step,
+    hooks.anchored: _function_step,
+    hooks.hooked: _function_step,
 }

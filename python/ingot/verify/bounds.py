@@ -315,11 +315,11 @@ _PRODUCTS: dict = {
     _aten.addmm.default: lambda args: (args[1], args[2]),
     _aten.baddbmm.default: lambda args: (args[1], args[2]),
 }
-_BATCH_NORMS = frozenset(
-    getattr(_aten, name).default
-    for name in ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm")
-    if hasattr(_aten, name)
-)
+_BATCH_NORMS = {
+    _aten.native_batch_norm.default,
+    _aten._native_batch_norm_legit.default,
+    _aten.cudnn_batch_norm.default,
+}
 # (weight, how statistics and weight become those of each channel)
 _ROW_NORMS = {
     _aten.native_layer_norm.default: lambda args: (args[2], _by_row),
