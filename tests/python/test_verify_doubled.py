@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ingot.verify.bounds import Roundings
 from ingot.verify.criteria import ErrorModel
-from ingot.verify.reference import Cotangents, Reference, roundings_for
+from ingot.verify.reference import Cotangents, Reference
 from test_verify_models import model, verify, why
 from torch import nn
 from torch.nn import functional as F
@@ -109,7 +110,7 @@ def test_the_truth_is_all_in_fp64(form):
     assert truth.gradients["dp:gemm.weight"].dtype is torch.float64
     eager = original.eager(original.initial_state, values, True, "contiguous", 7)
     assert eager.outputs[0].dtype is torch.float32
-    roundings = roundings_for("fp32", torch.float32, ErrorModel.INDEPENDENT)
+    roundings = Roundings.of("fp32", torch.float32, ErrorModel.INDEPENDENT)
     _, (spread,), _ = original.truth_and_spread(*call, roundings, Cotangents(8))
     assert 1e-9 < spread.relative_error < (2e-3 if form is in_parts else 2e-6)
 

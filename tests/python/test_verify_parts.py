@@ -10,12 +10,13 @@ import socket
 import pytest
 import torch
 from ingot.verify import ahead, blocks, reference, trials
+from ingot.verify.bounds import Roundings
 from ingot.verify.cotangents import Cotangents
 from ingot.verify.criteria import ErrorModel
 from ingot.verify.families import HOSTILE_BATCH, hostile_batch, hostile_families
 from ingot.verify.measures import Measures, measure
 from ingot.verify.randomness import Randomness
-from ingot.verify.reference import Reference, roundings_for
+from ingot.verify.reference import Reference
 from ingot.verify.result import AccuracyRow, Check, VerifyResult
 from ingot.verify.scalars import ElementByElement
 from ingot.verify.terms import Forms, TermSizes
@@ -113,7 +114,7 @@ class Clipping(Chain):
 def _spread(model: type, rows: int = 30) -> tuple:
     original = Reference(model, [], 5, CPU)
     values = [torch.rand(rows, 48, generator=torch.Generator().manual_seed(6))]
-    roundings = roundings_for("fp32", torch.float32, ErrorModel.INDEPENDENT)
+    roundings = Roundings.of("fp32", torch.float32, ErrorModel.INDEPENDENT)
     call = (original.initial_state, values, True, 7)
     original.eager(original.initial_state, values, True, "contiguous", 7)
     truth = original.truth(*call, Cotangents(8))

@@ -14,16 +14,16 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))
 
 from ingot.verify import VerifyOptions, verify_pair
-from ingot.verify.bounds import Disturbance
+from ingot.verify.bounds import Disturbance, Roundings
 from ingot.verify.criteria import ErrorModel
 from ingot.verify.execution import same_bits
 from ingot.verify.overlaps import overlaps_of
-from ingot.verify.reference import Reference, roundings_for
+from ingot.verify.reference import Reference
 from ingot.verify.terms import Forms
 from verify_writers import QUIET, WRITERS, file
 
 CPU = torch.device("cpu")
-ROUNDINGS = roundings_for("fp32", torch.float32, ErrorModel.INDEPENDENT)
+ROUNDINGS = Roundings.of("fp32", torch.float32, ErrorModel.INDEPENDENT)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")

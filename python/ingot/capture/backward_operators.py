@@ -7,6 +7,7 @@ means in place of sums over a count, which may be the batch's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -207,10 +208,7 @@ def _over_outer(x: torch.Tensor, count: int) -> torch.Tensor:
 
 def _in_groups(x: torch.Tensor, groups: int) -> torch.Tensor:
     """[N, groups, channels of a group, the rest]."""
-    rest = 1
-    for size in x.shape[2:]:
-        rest = rest * size
-    return x.reshape(x.shape[0], groups, x.shape[1] // groups, rest)
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups, math.prod(x.shape[2:]))
 
 
 def _of_groups(parameter: torch.Tensor, groups: int) -> torch.Tensor:

@@ -16,6 +16,7 @@ host 0.8 to 1 ms, since no cache holds what they read; its chains saved the GPU 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -127,7 +128,4 @@ def _product_flops(node: torch.fx.Node) -> float:
     sizes = [elements(node.meta.get("val"))]
     operands = [elements(given.meta.get("val")) for given in node.all_input_nodes]
     sizes += sorted(operands)[-2:]
-    count = 1.0
-    for size in sizes:
-        count *= size
-    return 2 * count**0.5
+    return 2 * math.prod(sizes) ** 0.5

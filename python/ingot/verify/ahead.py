@@ -9,12 +9,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from .candidate import CandidateProcess
+from .candidate import CandidateProcess, environment
 
 _MEMORY_SHARE = 0.8
 _COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
@@ -116,17 +115,13 @@ class Extensions:
 
 def _beside(module: str, argument: str) -> subprocess.Popen:
     """Runs a module of this package, which says nothing and may fail."""
-    package_root = Path(__file__).resolve().parents[2]
-    paths = [str(package_root), os.environ.get("PYTHONPATH", "")]
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in paths if p))
-    environment["PYTHONSAFEPATH"] = "1"
     return subprocess.Popen(
         [sys.executable, "-m", module, argument],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
-        env=environment,
+        env=environment(),
     )
 
 

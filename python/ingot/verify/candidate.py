@@ -53,6 +53,15 @@ class CandidateError(Exception):
         super().__init__(f"{self.type}: {self.message}{place}")
 
 
+def environment() -> dict[str, str]:
+    """For a process of this package, wherever that lies."""
+    package_root = Path(__file__).resolve().parents[2]
+    paths = [str(package_root), os.environ.get("PYTHONPATH", "")]
+    # No module from the folder that we were started in.
+    own = {"PYTHONPATH": os.pathsep.join(p for p in paths if p), "PYTHONSAFEPATH": "1"}
+    return {**os.environ, **own}
+
+
 class CandidateProcess:
     """A spawned worker with a limit on its memory and, per request, on its time. preload: modules
     that the candidate will want, to be imported while the parent is busy."""
@@ -60,11 +69,7 @@ class CandidateProcess:
     def __init__(self, memory_limit: int, preload: tuple = ()) -> None:
         self._memory_limit = memory_limit
         ours, theirs = socket.socketpair()
-        package_root = Path(__file__).resolve().parents[2]
-        paths = [str(package_root), os.environ.get("PYTHONPATH", "")]
-        environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in paths if p))
-        self._token = environment[TOKEN] = secrets.token_hex(16)
-        environment["PYTHONSAFEPATH"] = "1"  # no module from the folder that we were started in
+        self._token = secrets.token_hex(16)
         self._process = subprocess.Popen(
             [
                 sys.executable,
@@ -78,7 +83,7 @@ class CandidateProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=environment,
+            env={**environment(), TOKEN: self._token},
         )
         theirs.close()
         self._socket = ours

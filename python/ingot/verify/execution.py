@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..model_file import arguments_of
 from . import passing
 from .families import lay_out
 
@@ -48,17 +49,8 @@ def construct(model_class: type, init_inputs: Any, seed: int) -> torch.nn.Module
     """The model as its file's `get_init_inputs()` asks for it: a list of arguments, or a dict of
     keyword arguments, or a list that ends in such a dict under neither name."""
     seed_everything(seed)
-    if isinstance(init_inputs, dict):
-        module = model_class(**init_inputs)
-    elif (
-        isinstance(init_inputs, (list, tuple))
-        and len(init_inputs) == 2
-        and isinstance(init_inputs[0], (list, tuple))
-        and isinstance(init_inputs[1], dict)
-    ):
-        module = model_class(*init_inputs[0], **init_inputs[1])
-    else:
-        module = model_class(*init_inputs)
+    args, kwargs = arguments_of(init_inputs)
+    module = model_class(*args, **kwargs)
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"{model_class.__name__} is no torch.nn.Module")
     return module
@@ -133,8 +125,7 @@ def place_inputs(
         staged = on_device(values, device)
         placed = place_inputs(decoys(staged), device, layout, earlier)
         torch.cuda.synchronize(device)
-        if hasattr(torch.cuda, "_sleep"):
-            torch.cuda._sleep(_LATE_CYCLES)
+        torch.cuda._sleep(_LATE_CYCLES)
         with torch.no_grad():
             for target, value in zip(passing.tensors_of(placed), passing.tensors_of(staged)):
                 target.copy_(value)

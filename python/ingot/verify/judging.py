@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from . import passing, tricks
+from .bounds import Roundings
 from .candidate import acts_of
 from .cotangents import Cotangents, has_error
 from .criteria import GRADIENT_FACTOR, ErrorModel, Spread, judge
 from .execution import same_bits
 from .measures import measure
-from .reference import Reference, Results, in_fp64, roundings_for, rows_of
+from .reference import Reference, Results, in_fp64, rows_of
 from .result import AccuracyRow, VerifyResult
 
 MODES = {True: "training", False: "eval"}
@@ -72,7 +73,7 @@ class Judge:
         if spreads is not None:
             truth = self.reference.truth(*call, trial.cotangents)
         else:
-            roundings = roundings_for(
+            roundings = Roundings.of(
                 self.result.precision, self.reference.parameter_dtype(trial.values), trial.model
             )
             truth, *spreads = self.reference.truth_and_spread(*call, roundings, trial.cotangents)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from .execution import opened
+from .execution import opened, storage_of
 from .tricks import ALIASED, LAZY, REUSED, WRONG_WHEN_TIMED
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -29,7 +29,7 @@ class Look:
     ) -> None:
         self._leaves = [(getattr(torch, dtype), tuple(shape)) for dtype, shape in form["leaves"]]
         self._device = device.type
-        self._taken = set() if form["aliases"] else {_pointer(t) for t in taken} - {0}
+        self._taken = set() if form["aliases"] else {storage_of(t) for t in taken} - {None}
         self._aliases = form["aliases"]
         self._note = note
         self._told = False
@@ -41,7 +41,7 @@ class Look:
         problem = None
         if len(leaves) != len(self._leaves):
             problem = WRONG_WHEN_TIMED, f"returns {len(leaves)} tensors, not {len(self._leaves)}"
-        pointers = [_pointer(leaf) for leaf in leaves]
+        pointers = [storage_of(leaf) for leaf in leaves]
         for leaf, pointer, (dtype, shape) in zip(leaves, pointers, self._leaves):
             problem = self._look_at(leaf, pointer, dtype, shape) or problem
         if keeps and not self._aliases and not self._previous.isdisjoint(pointers):
@@ -52,7 +52,7 @@ class Look:
             self._note(problem[0], f"in a timed call {problem[1]}")
 
     def _look_at(
-        self, leaf: torch.Tensor, pointer: int, dtype: torch.dtype, shape: tuple
+        self, leaf: torch.Tensor, pointer: int | None, dtype: torch.dtype, shape: tuple
     ) -> tuple | None:
         if type(leaf) not in _PLAIN:
             return LAZY, f"returns a {type(leaf).__name__}, not a plain tensor"
@@ -76,10 +76,3 @@ def _tensors(result: Any) -> list:
     if any(is_dataclass(leaf) for leaf in leaves):
         leaves = pytree.tree_leaves(opened(result))
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-def _pointer(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return 0

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from . import blocks, execution, passing
 from .bounds import Disturbance, Roundings
 from .cotangents import Cotangents, has_error
-from .criteria import ErrorModel, Spread
+from .criteria import Spread
 from .doubled import own_type, own_type_is_fp64
 from .execution import same_bits
 from .hidden import Hidden
@@ -345,10 +345,6 @@ def _changed(value: torch.Tensor, generator: torch.Generator, added: bool) -> to
             part.add_(torch.randn(source.shape, **drawn), alpha=0.1 * size)
         target.copy_(part)
     return new
-
-
-def roundings_for(precision: str, dtype: torch.dtype, model: ErrorModel) -> Roundings:
-    return Roundings.of(precision, dtype, model)
 
 
 def _another(

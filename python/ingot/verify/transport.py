@@ -14,6 +14,7 @@ import ctypes
 import fcntl
 import functools
 import json
+import math
 import mmap
 import os
 import socket
@@ -266,10 +267,7 @@ def _places(described: Any) -> list:
                 type(n) is int and 0 <= n < 1 << 48 for n in shape
             ):
                 break
-            count = 1
-            for extent in shape:
-                count *= extent
-            end += _padded(count * dtype.itemsize)
+            end += _padded(math.prod(shape) * dtype.itemsize)
             places.append((name, dtype, tuple(shape), end))
         if len(places) == len(described):
             return places
