@@ -29,14 +29,15 @@ for folder in (ROOT / "python", Path(__file__).parent):
 
 import ingot  # noqa: E402
 import torch  # noqa: E402
-from ingot.bench.rounds import RoundOptions, compare  # noqa: E402
+from ingot.bench.rounds import compare  # noqa: E402
 from ingot.capture import gains  # noqa: E402
+from measures import FACTOR, relative_error, short_rounds  # noqa: E402
 from row_table import EAGER, INGOT, times_of  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 DEVICE = "cuda"
-FACTOR, ROUNDING = 4.0, {torch.float32: 2e-6, torch.bfloat16: 5e-3}
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 5e-3}
 
 
 class Chain(nn.Module):
@@ -131,10 +132,6 @@ class Subject:
         return torch.cuda.max_memory_allocated() - before
 
 
-def error(found: list, truth: list) -> float:
-    return max(((f.double() - t).norm() / t.norm()).item() for f, t in zip(found, truth))
-
-
 def measure(row: Row, seconds: float) -> dict:
     torch._dynamo.reset()
     subject = Subject(row)
@@ -143,7 +140,7 @@ def measure(row: Row, seconds: float) -> dict:
     truth = subject.everything(exact, torch.float64)
     del exact
     subjects = {INGOT: optimised, EAGER: eager}
-    errors = {name: error(subject.everything(m), truth) for name, m in subjects.items()}
+    errors = {name: relative_error(subject.everything(m), truth) for name, m in subjects.items()}
     del truth
     torch.cuda.empty_cache()
     first, second = (subject.run(optimised) for _ in range(2))
@@ -159,17 +156,7 @@ def measure(row: Row, seconds: float) -> dict:
     if peaks[INGOT] > peaks[EAGER] * 1.001 + (1 << 20):
         wrong.append("memory")
     calls = {name: (lambda i, m=m: subject.run(m)) for name, m in subjects.items()}
-    options = RoundOptions(
-        rounds=9,
-        fewest=5,
-        budget_s=seconds,
-        warmups=1,
-        calls=5,
-        rest_s=0.02,
-        extra_rounds=0,
-        sustained=False,
-        warm=False,
-    )
+    options = short_rounds(9, seconds, fewest=5, calls=5, rest_s=0.02)
     comparison = compare(calls, torch.device(DEVICE), options)
     return {
         **times_of(comparison, (EAGER, INGOT)),

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import argparse
 import copy
-import statistics
 import sys
 
 import ingot
 import torch
+from measures import Timer, relative_error
 from torch import nn
 
 SHAPES = [(1024, 8192, 8192), (16384, 4096, 4096), (128, 8192, 8192), (64, 1000, 777)]
@@ -27,20 +27,6 @@ class Model(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.bn(self.gemm(x) * self.scale)
-
-
-def timed(call, flush: torch.Tensor) -> float:
-    flush.zero_()
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end)
-
-
-def error(got: torch.Tensor, exact: torch.Tensor) -> float:
-    return ((got.double() - exact).norm() / exact.norm()).item()
 
 
 def _step(model: Model) -> None:
@@ -93,7 +79,7 @@ def main() -> int:
     arguments = parser.parse_args()
     torch.manual_seed(1)
     failures = 0
-    flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
+    timer = Timer(torch.device("cuda"))
     for (m, k, n), (label, options) in ((s, o) for s in SHAPES for o in KERNELS.items()):
         original = Model(k, n).cuda().eval()
         x = torch.rand(m, k, device="cuda")
@@ -102,13 +88,9 @@ def main() -> int:
         frozen.ingot_freeze()
         calls = {"plain": lambda plain=plain, x=x: plain(x), "frozen": lambda f=frozen, x=x: f(x)}
         results = {name: call() for name, call in calls.items()}
-        times: dict[str, list[float]] = {name: [] for name in calls}
-        for _ in range(3 + arguments.rounds):
-            for name, call in calls.items():
-                times[name].append(timed(call, flush))
-        ms = {name: statistics.median(t[3:]) for name, t in times.items()}
+        ms = dict(zip(calls, timer.medians(list(calls.values()), arguments.rounds)))
         exact = original.double()(x.double())
-        errors = {name: error(result, exact) for name, result in results.items()}
+        errors = {name: relative_error([result], [exact]) for name, result in results.items()}
         problems = check_changes(frozen, x)
         kept = frozen.ingot_report()["programs"][0]["frozen_bytes"]
         if kept == 0:

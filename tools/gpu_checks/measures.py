@@ -22,6 +22,26 @@ def relative_error(found: list, truth: list) -> float:
     )
 
 
+def kernels_of(call) -> list[tuple[str, float, float]]:
+    """Of each kernel of a call its name, and in the median of seven calls the microseconds that it
+    takes, and by which it ends after the one before, or its own start. (They overlap.)"""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(7):
+            call()
+            torch.cuda.synchronize()
+    events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    events.sort(key=lambda event: event.time_range.start)
+    count, found = len(events) // 7, []
+    for first in range(count):
+        took, added = [], []
+        for at in range(first, len(events), count):
+            span = events[at].time_range
+            took.append(span.elapsed_us())
+            added.append(span.end - (events[at - 1].time_range.end if first else span.start))
+        found.append((events[first].name, statistics.median(took), statistics.median(added)))
+    return found
+
+
 def too_large(error: float, eager_error: float) -> str:
     """What is wrong with an error, if anything is."""
     if error <= max(FACTOR * eager_error, ROUNDING):
@@ -32,14 +52,14 @@ def too_large(error: float, eager_error: float) -> str:
 def short_rounds(rounds: int, budget_s: float, **others) -> RoundOptions:
     """Interleaved, with cold L2, and nothing beside."""
     settled = {"warmups": 1, "extra_rounds": 0, "sustained": False, "warm": False}
-    return RoundOptions(rounds=rounds, budget_s=budget_s, **settled, **others)
+    return RoundOptions(rounds=rounds, budget_s=budget_s, **{**settled, **others})
 
 
 class Timer:
     """On a CPU without the cold L2."""
 
     def __init__(self, device: torch.device):
-        self.cuda = device.type == "cuda"
+        self.device, self.cuda = device, device.type == "cuda"
         self.flush = torch.empty(1 << 28, dtype=torch.uint8, device=device) if self.cuda else None
 
     def once(self, call) -> float:

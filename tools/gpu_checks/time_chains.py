@@ -16,7 +16,6 @@ import argparse
 import copy
 import gc
 import json
-import statistics
 import sys
 import time
 import warnings
@@ -30,8 +29,9 @@ import torch  # noqa: E402
 from ingot.bench import limits, subjects  # noqa: E402
 from ingot.bench.clocks import describe, read_clocks  # noqa: E402
 from ingot.bench.records import source_hash, write_whole  # noqa: E402
-from ingot.bench.rounds import RoundOptions, compare  # noqa: E402
+from ingot.bench.rounds import compare  # noqa: E402
 from ingot.model_file import load_model_file  # noqa: E402
+from measures import kernels_of, relative_error, short_rounds  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
 WIDE, TALL, THIN = (1024, 8192, 8192), (16384, 4096, 4096), (128, 16384, 16384)
@@ -58,22 +58,11 @@ CASES = (
     ("four_axes_layernorm", (1024, 768, 3072), "eval", {}),
     ("low_rank_adapter", TALL, "eval", {}),
 )
-OPTIONS = {
-    "rounds": 5,
-    "fewest": 3,
-    "budget_s": 3.0,
-    "warmups": 3,
-    "calls": 10,
-    "rest_s": 0.05,
-    "extra_rounds": 0,
-    "sustained": False,
-    "warm": False,
-}
+OPTIONS = {"fewest": 3, "warmups": 3, "calls": 10, "rest_s": 0.05}
 
 
 def error(found, truth) -> float:
-    pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(truth), strict=True)
-    return max(((a.double() - b).norm() / b.norm()).item() for a, b in pairs)
+    return relative_error(pytree.tree_leaves(found), pytree.tree_leaves(truth))
 
 
 def limit_of(module, inputs: list, results, inner: int, outer: int, device) -> tuple[float, int]:
@@ -90,22 +79,10 @@ def limit_of(module, inputs: list, results, inner: int, outer: int, device) -> t
 
 
 def print_kernels(call) -> None:
-    """The kernels of one call: when each ends after the one before, in the median of seven calls.
-    (They overlap: a kernel starts while the one before drains, and waits.)"""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(7):
-            call()
-            torch.cuda.synchronize()
-    events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    events.sort(key=lambda e: e.time_range.start)
-    count = len(events) // 7
-    for index in range(count):
-        took = [
-            events[i].time_range.end
-            - (events[i - 1].time_range.end if index else events[i].time_range.start)
-            for i in range(index, len(events), count)
-        ]
-        print(f"    {statistics.median(took):9.1f} us  {events[index].name[:110]}")
+    """What each kernel of a call adds to its time: a kernel starts while the one before drains, and
+    waits."""
+    for name, _, added in kernels_of(call):
+        print(f"    {added:9.1f} us  {name[:110]}")
 
 
 def measure(case: tuple, device: torch.device, shrink: int, kernels: bool) -> dict:
@@ -131,7 +108,7 @@ def measure(case: tuple, device: torch.device, shrink: int, kernels: bool) -> di
     twin.__class__ = loaded.Model
     named = subjects.baselines(twin, sets, device, False, True)
     named["Ingot"] = subjects.calls(optimised, sets)
-    options = RoundOptions(prepare=subjects.WeightChanger(twin), **OPTIONS)
+    options = short_rounds(5, 3.0, prepare=subjects.WeightChanger(twin), **OPTIONS)
     comparison = compare(named, device, options)
     ms = {name: 1e3 * comparison.summary(name).median for name in named}
     if kernels:

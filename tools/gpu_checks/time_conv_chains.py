@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import statistics
 import sys
 import warnings
 from functools import partial
@@ -42,7 +41,7 @@ from ingot.capture.captured import Region  # noqa: E402
 from ingot.capture.table import SHAPE_OPERATORS  # noqa: E402
 from ingot.live.compiled import Compiled, RefusedError  # noqa: E402
 from ingot.model_capture import capture  # noqa: E402
-from measures import relative_error, short_rounds, too_large  # noqa: E402
+from measures import kernels_of, relative_error, short_rounds, too_large  # noqa: E402
 from row_table import (  # noqa: E402
     COMPILE,
     EAGER,
@@ -193,7 +192,7 @@ def timed(subject: Subject, modules: dict, arguments: argparse.Namespace) -> dic
 
 
 def print_kernels(chain: ConvChain, mode: str, arguments: argparse.Namespace) -> None:
-    """The kernels of a call, eager's and Ingot's: medians of seven calls."""
+    """What each kernel of a call takes, eager's and Ingot's."""
     subject = Subject(chain, mode, arguments)
     for name, module in (
         (EAGER, copy.deepcopy(subject.module)),
@@ -202,18 +201,9 @@ def print_kernels(chain: ConvChain, mode: str, arguments: argparse.Namespace) ->
         call = subject.calls(module)
         for i in range(3):
             call(i)
-        torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            for i in range(7):
-                call(i)
-            torch.cuda.synchronize()
-        events = [e for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-        events.sort(key=lambda event: event.time_range.start)
-        count = len(events) // 7
         print(f"{chain.name} {mode} {name}")
-        for at in range(count):
-            took = [events[i].time_range.elapsed_us() for i in range(at, len(events), count)]
-            print(f"    {statistics.median(took):9.1f} us  {events[at].name[:100]}")
+        for kernel, took, _ in kernels_of(lambda call=call: call(0)):
+            print(f"    {took:9.1f} us  {kernel[:100]}")
 
 
 def key_of(row: dict) -> tuple:

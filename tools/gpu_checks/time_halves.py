@@ -38,8 +38,9 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
 import ingot  # noqa: E402
 import torch  # noqa: E402
 from ingot.bench import subjects  # noqa: E402
-from ingot.bench.rounds import RoundOptions, compare  # noqa: E402
+from ingot.bench.rounds import compare  # noqa: E402
 from ingot.model_file import load_model_file  # noqa: E402
+from measures import relative_error, short_rounds  # noqa: E402
 from row_table import COMPILE, EAGER, INGOT, RowTable, rows_told, times_of  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
@@ -66,16 +67,7 @@ OWN_SIZES = {
 GROUPS = 240
 ROUNDS_IN_FP64 = ("half_inside",)  # by a cast of its own: nothing is true of it
 LEAST_ERROR = 1e-3  # where eager's results happen to be exact
-OPTIONS = {
-    "fewest": 7,
-    "budget_s": 8.0,
-    "warmups": 3,
-    "calls": 10,
-    "rest_s": 0.02,
-    "extra_rounds": 0,
-    "sustained": False,
-    "warm": False,
-}
+OPTIONS = {"fewest": 7, "warmups": 3, "calls": 10, "rest_s": 0.02}
 
 
 def sizes_of(model: str, small: bool) -> dict:
@@ -130,8 +122,8 @@ def error(found, truth) -> float:
     """Of results that are numbers, and not zero throughout: of those nothing relative can be
     told."""
     pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(truth), strict=True)
-    pairs = [(a.double(), b) for a, b in pairs if b.is_floating_point() and b.norm() > 0]
-    return max((((a - b).norm() / b.norm()).item() for a, b in pairs), default=0.0)
+    pairs = [(a, b) for a, b in pairs if b.is_floating_point() and b.norm() > 0]
+    return relative_error(*zip(*pairs)) if pairs else 0.0
 
 
 def row_of(model: str, halves: Halves, arguments: argparse.Namespace, turns: Turns) -> dict:
@@ -163,7 +155,7 @@ def row_of(model: str, halves: Halves, arguments: argparse.Namespace, turns: Tur
     }
     if arguments.rounds:
         change = subjects.WeightChanger(halves.eager)
-        options = RoundOptions(rounds=arguments.rounds, prepare=change, **OPTIONS)
+        options = short_rounds(arguments.rounds, 8.0, prepare=change, **OPTIONS)
         with turns.alone():
             row |= against_the_better(compare(named, halves.device, options), named)
     return row

@@ -26,6 +26,7 @@ import torch  # noqa: E402
 from ingot.capture import Region  # noqa: E402
 from ingot.live import products  # noqa: E402
 from ingot.live.backend import Session, compile_graph  # noqa: E402
+from measures import relative_error  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 
@@ -144,10 +145,6 @@ def burst(call, calls: int) -> float:
     return start.elapsed_time(end) / calls
 
 
-def errors(found: list, truth: list) -> float:
-    return max(((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, truth))
-
-
 def measure(name: str, case: tuple, gradients: bool) -> tuple[float, bool]:
     function, *shapes = case
     torch.manual_seed(0)
@@ -172,7 +169,7 @@ def measure(name: str, case: tuple, gradients: bool) -> tuple[float, bool]:
         else:
             truth = [function(*wide)]
         del wide
-        error, eagers_error = errors(ours(), truth), errors(eager(), truth)
+        error, eagers_error = relative_error(ours(), truth), relative_error(eager(), truth)
         del truth
         for call in (eager, ours):
             burst(call, 3)

@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT / "python"))
 
 import torch  # noqa: E402
 from graphs import layer_norm, residual  # noqa: E402
-from measures import Timer  # noqa: E402
+from measures import Timer, relative_error  # noqa: E402
 from runner import LEAVES, Library, empty_results  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
@@ -95,15 +95,11 @@ def operands(case: Case, graph: dict, dtype: str) -> list[torch.Tensor]:
     return found
 
 
-def error(found, truth) -> float:
-    return max(((a.double() - b).norm() / b.norm()).item() for a, b in zip(found, truth))
-
-
 def measure(case: Case, dtype: str, libraries: list[Library], folder: str, rounds: int) -> bool:
     graph = case.graph(dtype)
     leaves = operands(case, graph, dtype)
     truth = case.eager(*[t.double() for t in leaves])
-    eager_error = error(case.eager(*leaves), truth)
+    eager_error = relative_error(case.eager(*leaves), truth)
     calls, errors, kept = [lambda: case.eager(*leaves)], [], []
     for number, library in enumerate(libraries):
         program = library.program(graph, cache_dir=f"{folder}/{number}")
@@ -115,7 +111,7 @@ def measure(case: Case, dtype: str, libraries: list[Library], folder: str, round
             turns.append(results)
         torch.cuda.synchronize()
         same = all(torch.equal(a, b) for a, b in zip(*turns))
-        errors.append(error(turns[0], truth) if same else float("nan"))
+        errors.append(relative_error(turns[0], truth) if same else float("nan"))
         kept.append((program, results, workspace))
         calls.append(program.bound(case.batch, leaves, results, workspace))
     size = sum(t.nbytes for t in [*leaves, *results])
