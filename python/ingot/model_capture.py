@@ -229,7 +229,7 @@ class _Capture:
         if isinstance(tensor, nn.Parameter):
             raise CaptureError(f"no module has registered a parameter that it reads ({node.name})")
         path = self.feed.placeholders[node].source.path if node in self.feed.placeholders else ""
-        if _attribute(self.module, path) is not tensor:
+        if attribute(self.module, path) is not tensor:
             path = node.name
         return Placeholder(Source("constant", path, tensor=tensor), ("buffer", path))
 
@@ -432,7 +432,8 @@ def _names_of_tensors(module: nn.Module) -> dict[int, tuple[str, str]]:
     return found
 
 
-def _attribute(module: nn.Module, path: str) -> Any:
+def attribute(module: nn.Module, path: str) -> Any:
+    """None where the module has no such."""
     found: Any = module
     for part in path.split("."):
         found = getattr(found, part, None)

@@ -6,6 +6,7 @@ over the rounds of Ingot's time over eager's, with its 95 % interval.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -50,6 +51,15 @@ def source_hash(root: Path) -> str:
                 digest.update(path.relative_to(root).as_posix().encode() + b"\0")
                 digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def processor() -> str:
+    """The CPU's model; "" where the system does not tell."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return ""
 
 
 def key_of(record: dict) -> tuple:

@@ -16,7 +16,7 @@ from ..verify.reference import Reference, rows_of
 from . import limits, subjects
 from .cases import DTYPES, Case
 from .clocks import describe, read_clocks
-from .records import source_hash
+from .records import processor, source_hash
 from .rounds import Comparison, RoundOptions, compare
 
 INGOT = "Ingot"
@@ -184,14 +184,7 @@ def machine_name(device: torch.device) -> str:
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
     else:
-        name = "cpu"
-        try:
-            for line in Path("/proc/cpuinfo").read_text().splitlines():
-                if line.startswith("model name"):
-                    name = "cpu " + line.split(":", 1)[1].split("@")[0]
-                    break
-        except OSError:
-            pass
+        name = "cpu " + processor().split("@")[0]
     words = "".join(c if c.isalnum() else " " for c in name.lower()).split()
     return "-".join(w for w in words if w not in ("r", "tm", "processor", "core"))
 

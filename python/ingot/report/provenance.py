@@ -15,6 +15,7 @@ from ingot.bench import records
 
 def provenance(command: str, device: str, files: Iterable[os.PathLike | str] = ()) -> list[tuple]:
     """(what, found) rows, in the order in which they are shown."""
+    processor = records.processor() or platform.processor() or platform.machine()
     rows = [
         ("Command", command),
         ("Run on", datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")),
@@ -22,7 +23,7 @@ def provenance(command: str, device: str, files: Iterable[os.PathLike | str] = (
         ("Source hash", _source_hash()),
         ("Python", platform.python_version()),
         *_torch_rows(device),
-        ("Processor", f"{_processor()}, {len(os.sched_getaffinity(0))} cores usable"),
+        ("Processor", f"{processor}, {len(os.sched_getaffinity(0))} cores usable"),
         ("System", platform.platform()),
     ]
     for path in files:
@@ -65,16 +66,6 @@ def _torch_rows(device: str) -> list[tuple]:
     elif device == "cpu":
         rows.append(("Device", f"CPU, {torch.get_num_threads()} threads"))
     return rows
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def _digest(path: Path) -> str:

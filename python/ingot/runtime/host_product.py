@@ -11,8 +11,7 @@ import ctypes
 import functools
 from pathlib import Path
 
-PRODUCT = ctypes.CFUNCTYPE(
-    ctypes.c_int,
+ARGUMENTS = (
     *(ctypes.c_int64,) * 3,
     *(ctypes.c_void_p, ctypes.c_int64) * 2,
     ctypes.c_int,
@@ -22,6 +21,7 @@ PRODUCT = ctypes.CFUNCTYPE(
     ctypes.c_int32,
     ctypes.c_void_p,
 )
+PRODUCT = ctypes.CFUNCTYPE(ctypes.c_int, *ARGUMENTS)
 
 
 class Blas(ctypes.Structure):

@@ -139,19 +139,7 @@ _FUNCTIONS = {
         ctypes.c_int,
         (ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p),
     ),
-    "ingot_blas_product": (
-        ctypes.c_int,
-        (
-            *(ctypes.c_int64,) * 3,
-            *(ctypes.c_void_p, ctypes.c_int64) * 2,
-            ctypes.c_int,
-            ctypes.c_void_p,
-            ctypes.c_int64,
-            ctypes.c_void_p,
-            ctypes.c_int32,
-            ctypes.c_void_p,
-        ),
-    ),
+    "ingot_blas_product": (ctypes.c_int, host_product.ARGUMENTS),
     "ingot_set_host_threads": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_int)),
 }
 

@@ -11,7 +11,7 @@ import json
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -234,20 +234,15 @@ class Program:
 
     def workspace_size(self, batch: int) -> int:
         """Bytes of scratch memory of a call with dense tensors."""
-        size = ctypes.c_size_t()
-        self._library.check(
-            self._library.ingot_program_workspace_size(self._handle, batch, ctypes.byref(size))
-        )
-        return size.value
+        return self._size(self._library.ingot_program_workspace_size, batch)
 
     def _call_size(self, batch: int, tensors: int, count: int) -> int:
         """The same of a call with tensors that lie like those described at an address."""
+        return self._size(self._library.ingot_program_prepare_call, batch, tensors, count)
+
+    def _size(self, function: Callable, *arguments: int) -> int:
         size = ctypes.c_size_t()
-        self._library.check(
-            self._library.ingot_program_prepare_call(
-                self._handle, batch, tensors, count, ctypes.byref(size)
-            )
-        )
+        self._library.check(function(self._handle, *arguments, ctypes.byref(size)))
         return size.value
 
     def explain(self, batch: int) -> dict:
@@ -261,12 +256,8 @@ class Program:
     def freeze(self) -> None:
         """Keeps packed weights from the next run on, made anew when a parameter changed (or when
         this is called again); nothing where the library has nothing to keep."""
-        size = ctypes.c_size_t()
-        self._library.check(
-            self._library.ingot_program_frozen_size(self._handle, ctypes.byref(size))
-        )
-        self._frozen_size, self._frozen = size.value, None
-        self._keeps_weights = size.value > 0
+        self._frozen_size, self._frozen = self._size(self._library.ingot_program_frozen_size), None
+        self._keeps_weights = self._frozen_size > 0
 
     def unfreeze(self) -> None:
         self._keeps_weights, self._frozen = False, None

@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ingot.capture import Captured
 from ingot.capture.captured import Region, Slot, slots_read
+from ingot.model_capture import attribute
 from ingot.standalone.printing import (
     Names,
     UnprintableError,
@@ -206,19 +207,13 @@ class ForwardPrinter:
         if source.kind == "input":
             return self.signature.tensors[source.index]
         if source.kind == "constant":
-            found = self._attribute(source.path)
+            found = attribute(self.module, source.path)
             if isinstance(found, torch.Tensor):
                 return access(self.module, source.path, self.signature.owner)
             if not isinstance(source.tensor, torch.Tensor):
                 raise UnprintableError(f"the constant {source.path}")
             return self.constants.text(source.tensor, self.device)
         return access(self.module, source.path, self.signature.owner)
-
-    def _attribute(self, path: str) -> Any:
-        found: Any = self.module
-        for part in path.split("."):
-            found = getattr(found, part, None)
-        return found
 
     def _last_uses(self) -> dict[int, int]:
         """By slot the last step that reads it, through texts that stand in for it as well."""

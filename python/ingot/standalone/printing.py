@@ -77,9 +77,7 @@ def value_text(value: Any, name_of: Callable[[Any], str], device: str = "") -> s
         return repr(value)
     if isinstance(value, (list, tuple)):
         items = [value_text(item, name_of, device) for item in value]
-        if isinstance(value, tuple):
-            return "(" + ", ".join(items) + ("," if len(items) == 1 else "") + ")"
-        return "[" + ", ".join(items) + "]"
+        return tuple_text(items) if isinstance(value, tuple) else f"[{', '.join(items)}]"
     if isinstance(value, slice):
         parts = [value_text(v, name_of, device) for v in (value.start, value.stop, value.step)]
         return f"slice({', '.join(parts)})"
