@@ -32,17 +32,19 @@ def _flat_parameter(call: Call, name: str, x: Value) -> int:
         raise UnfitError("parameters of another dtype than its input's")
     parameter = call.region.materialise(operand)
     flat = [axis for run in parameter.dims for axis in run]
-    expanded = any(run == () and size != 1 for run, size in zip(parameter.dims, parameter.sizes))
-    if flat != sorted(flat) or expanded:
+    if flat != sorted(flat) or _is_expanded(parameter):
         raise UnfitError("parameters that would have to move in memory")
     return parameter.id
 
 
 def _check_counts(call: Call, value: Value, training: bool) -> None:
     """An unbiased variance depends on how many elements there are, equal ones too."""
-    expanded = any(run == () and size != 1 for run, size in zip(value.dims, value.sizes))
-    if training and expanded and call.get("running_var") is not None:
+    if training and _is_expanded(value) and call.get("running_var") is not None:
         raise UnfitError("running statistics of an expanded tensor")
+
+
+def _is_expanded(value: Value) -> bool:
+    return any(run == () and size != 1 for run, size in zip(value.dims, value.sizes))
 
 
 def _channel_axis(value: Value) -> tuple[int, ...]:
@@ -51,18 +53,19 @@ def _channel_axis(value: Value) -> tuple[int, ...]:
     return value.dims[1]
 
 
+def _affine(call: Call, op: str, value: Value, names: Sequence[str], attributes: dict) -> Value:
+    """names: of the parameters and statistics, in the operator's order."""
+    args = [value.id, *(_flat_parameter(call, name, value) for name in names)]
+    return call.like(value, call.region.emit(op, args, attributes))
+
+
 @row("ingot::batch_norm")
 def _batch_norm(call: Call) -> Value:
     value = call.value("x")
     if len(value.sizes) == 2 and value.extents[2] != 1 and value.dims[1] == (2, 3):
-        value = call.like(value, call.region.view(value, (value.extents[0], 1, 1, value.sizes[1])))
-        value = Value(
-            value.id,
-            (value.extents[0], 1, 1, value.sizes[1]),
-            (value.dims[0], (3,)),
-            value.sizes,
-            value.dtype,
-        )
+        extents = (value.extents[0], 1, 1, value.sizes[1])
+        flat = call.region.view(value, extents)
+        value = Value(flat, extents, (value.dims[0], (3,)), value.sizes, value.dtype)
     channels = _channel_axis(value)
     if len(channels) > 1:
         raise UnfitError("channels on merged dimensions")
@@ -73,15 +76,13 @@ def _batch_norm(call: Call) -> Value:
         if axis not in channels and (axis == 0 or value.extents[axis] != 1)
     ]
     names = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-    args = [value.id, *(_flat_parameter(call, name, value) for name in names)]
     attributes = {
         "training": bool(call["training"]),
         "momentum": call["momentum"],
         "eps": call["eps"],
         "axes": axis_names(axes),
     }
-    identity = call.region.emit("batch_norm", args, attributes)
-    return call.like(value, identity)
+    return _affine(call, "batch_norm", value, names, attributes)
 
 
 def batch_statistics(
@@ -119,28 +120,9 @@ def batch_statistics(
 @row("aten::batch_norm", "aten::_native_batch_norm_legit_no_training")
 def _aten_batch_norm(call: Call) -> Any:
     training = bool(call.get("training", False))
-    call.arguments = {
-        "x": call["input"],
-        "weight": call.get("weight"),
-        "bias": call.get("bias"),
-        "running_mean": call.get("running_mean"),
-        "running_var": call.get("running_var"),
-        "num_batches_tracked": None,
-        "training": training,
-        "momentum": call["momentum"],
-        "eps": call["eps"],
-        "name": call["name"],
-    }
+    call.arguments = {**call.arguments, "x": call["input"], "training": training}
     value = _batch_norm(call)
     return (value, None, None) if call["name"].startswith("aten::_native") else value
-
-
-def _affine(call: Call, op: str, x: str, axes: Sequence[int], names, attributes) -> Value:
-    value = call.value(x)
-    args = [value.id, *(_flat_parameter(call, name, value) for name in names)]
-    if axes:
-        attributes = {"axes": axis_names(axes), **attributes}
-    return call.like(value, call.region.emit(op, args, attributes))
 
 
 @row("aten::layer_norm", "aten::native_layer_norm", "aten::rms_norm")
@@ -151,12 +133,14 @@ def _layer_norm(call: Call) -> Any:
     flat = [axis for run in value.dims[len(value.sizes) - count :] for axis in run]
     if flat != sorted(flat):
         raise UnfitError("a norm over transposed dimensions")
+    along = {"axes": axis_names(axes)}
     name = call["name"].rpartition(":")[2]
     if name == "rms_norm":
         eps = call.get("eps")
         eps = _default_eps(value.dtype) if eps is None else eps
-        return _affine(call, "rms_norm", "input", axes, ("weight",), {"eps": eps})
-    value = _affine(call, "layer_norm", "input", axes, ("weight", "bias"), {"eps": call["eps"]})
+        return _affine(call, "rms_norm", value, ("weight",), {**along, "eps": eps})
+    attributes = {**along, "eps": call["eps"]}
+    value = _affine(call, "layer_norm", value, ("weight", "bias"), attributes)
     return (value, None, None) if name == "native_layer_norm" else value
 
 
@@ -195,9 +179,8 @@ def _group_normalised(call: Call) -> Value:
     flat = [axis for run in value.dims for axis in run]
     if flat != sorted(flat):
         raise UnfitError("a norm over transposed dimensions")
-    args = [value.id, _flat_parameter(call, "weight", value), _flat_parameter(call, "bias", value)]
     attributes = {"groups": groups, "channels": place, "eps": call["eps"]}
-    return call.like(value, call.region.emit("group_norm", args, attributes))
+    return _affine(call, "group_norm", value, ("weight", "bias"), attributes)
 
 
 def _group_norm_of_tokens(call: Call, value: Value, groups: int) -> Value:
@@ -242,5 +225,4 @@ def _instance_norm(call: Call) -> Value:
         "momentum": call["momentum"],
         "eps": call["eps"],
     }
-    args = [value.id, *(_flat_parameter(call, name, value) for name in names)]
-    return call.like(value, call.region.emit("instance_norm", args, attributes))
+    return _affine(call, "instance_norm", value, names, attributes)
