@@ -5,20 +5,19 @@
 
 Prints the seconds of each stage (until the first trial; trials at the model's own size; gradients;
 hostile families; timing) and of the whole process. --parts: also what the process that judges does
-in them, each part without those that it calls, and how long it waits for the candidate's process.
+in them, by Python's profiler: where it waits for the candidate's process, too.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
+import cProfile
+import pstats
 import resource
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 STARTED = time.time()
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
@@ -36,71 +35,17 @@ def stage_of(message: str) -> str:
     return "own size" if name.startswith(own) else "hostile"
 
 
-class Parts:
-    """Wall and processor seconds of functions of this process, those of what they call left out."""
-
-    def __init__(self) -> None:
-        self.spent: dict = defaultdict(lambda: [0, 0.0, 0.0])
-        self._within: list = []
-
-    def watch(self, owner: Any, name: str, label: Any) -> None:
-        """label: a text, or what gives one for the function's arguments."""
-        function = getattr(owner, name)
-
-        @functools.wraps(function)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            began = (time.perf_counter(), time.process_time())
-            self._within.append([0.0, 0.0])
-            try:
-                return function(*args, **kwargs)
-            finally:
-                inner = self._within.pop()
-                took = (time.perf_counter() - began[0], time.process_time() - began[1])
-                entry = self.spent[label if isinstance(label, str) else label(*args)]
-                entry[0] += 1
-                for i in range(2):
-                    entry[1 + i] += took[i] - inner[i]
-                    if self._within:
-                        self._within[-1][i] += took[i]
-
-        setattr(owner, name, timed)
-
-    def watch_verify(self) -> None:
-        from ingot.verify import candidate, execution, judging, original, pair, reference, trials
-        from ingot.verify import timing as timing_module
-
-        process = candidate.CandidateProcess
-        self.watch(process, "wait_until_ready", "wait: Python and PyTorch in the worker")
-        self.watch(process, "_wait", lambda me, what, *rest: f"wait: {what} in the worker")
-        self.watch(process, "close", "ending the worker")
-        self.watch(candidate.Line, "send", "sending")
-        self.watch(candidate.Line, "receive", "receiving")
-        self.watch(pair, "Original", "loading the original")
-        self.watch(original.Original, "fresh_inputs", "inputs")
-        for name, label in (
-            ("eager", "eager"),
-            ("truth", "fp64 truth"),
-            ("truth_and_spread", "fp64 truth, with products kept"),
-            ("_spread", "disturbed runs"),
-            ("_prepare", "writing state"),
-            ("changed", "new parameters"),
-        ):
-            self.watch(reference.Reference, name, label)
-        for module in (judging, reference, timing_module):
-            self.watch(module, "measure", "measures")
-        for module in (judging, execution, trials):
-            self.watch(module, "same_bits", "comparing bits")
-
-    def show(self) -> None:
-        print(f"{'part':44} {'calls':>6} {'wall s':>8} {'cpu s':>8}")
-        for label, (calls, wall, busy) in sorted(self.spent.items(), key=lambda e: -e[1][1]):
-            print(f"{label:44} {calls:6} {wall:8.2f} {busy:8.2f}")
-        for who, whose in (("this process", "SELF"), ("the worker", "CHILDREN")):
-            used = resource.getrusage(getattr(resource, f"RUSAGE_{whose}"))
-            print(
-                f"{who}: user {used.ru_utime:.1f} s, system {used.ru_stime:.1f} s, "
-                f"{used.ru_minflt / 1e6:.1f} million page faults, {used.ru_maxrss >> 10} MiB"
-            )
+def show(profile: cProfile.Profile) -> None:
+    """What the process that judges does, each function with those that it calls and without."""
+    stats = pstats.Stats(profile)
+    stats.sort_stats("cumulative").print_stats("ingot/verify", 40)
+    stats.sort_stats("tottime").print_stats(25)
+    for who, whose in (("this process", "SELF"), ("the worker", "CHILDREN")):
+        used = resource.getrusage(getattr(resource, f"RUSAGE_{whose}"))
+        print(
+            f"{who}: user {used.ru_utime:.1f} s, system {used.ru_stime:.1f} s, "
+            f"{used.ru_minflt / 1e6:.1f} million page faults, {used.ru_maxrss >> 10} MiB"
+        )
 
 
 def main() -> int:
@@ -114,9 +59,9 @@ def main() -> int:
     arguments = parser.parse_args()
     from ingot.verify import VerifyOptions, verify_pair
 
-    parts = Parts()
+    profile = cProfile.Profile()
     if arguments.parts:
-        parts.watch_verify()
+        profile.enable()
     moments = [("imports", STARTED), ("original and worker", time.time())]
     options = VerifyOptions(
         device=arguments.device,
@@ -137,7 +82,8 @@ def main() -> int:
     verdict = "verified" if result.verified else f"NOT verified: {result.failures[0]}"
     name = Path(arguments.model).stem
     if arguments.parts:
-        parts.show()
+        profile.disable()
+        show(profile)
     print(f"{name}: {time.time() - STARTED:.1f} s ({stages}); {verdict}", flush=True)
     return 0 if result.verified else 1
 
