@@ -67,6 +67,29 @@ class Comparison:
     def never_slower(self, subject: str, baseline: str) -> bool | None:
         return never_slower(self.cold[subject], self.cold[baseline])
 
+    def table(self, ours: str) -> dict[str, dict]:
+        """By subject median_ms, lower_quartile_ms, upper_quartile_ms, samples_ms; warm_ms and
+        sustained_ms, where measured; of all but `ours` what `ours` takes of its time, ratio (lower,
+        median, upper), and never_slower."""
+        found = {}
+        for name, seconds in self.cold.items():
+            summary = self.summary(name)
+            entry: dict = {
+                "median_ms": summary.median * 1e3,
+                "lower_quartile_ms": summary.lower_quartile * 1e3,
+                "upper_quartile_ms": summary.upper_quartile * 1e3,
+                "samples_ms": [value * 1e3 for value in seconds],
+            }
+            for key, samples in (("warm_ms", self.warm), ("sustained_ms", self.sustained)):
+                if samples.get(name):
+                    entry[key] = summarize(samples[name]).median * 1e3
+            if name != ours:
+                ratio = self.ratio(ours, name)
+                entry["ratio"] = [ratio.lower, ratio.median, ratio.upper]
+                entry["never_slower"] = self.never_slower(ours, name)
+            found[name] = entry
+        return found
+
     def to_dict(self) -> dict:
         return {
             "device": self.device,
@@ -96,7 +119,7 @@ def compare(
         timer.synchronize()
         first_call[name] = _clock() - start
     settle()
-    settled = {name: _one(timer, subject, device, options, 1) for name, subject in subjects.items()}
+    settled = {name: _one(timer, subject, options, 1) for name, subject in subjects.items()}
     plan = _RoundPlan.fit(settled, device, options)
     names = list(subjects)
     started = _clock()
@@ -143,7 +166,7 @@ class _RoundPlan:
         return cls(warmups, max(1, calls - warmups), fewest)
 
 
-def _one(timer, subject, device: torch.device, options: RoundOptions, number: int) -> float:
+def _one(timer, subject, options: RoundOptions, number: int) -> float:
     if options.prepare:
         options.prepare(number)
     start = _clock()
@@ -159,7 +182,7 @@ def _in_turn(names: list, number: int) -> list:
 
 def _figure(timer, subject, device, options, plan, cold: bool, warmups: int) -> float:
     for i in range(warmups):
-        _one(timer, subject, device, options, i)
+        _one(timer, subject, options, i)
     return median(timer.time_calls(subject, plan.calls, cold, options.prepare))
 
 

@@ -13,7 +13,7 @@ from .graph import pictures
 from .plan import plan_view
 from .provenance import provenance
 from .roofline import roofline_view
-from .speed import LIMIT_MEASURED, key_of, speed_view, subjects_of
+from .speed import LIMIT_MEASURED, key_of, speed_view
 
 CANDIDATE = "candidate"
 NOTHING_REPORTED: dict = {
@@ -95,7 +95,7 @@ def bench_view(results: Iterable, command: str, device: str) -> dict:
     cases = []
     for result in results:
         record, report = result.record, result.report or NOTHING_REPORTED
-        subjects = subjects_of(result.comparison, INGOT)
+        subjects = result.comparison.table(INGOT)
         limit_ms = result.limit_s * 1e3
         modes = _modes(report, subjects, INGOT, record["mode"])
         speed = speed_view(subjects, INGOT, result.comparison.note, limit_ms, LIMIT_MEASURED)

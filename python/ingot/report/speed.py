@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ingot.bench.statistics import NEVER_SLOWER, ROUNDS_FOR_A_VERDICT, Ratio, summarize
+from ingot.bench.statistics import NEVER_SLOWER, ROUNDS_FOR_A_VERDICT
 from ingot.bench.subjects import COMPILE, EAGER, EAGER_TF32
 
 from . import text
@@ -27,8 +27,7 @@ def speed_view(
     limit_ms: float | None,
     limit_words: str = LIMIT_OF_PLAN,
 ) -> dict:
-    """subjects: by name {median_ms, lower_quartile_ms, upper_quartile_ms; samples_ms, warm_ms,
-    sustained_ms, where measured; for baselines ratio (lower, median, upper) and never_slower}.
+    """subjects: as Comparison.table gives them.
     ours: the name of the one that the others are compared with."""
     highest = [max([s["upper_quartile_ms"], *s.get("samples_ms", ())]) for s in subjects.values()]
     # One disturbed round must not press all else against the left border.
@@ -82,25 +81,3 @@ def _ratio(name: str, subject: dict) -> dict:
         "interval": f"{lower:.3f} to {upper:.3f}",
         "verdict": _TF32 if name == EAGER_TF32 else _VERDICTS[subject["never_slower"]],
     }
-
-
-def subjects_of(comparison, ours: str) -> dict[str, dict]:
-    """The subjects of a bench.rounds.Comparison, for speed_view."""
-    found = {}
-    for name, seconds in comparison.cold.items():
-        summary = summarize(seconds)
-        entry: dict = {
-            "median_ms": summary.median * 1e3,
-            "lower_quartile_ms": summary.lower_quartile * 1e3,
-            "upper_quartile_ms": summary.upper_quartile * 1e3,
-            "samples_ms": [s * 1e3 for s in seconds],
-        }
-        for key, samples in (("warm_ms", comparison.warm), ("sustained_ms", comparison.sustained)):
-            if samples.get(name):
-                entry[key] = summarize(samples[name]).median * 1e3
-        if name != ours:
-            ratio: Ratio = comparison.ratio(ours, name)
-            entry["ratio"] = (ratio.lower, ratio.median, ratio.upper)
-            entry["never_slower"] = comparison.never_slower(ours, name)
-        found[name] = entry
-    return found

@@ -6,11 +6,11 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from ..bench.statistics import median_ratio, never_slower, summarize
+from ..bench.rounds import Comparison
+from ..bench.statistics import summarize
 from ..bench.subjects import EAGER
 from . import criteria, execution, passing
 from .candidate import CandidateProcess, acts_of
@@ -361,28 +361,10 @@ def _refuse_missing_counts(received: dict, marked: list) -> None:
 
 
 def _table(reply: dict, samples: dict, measured: float) -> dict:
-    candidate = samples[CANDIDATE]
-    subjects = {}
-    for name, values in samples.items():
-        summary = summarize(values)
-        entry: dict[str, Any] = {
-            "median_ms": summary.median * 1e3,
-            "lower_quartile_ms": summary.lower_quartile * 1e3,
-            "upper_quartile_ms": summary.upper_quartile * 1e3,
-            "samples_ms": [value * 1e3 for value in values],
-        }
-        for key in ("warm_s", "sustained_s"):
-            extra = (reply.get(key) or {}).get(name)
-            if extra:
-                entry[key.replace("_s", "_ms")] = summarize(extra).median * 1e3
-        if name != CANDIDATE:
-            ratio = median_ratio(candidate, values)
-            entry["ratio"] = [ratio.lower, ratio.median, ratio.upper]
-            entry["never_slower"] = never_slower(candidate, values)
-        subjects[name] = entry
+    warm, sustained = (reply.get(key) or {} for key in ("warm_s", "sustained_s"))
     return {
-        "subjects": subjects,
-        "rounds": len(candidate),
+        "subjects": Comparison("", samples, warm, sustained).table(CANDIDATE),
+        "rounds": len(samples[CANDIDATE]),
         "note": reply.get("note", ""),
         "parent_clock_ms": measured * 1e3,
     }
