@@ -31,10 +31,11 @@ WRITE = """
 import sys
 from pathlib import Path
 from ingot.model_file import load_model_file
-from ingot.standalone_writer import Standalone, write_standalone
+from ingot.standalone_writer import Standalone
 for model in sys.argv[2:]:
     path = Path(model)
-    write_standalone(Path(sys.argv[1]) / path.name, Standalone(load_model_file(path)))
+    text = Standalone(load_model_file(path)).render()
+    Path(sys.argv[1], path.name).write_text(text, encoding="utf-8")
 """
 
 COMPILE = """

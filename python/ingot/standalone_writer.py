@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import os
 import re
 import sys
 import textwrap
@@ -25,7 +24,7 @@ from ingot.live.memory import copies_of_inputs
 from ingot.live.reporting import add_program, empty_report
 from ingot.live.returned import readers_of_results
 from ingot.model_capture import captured_graph, import_whole
-from ingot.model_file import ModelFile, write_whole
+from ingot.model_file import ModelFile
 from ingot.model_writer import WIDTH, bullet, environment
 from ingot.runtime.library import STATUS_UNSUPPORTED, IngotError
 from ingot.standalone.forward import Constants, ForwardPrinter, Signature, access
@@ -39,6 +38,7 @@ _IMPORTED = ("functools", "os", "re", "torch", "warnings")
 _OURS = ("_ingot", "_Ingot", "_INGOT")
 _PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "bilinear", "einsum"}
 _MOST_FLAGS = 2  # of which every combination gets its own branch
+_SM = 90  # the compute capability to plan for where no GPU is here
 
 
 class StandaloneError(ValueError):
@@ -46,12 +46,9 @@ class StandaloneError(ValueError):
 
 
 class Standalone:
-    """A model's compiled graphs, ready to be written.
+    """A model's compiled graphs, ready to be written."""
 
-    sm: the compute capability to plan for where no GPU is here.
-    """
-
-    def __init__(self, original: ModelFile, precision: str = "fp32", sm: int = 90):
+    def __init__(self, original: ModelFile, precision: str = "fp32"):
         if precision not in ("fp32", "tf32"):
             raise StandaloneError(
                 f"{original.path}: its precision is {precision}, and only fp32 and tf32 have "
@@ -64,7 +61,7 @@ class Standalone:
                 f"{original.path}: its name {taken[0]} begins as those of standalone files do, "
                 "which would take its place"
             )
-        self.original, self.precision, self.sm = original, precision, sm
+        self.original, self.precision = original, precision
         self.module, self.inputs = original.make_module(), original.make_inputs()
         try:
             self.reads = Reads(self.module, self.inputs)
@@ -131,7 +128,7 @@ class Standalone:
         return None
 
     def _file_region(self, region, twin, layouts: Layouts, batch: int | None) -> FileRegion:
-        how = (batch, self.precision, self.sm)
+        how = (batch, self.precision, _SM)
         if twin is not None:
             found = twin[0]
             how = (*how, (found.written_leaves, found.written_inputs, found.written))
@@ -309,13 +306,6 @@ class _Mode:
                 steps.append((repr(step.target), repr(step.args), repr(step.kwargs), step.result))
         sources = [(s.kind, s.path, s.index) for s in captured.sources]
         self.key = (steps, sources, repr(captured.outputs), captured.delegate_batches)
-
-
-def write_standalone(
-    path: os.PathLike | str, standalone: Standalone, verification: dict | None = None
-) -> None:
-    """Writes the file, whole or not at all. Raises ModelFileError where it cannot."""
-    write_whole(path, standalone.render(verification))
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

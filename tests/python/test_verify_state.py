@@ -166,7 +166,7 @@ def test_every_disturbed_run_begins_from_the_same_inputs_and_state():
 
 def test_what_has_been_written_is_no_leaf_any_more():
     weight, x = torch.rand(4, 4).double(), torch.rand(4, 4).double()
-    disturbance = Disturbance(ROUNDINGS, 1, Forms(), [weight])
+    disturbance = Disturbance(ROUNDINGS, Forms(), [weight])
     disturbance.start_run([x, weight], exact=True)
     with disturbance:
         x[1:].add_(1)

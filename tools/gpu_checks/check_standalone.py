@@ -41,7 +41,7 @@ PORTABLE = {"capabilities": {"hopper_product": False, "portable_product": True}}
 def prepared(path: Path, overrides: dict, folder: Path, portable: bool):
     """(the original's file, the standalone file as a module, seconds of compilation)."""
     from ingot.model_file import constants_of, load_model_file
-    from ingot.standalone_writer import Standalone, write_standalone
+    from ingot.standalone_writer import Standalone
 
     known = constants_of(path.read_text(encoding="utf-8"), str(path))
     overrides = {k: v for k, v in overrides.items() if k in known}
@@ -49,7 +49,7 @@ def prepared(path: Path, overrides: dict, folder: Path, portable: bool):
         overrides["out_features"] = overrides["in_features"]
     original = load_model_file(path, overrides)
     file = folder / f"{path.stem}_new.py"
-    write_standalone(file, Standalone(original))
+    file.write_text(Standalone(original).render(), encoding="utf-8")
     new = load_model_file(file, class_name="ModelNew")
     namespace = sys.modules[new.Model.__module__]
     os.environ.pop("TORCH_CUDA_ARCH_LIST", None)

@@ -48,7 +48,7 @@ class Options:
 
 
 @contextlib.contextmanager
-def under(setting: str, device: torch.device) -> Iterator[None]:
+def under(setting: str) -> Iterator[None]:
     """PyTorch's switches for a setting; autocast is each call's own."""
     cudnn = torch.backends.cudnn
     before = torch.get_float32_matmul_precision(), cudnn.allow_tf32
@@ -339,7 +339,7 @@ def timed(subject: Subject, setting: str, made: nn.Module, options: Options) -> 
 
 
 def row_of(subject: Subject, setting: str, options: Options) -> dict:
-    with under(setting, options.device), tempfile.TemporaryDirectory() as folder:
+    with under(setting), tempfile.TemporaryDirectory() as folder:
         with options.turns.beside_others():
             row, made = check(subject, setting, folder)
             if row["wrong"]:

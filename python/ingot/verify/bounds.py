@@ -22,6 +22,7 @@ from .terms import Forms, TermSizes
 _KEPT_BYTES = 4 << 30  # of products' sizes
 _SUM_ROUNDINGS = 4.0  # of a blocked sum, relative to the mean
 _SMALLEST_NORMAL = 2.0**-126  # results below it may be flushed to zero
+_SEED = 20211  # of the disturbances
 
 
 @dataclass(frozen=True)
@@ -54,10 +55,9 @@ class Disturbance(TorchDispatchMode):
     themselves hardly change. forms: of the parameters, which lie where `fixed` do.
     """
 
-    def __init__(self, roundings: Roundings, seed: int, forms: Forms, fixed: list) -> None:
+    def __init__(self, roundings: Roundings, forms: Forms, fixed: list) -> None:
         super().__init__()
         self._roundings = roundings
-        self._seed = seed
         self._forms = forms
         self._fixed = _storages(fixed)
         self._blocks_drawn = 0
@@ -210,7 +210,7 @@ class Disturbance(TorchDispatchMode):
         if number is None:
             number = self._blocks_drawn
             self._blocks_drawn += 1
-        generator = torch.Generator(device=like.device).manual_seed(self._seed + number)
+        generator = torch.Generator(device=like.device).manual_seed(_SEED + number)
         return (
             torch.rand(like.shape, dtype=like.dtype, device=like.device, generator=generator)
             .mul_(2)

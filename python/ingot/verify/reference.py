@@ -26,7 +26,6 @@ from .scalars import ElementByElement
 from .terms import Forms
 
 DISTURBED_RUNS = 3
-_BLOCK_OF_NOISE_SEED = 20211
 _NO_MODE: contextlib.AbstractContextManager = contextlib.nullcontext()
 
 
@@ -149,7 +148,7 @@ class Reference:
         inputs: list | None = execution.place_inputs(doubled, self.device, "contiguous", None)
         placed = passing.tensors_of(inputs)
         fixed = [] if self._changes_parameters else list(self._exact.parameters())
-        disturbance = Disturbance(roundings, _BLOCK_OF_NOISE_SEED, self._forms, fixed)
+        disturbance = Disturbance(roundings, self._forms, fixed)
         disturbance.start_run([*placed, *fixed], exact=True)
 
         def run(moves_on: bool = False) -> Results:
