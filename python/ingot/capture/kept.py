@@ -20,7 +20,7 @@ from ingot.capture.decisions import (
 )
 from ingot.capture.feed import needing_gradients
 from ingot.capture.layout import UnfitError, Value, size_in_bytes
-from ingot.capture.nodes import LOSS, OF_CONCATENATION, hands_out_memory, schema_name
+from ingot.capture.nodes import LOSS, OF_CONCATENATION, hands_out_memory, reached, schema_name
 from ingot.capture.normalisations import batch_statistics
 from ingot.capture.products import KEEPING_OPERANDS, PASSING_ON, PRODUCTS
 from ingot.capture.table import CASTS, COPYING, HALVES, SHAPE_OPERATORS
@@ -232,17 +232,16 @@ class Kept:
 
     def _beneath(self, node: torch.fx.Node) -> set[torch.fx.Node]:
         """Products of the region from which a sum, or an activation of one, is put together."""
-        found, seen, ahead = set(), set(), list(node.all_input_nodes)
-        while ahead:
-            below = ahead.pop()
-            if below in seen or below not in self.nodes:
-                continue
-            seen.add(below)
-            if schema_name(below.target) in PRODUCTS:
-                found.add(below)
-            else:
-                ahead += (of for of in below.all_input_nodes if self._passes(below, of))
-        return found
+
+        def is_product(below: torch.fx.Node) -> bool:
+            return schema_name(below.target) in PRODUCTS
+
+        def further(below: torch.fx.Node) -> Iterator[torch.fx.Node]:
+            passing = () if is_product(below) else below.all_input_nodes
+            return (of for of in passing if self._passes(below, of))
+
+        found = reached(node.all_input_nodes, further, self.nodes.__contains__)
+        return set(filter(is_product, found))
 
     def _passes(self, node: torch.fx.Node, operand: torch.fx.Node) -> bool:
         """Whether its derivative does not read this operand: of a sum, or of a product with what

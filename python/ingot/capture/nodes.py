@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -67,6 +68,21 @@ def named_arguments(node: torch.fx.Node) -> dict[str, Any]:
         elif argument.has_default_value():
             named[argument.name] = argument.default_value
     return named
+
+
+def reached(
+    start: Iterable,
+    further: Callable[[Any], Iterable],
+    admitted: Callable[[Any], Any] = lambda each: True,
+) -> Iterator:
+    """`start`, and what `further` leads to from there, each once; only what is admitted."""
+    ahead, seen = list(start), set()
+    while ahead:
+        each = ahead.pop()
+        if each not in seen and admitted(each):
+            seen.add(each)
+            yield each
+            ahead += further(each)
 
 
 def is_convolution(node: torch.fx.Node) -> bool:

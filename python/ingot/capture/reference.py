@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
 import torch
 
-from ingot.capture.nodes import schema_name
+from ingot.capture.nodes import reached, schema_name
 
 _aten = torch.ops.aten
 # What reads no more of its tensor than the shape, with the number that it fills in.
@@ -55,17 +55,14 @@ def gradients_reach(reference: Reference) -> tuple[frozenset[int], ...]:
     )
 
 
-def _behind(result: torch.fx.Node) -> set[torch.fx.Node]:
-    reached: set[torch.fx.Node] = set()
-    ahead = [result]
-    while ahead:
-        node = ahead.pop()
-        value = node.meta.get("val")
-        plain = isinstance(value, torch.Tensor) and not value.is_floating_point()
-        if node not in reached and not plain and node.target is not _aten.detach.default:
-            reached.add(node)
-            ahead += node.all_input_nodes
-    return reached
+def _behind(result: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    return reached([result], lambda node: node.all_input_nodes, _passes_on)
+
+
+def _passes_on(node: torch.fx.Node) -> bool:
+    value = node.meta.get("val")
+    plain = isinstance(value, torch.Tensor) and not value.is_floating_point()
+    return not plain and node.target is not _aten.detach.default
 
 
 class _Extraction:
@@ -92,16 +89,11 @@ class _Extraction:
 
     def _between(self, results) -> set[torch.fx.Node]:
         """What is computed from the leaves on the way to the results."""
-        needed: set[torch.fx.Node] = set()
-        ahead = [node for node in results if node not in self.copies]
-        while ahead:
-            node = ahead.pop()
-            known = node in needed or node in self.literals
-            if known or self._size_of_leaf(node.meta.get("val")) is not None:
-                continue
-            needed.add(node)
-            ahead += [a for a in _read(node) if a not in self.copies]
-        return needed
+        return set(reached(results, _read, self._is_computed))
+
+    def _is_computed(self, node: torch.fx.Node) -> bool:
+        known = node in self.copies or node in self.literals
+        return not known and self._size_of_leaf(node.meta.get("val")) is None
 
     def _copy(self, node: torch.fx.Node) -> torch.fx.Node:
         if node.op == "get_attr":

@@ -8,12 +8,12 @@ what a layer stored is let go that many layers later.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
 from ingot.capture.layout import size_in_bytes
-from ingot.capture.nodes import JOINED, schema_name
+from ingot.capture.nodes import JOINED, reached, schema_name
 from ingot.capture.products import PRODUCTS
 from ingot.capture.table import CASTS, SHAPE_OPERATORS, TABLE, is_half
 
@@ -72,17 +72,8 @@ def _is_of_a_region(node: torch.fx.Node) -> bool:
 
 def _readers(source: torch.fx.Node, depths: dict) -> list[torch.fx.Node]:
     """What follows from a product and from this, too, element by element."""
-    found, ahead, seen = [], list(source.users), set()
-    while ahead:
-        node = ahead.pop()
-        if node in seen or not _is_upon_each(node):
-            continue
-        seen.add(node)
-        if depths.get(node):
-            found.append(node)
-        else:
-            ahead += node.users
-    return found
+    found = reached(source.users, lambda n: () if depths.get(n) else n.users, _is_upon_each)
+    return [node for node in found if depths.get(node)]
 
 
 def compute_again(graph: torch.fx.Graph) -> None:
@@ -134,17 +125,14 @@ def _bytes(node: torch.fx.Node) -> float:
 
 def _sources(node: torch.fx.Node, depths: dict[torch.fx.Node, int]) -> set[torch.fx.Node]:
     """What it is computed from by operators upon each element; itself where it is none of them."""
-    sources: set[torch.fx.Node] = set()
-    pending, seen = [node], {node}
-    while pending:
-        one = pending.pop()
-        if depths.get(one, 1) or not _is_upon_each(one):
-            sources.add(one)
-            continue
-        tensors = [a for a in one.all_input_nodes if _bytes(a) and a not in seen]
-        seen.update(tensors)
-        pending += tensors
-    return sources
+
+    def is_source(one: torch.fx.Node) -> bool:
+        return bool(depths.get(one, 1)) or not _is_upon_each(one)
+
+    def further(one: torch.fx.Node) -> Iterable[torch.fx.Node]:
+        return () if is_source(one) else filter(_bytes, one.all_input_nodes)
+
+    return set(filter(is_source, reached([node], further)))
 
 
 def _is_upon_each(node: torch.fx.Node) -> bool:

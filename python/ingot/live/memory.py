@@ -8,7 +8,7 @@ import torch
 
 from ingot.capture.feed import Feed, needing_gradients
 from ingot.capture.kept import source_of
-from ingot.capture.nodes import LEFT_ALONE, mutates, schema_name
+from ingot.capture.nodes import LEFT_ALONE, mutates, reached, schema_name
 from ingot.capture.table import COPYING
 
 _aten = torch.ops.aten
@@ -70,15 +70,8 @@ def copies_of_inputs(feed: Feed) -> list[str]:
 def _is_kept(readers: list[torch.fx.Node], needing: set[torch.fx.Node]) -> bool:
     """Whether something with a gradient reads what follows from a tensor: a region would keep the
     tensor itself, and compute it again."""
-    seen, ahead = set(), list(readers)
-    while ahead:
-        node = ahead.pop()
-        if node in needing:
-            return True
-        if node not in seen:
-            seen.add(node)
-            ahead += [user for user in node.users if not mutates(user)]
-    return False
+    behind = reached(readers, lambda n: [user for user in n.users if not mutates(user)])
+    return any(node in needing for node in behind)
 
 
 def _memory(node: torch.fx.Node) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ingot.capture.captured import Captured, Region, Slot, TorchStep, slots_read
+from ingot.capture.nodes import reached
 from ingot.capture.table import HALVES
 from ingot.live.products import transposed_product
 from ingot.runtime.layouts import JoinedLayout
@@ -64,13 +65,8 @@ def _behind(steps: list, slots: set[int]) -> int:
 def _needed(region: Region, place: int) -> list[int]:
     """Values that a result follows from, in order."""
     values = region.graph["values"]
-    needed, ahead = set(), [region.graph["results"][place]["value"]]
-    while ahead:
-        at = ahead.pop()
-        if at >= 0 and at not in needed:
-            needed.add(at)
-            ahead += values[at].get("args", [])
-    return sorted(needed)
+    result = region.graph["results"][place]["value"]
+    return sorted(reached([result], lambda at: values[at].get("args", ()), lambda at: at >= 0))
 
 
 def _is_elementwise(region: Region, place: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ingot.capture.nodes import mutates, schema_name
+from ingot.capture.nodes import mutates, reached, schema_name
 from ingot.capture.products import PRODUCTS
 from ingot.standalone.printing import (
     ATEN,
@@ -162,14 +162,11 @@ class FunctionPrinter:
 
     def _variables_read(self, node: torch.fx.Node) -> list[torch.fx.Node]:
         """By a statement, in what stands in it, too."""
-        found, ahead = {}, list(node.all_input_nodes)
-        while ahead:
-            read = ahead.pop()
-            if read in self.blocks:
-                found[read] = None
-            else:
-                ahead += read.all_input_nodes
-        return list(found)
+        is_variable = self.blocks.__contains__
+        found = reached(
+            node.all_input_nodes, lambda read: () if is_variable(read) else read.all_input_nodes
+        )
+        return list(filter(is_variable, found))
 
     def _is_freed(self, read: torch.fx.Node, node: torch.fx.Node) -> bool:
         """Whether a variable is there wherever the node is computed, and nobody else's."""
