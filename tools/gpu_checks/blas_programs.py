@@ -358,7 +358,7 @@ def build(folder: str) -> tuple[str, str]:
     return (made, "") if answer.returncode == 0 else ("", answer.stderr.strip()[-300:])
 
 
-def missing(program: Program, binary: str, why: str, device: str) -> str:
+def missing(program: Program, why: str, device: str) -> str:
     if program.words:
         return why if device == "cuda" else "it needs a GPU"
     absent = [name for name in program.needs if importlib.util.find_spec(name) is None]
@@ -437,7 +437,7 @@ def run(options) -> int:
         for number, program in enumerate(PROGRAMS):
             if options.only not in program.name:
                 continue
-            if absent := missing(program, binary, why, options.device):
+            if absent := missing(program, why, options.device):
                 print(f"| {program.name} | left out: {absent} | | | | | |", flush=True)
                 continue
             left = ends - time.monotonic()

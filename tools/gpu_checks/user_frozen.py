@@ -22,11 +22,6 @@ SIZES = {
 }
 
 
-def transposed(layer: nn.Linear) -> None:
-    """The same tensor, address and version; other strides."""
-    layer.weight.data = layer.weight.data.t()
-
-
 def assigned(layer: nn.Linear) -> None:
     layer.weight.data = torch.randn_like(layer.weight) / layer.in_features**0.5
 
@@ -43,7 +38,18 @@ def loaded(layer: nn.Linear) -> None:
     layer.load_state_dict({k: v * 0.5 for k, v in layer.state_dict().items()})
 
 
-CHANGES: tuple[Callable, ...] = (transposed, assigned, replaced, scaled, loaded)
+def stepped(layer: nn.Linear) -> None:
+    layer.weight.grad = torch.ones_like(layer.weight)
+    torch.optim.SGD([layer.weight], lr=0.01).step()
+    layer.weight.grad = None
+
+
+CHANGES: tuple[Callable, ...] = (assigned, replaced, scaled, loaded, stepped)
+
+
+def transposed(layer: nn.Linear) -> None:
+    """The same tensor, address and version; other strides. Of a square matrix."""
+    layer.weight.data = layer.weight.data.t()
 
 
 def tried(rows: int, width: int, change: Callable, device: str):
@@ -65,7 +71,7 @@ def main() -> int:
     verdicts = Verdicts()
     with torch.no_grad():
         for rows, width in SIZES[given.device]:
-            for change in CHANGES:
+            for change in (*CHANGES, transposed):
                 verdicts.attempt(
                     f"{rows}x{width}, weight {change.__name__}",
                     lambda: tried(rows, width, change, given.device),  # noqa: B023
