@@ -1,4 +1,4 @@
-"""Sequences whose length changes from call to call: training, generating, and what a new length costs.
+"""Sequences whose length changes from call to call: training, generating, a new length's cost.
 
 python user_lengths.py [--device cuda|cpu]
 

@@ -183,7 +183,7 @@ class _Merging:
         if first is None:
             return None
         if target in self.along:
-            if args[1] not in (-1, rank - 1):
+            if len(args) < 2 or args[1] not in (-1, rank - 1):
                 return None
             args[1] = -1
         elif target in _REDUCTIONS:

@@ -98,7 +98,7 @@ def feed_of(
     # What nothing reads has no gradient, and would have one in a region.
     graph.eliminate_dead_code(lambda n: mutates(n) or moves_statistics(n) or not is_pure(n))
     is_dynamos = batch is not None and batch.node.shape_env is _shape_env(values)
-    size = None if is_dynamos else _leading_size(tried, found)
+    size = None if is_dynamos else _leading_size(values, found)
     if batch_at is not None:
         size = int(values[batch_at[0]].shape[batch_at[1]])
     placeholders = {}
@@ -215,7 +215,7 @@ def _leading(values: Sequence[Any], found: Sequence[Placeholder]) -> list[torch.
 
 def _leading_size(values, found) -> int:
     leading = _leading(values, found)
-    return int(leading[0].shape[0]) if leading else 1
+    return hint(leading[0].shape[0]) if leading else 1
 
 
 def sizes_of_inputs(inputs: Sequence[torch.fx.Node], examples: Sequence[Any]) -> Iterator[tuple]:
