@@ -159,6 +159,25 @@ def by_data(h):
     h.data.clamp_(-0.3, 0.3)
 
 
+def by_comparison(h):
+    """Seen by autograd: zeros come back, where from `h > 0` nothing would."""
+    h.gt_(0)
+
+
+def by_comparison_of_a_part(h):
+    h[:, :16].less_equal_(0.1)
+
+
+def by_logic(h):
+    """What comes back goes through as it is."""
+    h.round_().logical_not_()
+
+
+def by_draws(h):
+    h[:3].normal_(0.5, 0.0)
+    h[3:].bernoulli_(1.0)
+
+
 @pytest.mark.parametrize(
     "make, calls",
     [
@@ -175,9 +194,14 @@ def by_data(h):
         (lambda: Clamped(by_view), TWICE),
         (lambda: Clamped(by_detached), TWICE),
         (lambda: Clamped(by_data), TWICE),
+        (lambda: Clamped(by_comparison), TWICE),
+        (lambda: Clamped(by_comparison_of_a_part), TWICE),
+        (lambda: Clamped(by_logic), TWICE),
+        (lambda: Clamped(by_draws), TWICE),
     ],
     ids="spectral_norm spectral_norm_by_hook codebook codebook_by_data momentum momentum_by_data "
-    "renormalised masked masked_by_data clamped clamped_view clamped_detached clamped_data".split(),
+    "renormalised masked masked_by_data clamped clamped_view clamped_detached clamped_data "
+    "compared compared_part negated drawn".split(),
 )
 def test_steps_of_training_are_eagers_and_the_products_ingots(make, calls):
     expected, _ = _trained(make, calls)

@@ -13,7 +13,12 @@ import torch
 from ingot.capture.captured import CaptureError
 from ingot.capture.nodes import LEFT_ALONE, WITHOUT_AUTOCAST, mutates
 from ingot.live import vmapped
-from ingot.live.unseen_writes import UnseenWritesError, unseen_by_autograd
+from ingot.live.unseen_writes import (
+    OTHERWISE,
+    UnseenWritesError,
+    unseen_by_autograd,
+    written_otherwise,
+)
 
 # Words in the names of the functions that switch.
 _GRADIENTS, _ENTER, _EXIT, INFERENCE = (
@@ -36,6 +41,7 @@ class Runner(torch.fx.Interpreter):
     def run(self, *args: Any, **kwargs: Any) -> Any:
         self._entered: list[torch.autocast] = []
         self._unseen: list[str] = []
+        self._otherwise: list[str] = []
         self._gradients = torch.is_grad_enabled()
         self._spans = vmapped.spans(self.module.graph)
         self._done: dict[torch.fx.Node, Any] = {}
@@ -45,7 +51,9 @@ class Runner(torch.fx.Interpreter):
             while self._entered:
                 self._entered.pop().__exit__(None, None, None)
         if self._unseen:
-            raise UnseenWritesError(self._unseen)
+            raise UnseenWritesError([*self._unseen, *self._otherwise])
+        if self._otherwise:
+            raise UnseenWritesError(self._otherwise, OTHERWISE)
         return results
 
     def run_node(self, n: torch.fx.Node) -> Any:
@@ -57,6 +65,8 @@ class Runner(torch.fx.Interpreter):
         if not self._watching or n.op not in ("call_function", "call_method"):
             return super().run_node(n)
         given = [self.env[node] for node in n.all_input_nodes]
+        if written_otherwise(n, given):
+            self._otherwise.append(n.name)
         with unseen_by_autograd(given, self.env, self._gradients) as unseen:
             result = super().run_node(n)
         if unseen:

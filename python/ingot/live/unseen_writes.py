@@ -3,7 +3,8 @@ off, through `.data` or what was detached. What was written goes on to have the 
 it was. No graph without writes says so: PyTorch runs these operators as they are written, and
 graphs are cut at them.
 
-A write into what has no derivative (a buffer, with gradients switched off) is none of these.
+A write into what has no derivative (a buffer, with gradients switched off) is none of these. But a
+few operators are, whose derivative in place is another one than that of what takes their place.
 """
 
 from __future__ import annotations
@@ -16,13 +17,36 @@ import torch
 
 from ingot.capture.captured import CaptureError
 
+_UNSEEN = "its forward writes into a tensor unseen by autograd"
+OTHERWISE = "in place its derivative is another one"
+# Out of place these give what has no derivative. In place a comparison's and a draw's is zero, and
+# a logical operator's that of what was there before.
+_WITH_OTHER_DERIVATIVES = frozenset(
+    """
+    eq_ ge_ greater_ greater_equal_ gt_ le_ less_ less_equal_ lt_ ne_ not_equal_
+    logical_and_ logical_not_ logical_or_ logical_xor_ bernoulli_ normal_
+    """.split()
+)
+
 
 class UnseenWritesError(CaptureError):
     """nodes: names of the operators of Dynamo's graph that write so."""
 
-    def __init__(self, nodes: Sequence[str]):
-        super().__init__("its forward writes into a tensor unseen by autograd")
+    def __init__(self, nodes: Sequence[str], why: str = _UNSEEN):
+        super().__init__(why)
         self.nodes = frozenset(nodes)
+
+
+def written_otherwise(node: torch.fx.Node, given: Sequence[Any]) -> bool:
+    """Whether PyTorch alone has the derivative of what an operator writes. given: the values of its
+    inputs."""
+    name = getattr(node.target, "__name__", node.target)
+    return (
+        name in _WITH_OTHER_DERIVATIVES
+        and isinstance(given[0], torch.Tensor)
+        and given[0].requires_grad
+        and torch.is_grad_enabled()
+    )
 
 
 @contextlib.contextmanager
