@@ -393,3 +393,21 @@ def test_what_is_made_like_a_tensor_of_another_region(name):
             optimised(torch.randn(3, 8, 8))
         assert len(optimised._ingot.graphs[0].compiled.programs) == 2
         assert "to" not in [item["what"] for item in optimised.ingot_report()["unsupported"]]
+
+
+class CopiesNumbers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.register_buffer("gain", torch.zeros(8))
+
+    def forward(self, x):
+        y, z = (nn.functional.gelu(self.linear(x)) for _ in range(2))
+        y[:, :2].copy_(0.25)
+        self.gain.copy_(2)
+        return y * self.gain + z.copy_(1)
+
+
+def test_numbers_are_copied_as_tensors_are(caplog):
+    compare(CopiesNumbers, lambda module: iter([module(x())]))
+    assert not caplog.records

@@ -151,6 +151,8 @@ def _with_no_sum(writer: Writer, c, a, b, beta, alpha) -> torch.fx.Node | None:
 def _copy(writer: Writer, x, source, non_blocking) -> torch.fx.Node:
     """What writes without writing into anything become; PyTorch knows no derivative of it."""
     own, like = example(writer.node), example(source)
+    if not isinstance(like, torch.Tensor):
+        return writer.call(_aten.full_like.default, own.shape, x, source)
     if own.dtype != like.dtype:
         source = writer.call(_aten.to.dtype, like.shape, source, own.dtype)
     if _unlike(own.shape, like.shape):
