@@ -69,7 +69,7 @@ class OptimizedModule(nn.Module):
         if is_traced():
             return type(self)._ingot_original(self, *args, **kwargs)
         try:
-            state = self._ingot
+            state = _own_state(self)
         except AttributeError:
             state = _new_state(self)
         # What watches this thread's operators must see the original's.
@@ -147,6 +147,11 @@ class OptimizedModule(nn.Module):
         return _rebuild, (home, dynamic, settings), state
 
 
+# Past a `__getattr__` of the user's: a wrapper's hands out what the module inside it has, which
+# would be the state of another one.
+_own_state = OptimizedModule._ingot.__get__
+
+
 def _make_state(module: OptimizedModule, **settings) -> State:
     cls = type(module)
     state = State(cls._ingot_original, _original_class(cls).__name__, **settings)
@@ -161,7 +166,7 @@ def _new_state(module: OptimizedModule) -> State:
 
 def _state_of(module: OptimizedModule) -> State:
     try:
-        return module._ingot
+        return _own_state(module)
     except AttributeError:
         return _new_state(module)
 

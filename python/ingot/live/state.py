@@ -38,13 +38,12 @@ _MAX_SHORTCUTS = 6
 
 
 def intercepted() -> bool:
-    """Whether something watches this thread's operators (torch.compile, torch.export, vmap,
-    jit.trace, modes, hooks on all modules) or asks for eager: it must see the original's.
+    """Whether something watches this thread's operators (torch.export, vmap, jit.trace, modes,
+    hooks on all modules) or asks for eager: it must see the original's, as what is_traced() does.
     torch.compiler.is_compiling() is of no use: while one thread exports a module it is true in all.
     """
     return (
-        is_traced()
-        or _dispatch_modes() > 0
+        _dispatch_modes() > 0
         or _peek_functorch() is not None
         or _jit_tracing() is not None
         or _forward_ad._current_level >= 0
