@@ -57,3 +57,26 @@ def test_a_wrapper_is_not_taken_for_what_it_wraps():
 
     inner = Layer()
     _same(WrapperNew(ingot.optimize(copy.deepcopy(inner))), Wrapper(inner))
+
+
+class _Doubles:
+    def __call__(self, x):
+        return 2 * x
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        property(lambda self: lambda x: Layer.forward(self, x) * 5),
+        functools.partialmethod(lambda self, x, factor: Layer.forward(self, x) * factor, factor=2),
+        staticmethod(torch.sigmoid),
+        classmethod(lambda cls, x: x + len(cls.__mro__)),
+        _Doubles(),
+    ],
+    ids=lambda forward: type(forward).__name__,
+)
+def test_forwards_that_are_no_functions(forward):
+    original = type("Other", (Layer,), {"forward": forward})()
+    optimised = ingot.optimize(copy.deepcopy(original))
+    fed, longer = x(), isinstance(forward, classmethod)
+    torch.testing.assert_close(optimised(fed), original(fed) + (2 if longer else 0))

@@ -25,12 +25,23 @@ from ingot.live.state import State, intercepted, is_traced, nested
 from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError, library
 
 
-def _original_forward(cls: type):
+def _original_forward(cls: type) -> Callable:
     """The forward that the user's class would have without us."""
     for base in _after_ours(cls):
         if "forward" in base.__dict__:
-            return base.__dict__["forward"]
+            found = base.__dict__["forward"]
+            return found if isinstance(found, types.FunctionType) else _function_of(found)
     raise TypeError(f"{cls.__name__} has no forward of its own")
+
+
+def _function_of(found: Any) -> Callable:
+    """For what is no function in a class: a property, a partialmethod, an object that is called."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        bind = getattr(type(found), "__get__", None)
+        return (bind(found, self, type(self)) if bind else found)(*args, **kwargs)
+
+    return forward
 
 
 def _original_class(cls: type) -> type:
