@@ -80,3 +80,54 @@ def test_forwards_that_are_no_functions(forward):
     optimised = ingot.optimize(copy.deepcopy(original))
     fed, longer = x(), isinstance(forward, classmethod)
     torch.testing.assert_close(optimised(fed), original(fed) + (2 if longer else 0))
+
+
+def test_a_class_that_cannot_be_shared_is_named():
+    class Slotted(Layer):
+        __slots__ = ("gain",)
+
+    with pytest.raises(TypeError, match="a Slotted cannot be optimised"):
+        ingot.optimize(Slotted())
+
+
+class _Halved(nn.Module):
+    def forward(self, weight):
+        return weight / 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        parametrizations.spectral_norm,
+        lambda module: parametrize.register_parametrization(module, "weight", _Halved()),
+    ],
+)
+def test_parametrized_modules_are_freed(change):
+    module = Layer()
+    change(module)
+    optimised = ingot.optimize(module)
+    optimised(x())
+    kept = weakref.ref(module), weakref.ref(optimised._ingot)
+    del module, optimised
+    gc.collect()
+    assert [ref() for ref in kept] == [None, None]
+
+
+_ENDS = """
+import ingot, torch
+from torch import nn
+from torch.nn import functional
+class Layer(nn.Linear):
+    def forward(self, x):
+        return functional.gelu(super().forward(x))
+def run():
+    layer = Layer(8, 8)
+    nn.utils.parametrizations.spectral_norm(layer)
+    ingot.optimize(layer)(torch.rand(4, 8))
+run()
+"""
+
+
+def test_a_process_ends_as_it_should():
+    # What one graph writes and another reads is watched; the watch kept what was compiled.
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _ENDS], check=True, timeout=120)

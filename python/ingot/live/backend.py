@@ -10,6 +10,7 @@ import operator
 import os
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +40,12 @@ _CONVERTED = (
     "PyTorch runs it: its parameters have another dtype than when TorchDynamo captured it, which "
     "looks at them no more. Call torch._dynamo.reset() after the conversion, or use ingot.optimize"
 )
+
+
+def weakly(method: Callable) -> Callable:
+    """A bound method that does not keep its object."""
+    bound = weakref.WeakMethod(method)
+    return lambda *args: bound()(*args)
 
 
 @dataclass
@@ -212,7 +219,7 @@ def _compile_piece(
         session.tell(item)
     made, masks, apart = session.made(graph), graph.compiled.causal_inputs, graph.compiled.apart
     if apart:
-        made = while_apart(made, session.run_by_pytorch(gm), apart, session.warn)
+        made = while_apart(made, session.run_by_pytorch(gm), apart, weakly(session.warn))
     return while_causal(made, gm.forward, masks) if masks else made
 
 

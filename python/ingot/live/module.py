@@ -189,19 +189,21 @@ def _rebuild(home: type, dynamic: bool, settings: dict) -> OptimizedModule:
     return module
 
 
-_classes: dict[type, type] = {}
-
-
 def _optimized_class(cls: type) -> type:
-    made = _classes.get(cls)
-    if made is None:
-        name = f"Optimized{cls.__name__}"
-        body = {"__doc__": cls.__doc__, "__module__": cls.__module__, "_ingot_dynamic": True}
-        initialised = getattr(cls, "cls_to_become", None)
-        if initialised is not None:  # what PyTorch makes of a lazy module at its first call
-            body["cls_to_become"] = _optimized_class(initialised)
-        made = _classes[cls] = type(name, (OptimizedModule, cls), body)
-    return made
+    # Kept by its instances alone: PyTorch makes a class for each module that is parametrized, and
+    # that class keeps the module.
+    for made in type.__subclasses__(cls):
+        if "_ingot_dynamic" in made.__dict__:
+            return made
+    name = f"Optimized{cls.__name__}"
+    body = {"__doc__": cls.__doc__, "__module__": cls.__module__, "_ingot_dynamic": True}
+    initialised = getattr(cls, "cls_to_become", None)
+    if initialised is not None:  # what PyTorch makes of a lazy module at its first call
+        body["cls_to_become"] = _optimized_class(initialised)
+    try:
+        return type(name, (OptimizedModule, cls), body)
+    except TypeError as error:  # its __slots__, or its metaclass, allow none
+        raise TypeError(f"a {cls.__name__} cannot be optimised: {error}") from None
 
 
 def optimize(

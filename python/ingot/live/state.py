@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from ingot.capture.feed import batched_inputs
 from ingot.live import dynamo, lengths, releases, shortcut
-from ingot.live.backend import DynamoGraph, Session, compile_graph, switched_off
+from ingot.live.backend import DynamoGraph, Session, compile_graph, switched_off, weakly
 from ingot.live.left import LeftCalls
 from ingot.live.vain import USED, CapturesInVain
 from ingot.runtime.library import IngotError
@@ -86,12 +86,6 @@ def _undone(module: nn.Module, tensors: list[torch.Tensor]) -> Iterator[None]:
                     buffer.copy_(before)
 
 
-def _weakly(method: Callable) -> Callable:
-    """A bound method that does not keep its object."""
-    bound = weakref.WeakMethod(method)
-    return lambda *args: bound()(*args)
-
-
 class State(Session):
     def __init__(
         self,
@@ -109,8 +103,8 @@ class State(Session):
         # Dynamo keeps every backend for good, and code that it compiled: neither may keep programs.
         told = (self._backend, self._seen, self.warn, self.broke)
         asked = (self._captured, self._is_prepared, self.warn)
-        vain = CapturesInVain(*map(_weakly, asked))
-        self._compiled = dynamo.compiled(self._function, *map(_weakly, told), vain)
+        vain = CapturesInVain(*map(weakly, asked))
+        self._compiled = dynamo.compiled(self._function, *map(weakly, told), vain)
         self._off = switched_off()
         if self._compiled is None and not self._off:
             self._off = True
