@@ -82,6 +82,25 @@ def test_forwards_that_are_no_functions(forward):
     torch.testing.assert_close(optimised(fed), original(fed) + (2 if longer else 0))
 
 
+def test_registers_of_subclasses_hear_nothing_of_ours():
+    class Registered(Layer):
+        names: list = []  # noqa: RUF012
+
+        def __init_subclass__(cls, *, tag, **keywords):
+            super().__init_subclass__(**keywords)
+            cls.tag = tag
+            cls.names.append(tag)
+
+    class First(Registered, tag="first"):
+        pass
+
+    class New(ingot.OptimizedModule, First, tag="new"):
+        pass
+
+    assert ingot.optimize(First()).tag == "first"
+    assert New.tag == "new" and Registered.names == ["first", "new"]
+
+
 def test_a_class_that_cannot_be_shared_is_named():
     class Slotted(Layer):
         __slots__ = ("gain",)

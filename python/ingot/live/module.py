@@ -89,7 +89,10 @@ class OptimizedModule(nn.Module):
         return state.call(self, *args, **kwargs)
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        super().__init_subclass__(**keywords)
+        # Of ours the user's class is told nothing: it may keep a register of its subclasses, or ask
+        # for keywords.
+        if "_ingot_dynamic" not in cls.__dict__:
+            super().__init_subclass__(**keywords)
         if "forward" not in cls.__dict__:
             cls._ingot_original = _original_forward(cls)
             cls.forward = _presented_as(cls._ingot_original)
