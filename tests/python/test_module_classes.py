@@ -150,3 +150,20 @@ run()
 def test_a_process_ends_as_it_should():
     # What one graph writes and another reads is watched; the watch kept what was compiled.
     subprocess.run([sys.executable, "-W", "ignore", "-c", _ENDS], check=True, timeout=120)
+
+
+class Scripted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = ingot.optimize(nn.Sequential(nn.Linear(8, 6), nn.ReLU()))
+
+    def forward(self, x):
+        return functional.gelu(self.layers(x)) * 2
+
+
+def test_torch_jit_script_reads_the_original():
+    optimised = ingot.optimize(Scripted())
+    scripted, fed = torch.jit.script(optimised), x()
+    torch.testing.assert_close(scripted(fed), optimised(fed))
+    assert isinstance(optimised.layers, ingot.OptimizedModule)
+    assert all(a is b for a, b in zip(scripted.parameters(), optimised.parameters()))

@@ -103,6 +103,13 @@ class OptimizedModule(nn.Module):
         object.__setattr__(replica, "_ingot", _state_of(self))
         return replica
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """torch.jit.script reads the source text of the original."""
+        original = object.__new__(_original_class(type(self)))
+        object.__setattr__(original, "__dict__", dict(self.__dict__, _modules=dict(self._modules)))
+        prepare = getattr(type(original), "__prepare_scriptable__", None)
+        return prepare(original) if prepare else original
+
     def ingot_prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compiles and loads all that a call with tensors like these, dense ones, needs, so that it
         can be captured in a CUDA graph. Runs nothing: buffers stay as they are. Whether gradients
