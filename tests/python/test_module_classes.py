@@ -109,6 +109,24 @@ def test_a_class_that_cannot_be_shared_is_named():
         ingot.optimize(Slotted())
 
 
+def test_a_parametrized_module_is_copied_with_its_settings():
+    # PyTorch gives such a class a __deepcopy__ that goes through the slots.
+    optimised = ingot.optimize(Layer(), precision="ieee")
+    parametrizations.weight_norm(optimised)
+    optimised(x())
+    copied = copy.deepcopy(optimised)
+    with torch.no_grad():
+        copied.bias += 1
+    fed = x()
+    with regions_run() as ran:
+        found = copied(fed)
+    assert ran and programs_of(copied)[0].precision == "ieee"
+    weight, bias = copied.weight, copied.bias
+    expected = functional.gelu(functional.linear(fed, weight, bias))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert not torch.equal(copied.bias, optimised.bias)
+
+
 class _Halved(nn.Module):
     def forward(self, weight):
         return weight / 2

@@ -121,6 +121,10 @@ class State(Session):
     def settings(self) -> dict:
         return {"precision": self.precision, "options": self.options}
 
+    def __deepcopy__(self, memo: dict) -> State:
+        """For what copies a module slot by slot, as PyTorch does with parametrized ones."""
+        return State(self.original_forward, self.name, **self.settings())
+
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """args: the module, then those of the call."""
         self._look_at_overlooked()
