@@ -48,6 +48,14 @@ def weakly(method: Callable) -> Callable:
     return lambda *args: bound()(*args)
 
 
+def forward_of(gm: torch.fx.GraphModule) -> Callable:
+    """Until its text is made, which is put off, a graph has another forward: one that goes through
+    the module's __call__ ever after, and prints a traceback of it where PyTorch refuses a call."""
+    if hasattr(gm, "real_recompile"):
+        gm.real_recompile()
+    return gm.forward
+
+
 @dataclass
 class DynamoGraph:
     """One graph of Dynamo's: compiled, or the reason why PyTorch runs it whole."""
@@ -96,7 +104,7 @@ class Session:
             )
 
     def run_by_pytorch(self, gm: torch.fx.GraphModule) -> Callable:
-        return gm.forward
+        return forward_of(gm)
 
     def made(self, graph: DynamoGraph) -> Callable:
         """The callable that Dynamo gets for a graph that was compiled."""
@@ -125,7 +133,7 @@ def ingot_backend(
     if mode not in (None, "default"):
         raise ValueError(f"backend='ingot' has no modes ({mode!r} was given), only options")
     if switched_off():
-        return gm.forward
+        return forward_of(gm)
     options = dict(options or {})
     precision = options.pop("precision", None)
     policy.check_precision(precision)
@@ -177,7 +185,7 @@ def _compile_piece(
 ) -> Callable:
     values = (node.meta.get("example_value") for node in gm.graph.nodes)
     if not any(isinstance(value, torch.Tensor) for value in (*example_inputs, *values)):
-        return gm.forward  # sizes alone, as for a shape that is printed: nothing to tell
+        return forward_of(gm)  # sizes alone, as for a shape that is printed: nothing to tell
     start = time.perf_counter()
     graph, tell = DynamoGraph(session.mode()), True
     try:
@@ -214,7 +222,7 @@ def _compile_piece(
     if graph.compiled is None:
         if tell:
             session.warn(graph.problem)
-        return gm.forward
+        return forward_of(gm)
     for item in graph.compiled.captured.unsupported:
         session.tell(item)
     made, masks, apart = session.made(graph), graph.compiled.causal_inputs, graph.compiled.apart

@@ -14,7 +14,14 @@ from torch.utils import _pytree as pytree
 
 from ingot.capture.feed import batched_inputs
 from ingot.live import dynamo, lengths, releases, shortcut
-from ingot.live.backend import DynamoGraph, Session, compile_graph, switched_off, weakly
+from ingot.live.backend import (
+    DynamoGraph,
+    Session,
+    compile_graph,
+    forward_of,
+    switched_off,
+    weakly,
+)
 from ingot.live.left import LeftCalls
 from ingot.live.vain import USED, CapturesInVain
 from ingot.runtime.library import IngotError
@@ -235,7 +242,7 @@ class State(Session):
         return getattr(self._calling, "now", False)
 
     def run_by_pytorch(self, gm: torch.fx.GraphModule) -> Callable:
-        return self._by_pytorch(gm.forward)
+        return self._by_pytorch(forward_of(gm))
 
     def lengths_change(self) -> bool:
         return lengths.changed_often(self.graphs)
