@@ -23,6 +23,7 @@ from ingot.live.backend import (
     weakly,
 )
 from ingot.live.left import LeftCalls
+from ingot.live.refused import RefusedCalls
 from ingot.live.vain import USED, CapturesInVain
 from ingot.runtime.library import IngotError
 
@@ -122,7 +123,7 @@ class State(Session):
         weakref.finalize(self, dynamo.forget, self._function.__code__).atexit = False
         self._parameters = shortcut.parameters_of(self._function)
         self._shortcuts: tuple[shortcut.Shortcut, ...] = ()
-        self.left = LeftCalls(self._function)
+        self.left, self._refused = LeftCalls(self._function), RefusedCalls()
         self._overlooked = releases.overlooked()
 
     def settings(self) -> dict:
@@ -136,6 +137,10 @@ class State(Session):
         """args: the module, then those of the call."""
         self._look_at_overlooked()
         left = self.left
+        if self._refused.kinds and self._refused.hold(refused := left.kind(args, kwargs)):
+            result = self.original_forward(*args, **kwargs)
+            self._refused.drop(refused)
+            return result
         kind = left.kind(args, kwargs) if left else None
         if kind is not None and left.hold_kind(kind, args, kwargs):
             return self.original_forward(*args, **kwargs)
@@ -162,7 +167,13 @@ class State(Session):
         if self._off or self._symbolically_traced():
             return self.original_forward(*args, **kwargs)
         made = self._calling.graphs = []
-        result = self._compiled(*args, **kwargs)
+        self._calling.captures = False
+        try:
+            result = self._compiled(*args, **kwargs)
+        except Exception:
+            if self._calling.captures and not self._is_prepared():
+                self._refused.add(self.left.kind(args, kwargs))
+            raise
         holds_nothing = all(graph.holds_nothing for graph in made)
         if not holds_nothing:
             self.left.forget_cut()
@@ -265,6 +276,7 @@ class State(Session):
 
     def _seen(self, module: Any) -> None:
         """Before a frame is compiled."""
+        self._calling.captures = True
         # One that a forward makes has no state before nn.Module's __init__.
         if isinstance(module, nn.Module) and "_modules" in vars(module):
             self._training = module.training
