@@ -411,3 +411,27 @@ class CopiesNumbers(nn.Module):
 def test_numbers_are_copied_as_tensors_are(caplog):
     compare(CopiesNumbers, lambda module: iter([module(x())]))
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.LSTM(8, 6, batch_first=True, proj_size=4), nn.GRU(8, 4, batch_first=True)],
+    ids=["projected", "gru"],
+)
+def test_what_follows_from_a_sequence_lies_as_eagers(layer):
+    class Sequence(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.head = layer, nn.Linear(4, 6)
+
+        def forward(self, x):
+            y, _ = self.layer(x)
+            logits = nn.functional.gelu(self.head(y))
+            scaled = torch.tanh(y) * 3
+            return logits, scaled, y.mul_(2)
+
+    model, fed = Sequence(), torch.randn(5, 3, 8)
+    expected, found = model(fed), ingot.optimize(model)(fed)
+    torch.testing.assert_close(found, expected, check_stride=True)
+    flat = [each.transpose(0, 1).view(15, -1) for each in found[1:]]
+    assert all(each.is_contiguous() for each in flat)

@@ -31,8 +31,11 @@ def recurrent(kind, x, state, weights, biases, layers, dropout, training, both, 
 
 @recurrent.register_fake
 def _(kind, x, state, weights, biases, layers, dropout, training, both, first, dtype):
+    # With projections the first state is as wide as they are. In memory the sequence comes first.
     width = state[0].shape[-1] * (2 if both else 1)
-    output = x.new_empty((*x.shape[:2], width), dtype=dtype)
+    lengths = x.shape[1::-1] if first else x.shape[:2]
+    output = x.new_empty((*lengths, width), dtype=dtype)
+    output = output.transpose(0, 1) if first else output
     return [output, *(s.new_empty(s.shape, dtype=dtype) for s in state)]
 
 
