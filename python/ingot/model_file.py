@@ -10,15 +10,18 @@ before that, in its text, so that whatever the file computes from them follows.
 from __future__ import annotations
 
 import ast
+import contextlib
+import errno
 import inspect
 import itertools
 import linecache
 import os
+import stat
 import sys
 import tempfile
 import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -300,20 +303,55 @@ def _literal(key: str, value: Any, old: ast.expr) -> str:
 
 
 def write_whole(path: os.PathLike | str, text: str) -> None:
-    """Writes a file so that it appears whole or not at all. Raises ModelFileError."""
-    path = Path(path)
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+    """Writes a file so that it appears whole or not at all; a link to it stays a link. Raises
+    ModelFileError."""
+    with _temporary(path) as (name, place):
+        # A path that is no UTF-8 may be named in a text.
+        with open(name, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         mask = os.umask(0)
         os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
-        os.replace(temporary, path)
+        os.chmod(name, 0o666 & ~mask)
+        os.replace(name, place)
+
+
+def check_place(path: os.PathLike | str) -> None:
+    """Raises ModelFileError where `write_whole` could not write: it is tried, short of the file."""
+    with _temporary(path):
+        pass
+
+
+@contextlib.contextmanager
+def _temporary(path: os.PathLike | str) -> Iterator[tuple[str, str]]:
+    """(a new file beside the one that `path` means, that one). What replaces a device, a pipe or a
+    socket would take it away from everybody."""
+    name = ""
+    try:
+        folder = Path(path).parent
+        if not folder.is_dir():
+            raise ModelFileError(f"cannot write {path}: {folder} is no folder")
+        place = os.path.realpath(path)
+        if _exists(place):
+            if not stat.S_ISREG(os.stat(place).st_mode):
+                raise ModelFileError(f"cannot write {path}: it is there, and is no plain file")
+            if not os.access(place, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        handle, name = tempfile.mkstemp(prefix=".ingot-", dir=os.path.dirname(place))
+        os.close(handle)
+        yield name, place
     except OSError as error:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
         raise ModelFileError(f"cannot write {path}: {error.strerror}") from error
+    finally:
+        if name and os.path.exists(name):
+            os.unlink(name)
+
+
+def _exists(place: str) -> bool:
+    """As os.path.exists, which says no of a name that is too long."""
+    try:
+        os.stat(place)
+    except FileNotFoundError:
+        return False
+    return True

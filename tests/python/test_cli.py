@@ -136,6 +136,14 @@ def test_verify_prints_accuracy_and_verdict(pair):
         (["optimize", "empty.py"], "no class 'Model'"),
         (["optimize", "model.py", "-o", "no/such/folder/new.py"], "no/such/folder"),
         (["optimize", "model.py", "-o", "model.py"], "the model itself"),
+        (["optimize", "model.py", "-o", "-"], "give a file's name"),
+        (["optimize", "model.py", "-o", ""], "give a file's name"),
+        (["optimize", "model.py", "-o", "a" * 300], "File name too long"),
+        (["optimize", "model.py", "--report", "model.py"], "the model itself"),
+        (["optimize", "model.py", "-o", "a.py", "--report", "./a.py"], "what -o names"),
+        (["explain", "model.py", "--report", "model.py"], "the model itself"),
+        (["verify", "model.py", "honest.py", "--report", "model.py"], "the original"),
+        (["verify", "model.py", "honest.py", "--report", "honest.py"], "the candidate"),
         (["explain", "raises.py"], "ZeroDivisionError"),
         (["bench", "--model", "unheard_of"], "no bundled case"),
         (["bench", "--shape", "12x"], "not of the form"),
@@ -145,6 +153,8 @@ def test_verify_prints_accuracy_and_verdict(pair):
         (["bench", "--precision", "all", "--picture", "no/a.svg"], "no is no folder"),
         (["bench", "--precision", "all", "--report", "a.html"], "--picture or --json"),
         (["bench", "--precision", "tf32", "--half"], "exclude each other"),
+        (["bench", "--results", "/proc/no"], "--results: cannot write to /proc/no"),
+        (["explain", "model.py", "--kernels-out", "/proc/no"], "cannot write to /proc/no"),
     ],
 )
 def test_bad_input_is_one_message_and_status_2(pair, monkeypatch, arguments, message):

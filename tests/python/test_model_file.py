@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 import ingot
@@ -10,6 +11,7 @@ import pytest
 import torch
 from ingot.model_file import (
     ModelFileError,
+    check_place,
     constants_of,
     load_model_file,
     override_constants,
@@ -191,6 +193,34 @@ def test_files_appear_whole_or_not_at_all(tmp_path):
     with pytest.raises(ModelFileError, match="cannot write"):
         write_whole(tmp_path / "folder", "a = 2\n")
     assert sorted(os.listdir(tmp_path)) == ["folder", "out.py"]
+
+
+def test_what_is_no_plain_file_is_not_replaced(tmp_path):
+    """As root a rename would put a file in the place of /dev/null, for everybody."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for act in (check_place, lambda path: write_whole(path, "a = 1\n")):
+        with pytest.raises(ModelFileError, match="no plain file"):
+            act(pipe)
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_a_link_stays_one(tmp_path):
+    real, link = tmp_path / "real.py", tmp_path / "link.py"
+    real.write_text("a = 1\n")
+    link.symlink_to(real)
+    write_whole(link, "a = 2\n")
+    assert link.is_symlink() and real.read_text() == "a = 2\n"
+
+
+def test_what_could_not_be_written_is_known_before(tmp_path):
+    check_place(tmp_path / "out.py")
+    with pytest.raises(ModelFileError, match="File name too long"):
+        check_place(tmp_path / ("a" * 300 + ".py"))
+    longest = tmp_path / ("a" * 252 + ".py")
+    write_whole(longest, "a = 1\n")  # a name that the system takes is taken
+    assert os.listdir(tmp_path) == [longest.name]
 
 
 KEYWORDS = GOOD.replace(

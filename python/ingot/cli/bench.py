@@ -110,8 +110,10 @@ def command(
     from ingot.bench import records
 
     chosen = torch.device(shared.chosen_device(device))
-    shared.check_writable(report_file)
-    shared.check_writable(picture)
+    shared.check_writable("--report", report_file, {})
+    shared.check_writable("--picture", picture, {})
+    if results is not None:
+        shared.make_folder("--results", results)
     products = products or bool(shapes)
     cases = (
         _products(shapes, rows, half) if products else _cases(models, rows, mode, half, settings)

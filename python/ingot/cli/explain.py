@@ -15,7 +15,7 @@ from ingot.report.launches import launch_rows
 from . import options as shared
 from . import reports
 from .console import output, print_json, table
-from .errors import BadInputError, bad_input_from
+from .errors import bad_input_from
 from .render import show_plan
 
 
@@ -70,7 +70,7 @@ def command(
     from ingot import IngotError
     from ingot.model_file import ModelFileError, load_model_file, write_whole
 
-    shared.check_writable(report_file)
+    shared.check_writable("--report", report_file, {"the model itself": model})
     with bad_input_from(ModelFileError, IngotError):
         loaded = load_model_file(model, dict(settings))
         modes = ["training", "eval"] if mode == "both" else [mode]
@@ -80,10 +80,7 @@ def command(
         if report_file is not None:
             reports.of_explain(report_file, model, report)
         if kernels_out is not None:
-            try:
-                kernels_out.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise BadInputError(f"cannot write to {kernels_out}: {error.strerror}") from error
+            shared.make_folder("--kernels-out", kernels_out)
             for name, source in sources.items():
                 write_whole(kernels_out / f"{name}.cu", source)
     if as_json:

@@ -13,7 +13,7 @@ import click
 from . import options as shared
 from . import reports
 from .console import output, print_json, progress
-from .errors import NOT_VERIFIED, BadInputError, bad_input_from
+from .errors import NOT_VERIFIED, bad_input_from
 from .render import show_accuracy, show_checks, show_plan, show_replacements, show_timing
 
 
@@ -64,8 +64,9 @@ def command(
 
     chosen = shared.chosen_device(device)
     target = target or model.with_name(f"{model.stem}_new.py")
-    _check_target(target, model)
-    shared.check_writable(report_file)
+    shared.check_writable("-o", target, {"the model itself": model})
+    written = {"the model itself": model, "what -o names": target}
+    shared.check_writable("--report", report_file, written)
     console = output(as_json)
     with contextlib.ExitStack() as scope, progress() as say:
         options = VerifyOptions(
@@ -165,13 +166,6 @@ def _give_up(console: Any, report: dict, as_json: bool) -> None:
     show_replacements(console, report)
     console.print("Nothing was written: PyTorch would run all of the model.")
     click.get_current_context().exit(NOT_VERIFIED)
-
-
-def _check_target(target: Path, model: Path) -> None:
-    """Says before the long work, not after it, that the file cannot be written."""
-    shared.check_writable(target)
-    if target.exists() and target.samefile(model):
-        raise BadInputError(f"{target} is the model itself: give another file with -o")
 
 
 def _optimized_report(loaded: Any, precision: str, device: str) -> dict:

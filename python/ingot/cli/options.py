@@ -121,15 +121,34 @@ def model_argument(name: str) -> Any:
     )
 
 
-def check_writable(target: Path | None) -> None:
-    """Says before the long work, not after it, that a file cannot be written."""
+def check_writable(option: str, target: Path | None, used: dict[str, Path | None]) -> None:
+    """Says before the long work, not after it, that a file cannot be written, or that it would take
+    the place of one that this command reads or writes. used: these, by what they are."""
+    from ingot.model_file import ModelFileError, check_place
+
     if target is None:
         return
-    folder = target.parent
-    if not folder.is_dir():
-        raise BadInputError(f"cannot write {target}: {folder} is no folder")
-    if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
-        raise BadInputError(f"cannot write {target}: permission denied")
+    if target in (Path(), Path("-")):
+        raise BadInputError(f"{option}: give a file's name, not {str(target)!r}")
+    try:
+        check_place(target)
+    except ModelFileError as error:
+        raise BadInputError(f"{option}: {error}") from error
+    for what, other in used.items():
+        if other is not None and os.path.realpath(other) == os.path.realpath(target):
+            raise BadInputError(f"{option}: {target} is {what}: give another file")
+
+
+def make_folder(option: str, folder: Path) -> None:
+    """Where files will be written; says now that none can be."""
+    from ingot.model_file import ModelFileError, check_place
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_place(folder / "any")
+    except (OSError, ModelFileError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise BadInputError(f"{option}: cannot write to {folder}: {why}") from error
 
 
 def command_line() -> str:

@@ -72,7 +72,8 @@ def command(
     from ingot.verify import PairError, VerifyOptions, verify_pair
 
     chosen = shared.chosen_device(device)
-    shared.check_writable(report_file)
+    given = {"the original": original, "the candidate": candidate}
+    shared.check_writable("--report", report_file, given)
     with progress() as say, bad_input_from(PairError, ModelFileError):
         result = verify_pair(
             str(original),
