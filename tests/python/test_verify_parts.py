@@ -17,6 +17,7 @@ from ingot.verify.families import HOSTILE_BATCH, hostile_batch, hostile_families
 from ingot.verify.measures import Measures, measure
 from ingot.verify.randomness import Randomness
 from ingot.verify.reference import Reference
+from ingot.verify.repeats import Repeats
 from ingot.verify.result import AccuracyRow, Check, VerifyResult
 from ingot.verify.scalars import ElementByElement
 from ingot.verify.terms import Forms, TermSizes
@@ -268,6 +269,7 @@ def test_what_hardly_exceeds_is_asked_for_again(shown, runs):
     """A family's first run exceeds what is allowed by so much, its second does not."""
     session = trials.Trials.__new__(trials.Trials)
     session._result = VerifyResult("", "", "cpu", "fp32")
+    session._repeats = Repeats(session._result)
     session._random, asked = Randomness(1), []
 
     def run(trial) -> None:

@@ -19,17 +19,12 @@ from .measures import measure
 from .original import Original
 from .randomness import Randomness
 from .reference import Results, rows_of
-from .result import AccuracyRow, Check, PairError, VerifyResult
+from .repeats import Repeats, excuse_of_gradients, excuse_of_hostile, excuse_of_hostile_gradients
+from .result import Check, PairError, VerifyResult
 
 OWN_INPUTS = "own inputs"
 _MOMENT_S = 0.3
 _PLACES = 1 << 16
-_ATTEMPTS = 3
-_SLIGHTLY = 1.5  # times what is allowed
-_KINKS = 1e-2  # relative: of a gradient that lacks a few elements of thousands, and no more
-# Of hostile inputs nearly all values may lie beyond a clamp's bounds: few have a gradient.
-_KINKS_OF_FEW = 0.3
-_NEAR_A_KINK = "a value near a kink may have changed sides"
 _FATAL = {"OutOfMemoryError": "memory", "AcceleratorError": "crash", "SystemExit": "crash"}
 
 
@@ -77,6 +72,7 @@ class Trials:
             self._read_again, self._error_in_fresh_process, original.truth_outputs
         )
         self._judge = Judge(self._reference, result, evidence)
+        self._repeats = Repeats(result)
         self._calls: list = []
         parameters = [v for k, v in self._reference.initial_state.items() if k[:2] == "p:"]
         self._hostile_batch = families.hostile_batch(
@@ -148,47 +144,17 @@ class Trials:
                 cotangents = Cotangents(self._random.next("inputs"), **more)
                 self._trial(name, True, self._gradient_inputs(), cotangents=cotangents)
 
-            self._ask_gradients(name, True, ask)
+            self._repeats.ask(name, True, ask, excuse_of_gradients)
         self._session.request({"op": "forget"})
         self._calls.clear()
 
     def _gradient_trial(self, name: str, training: bool, change: bool) -> None:
-        """A value within rounding of a kink (a bound of a clamp, zero of a ReLU) may lie on either
-        side of it, and its element of the gradient be there or not. Among millions of values that
-        happens now and then, to the original as well: a gradient that is off by so little is asked
-        for again, with other inputs. What is wrong by itself is wrong again."""
-
         def ask(attempt: int) -> None:
             new_state = self.changed_state() if change else None
             more = {"through_data": change, "cotangents": self._cotangents()}
             self._trial(name, training, self._gradient_inputs(), new_state=new_state, **more)
 
-        self._ask_gradients(name, training, ask)
-
-    def _ask_gradients(self, name: str, training: bool, ask: Callable) -> None:
-        def excuse(failed: list[Check], judged: list[AccuracyRow]) -> str:
-            return _NEAR_A_KINK if _may_be_a_kink(failed, judged, _KINKS) else ""
-
-        self._ask(name, training, ask, excuse)
-
-    def _ask(self, name: str, training: bool, ask: Callable, excuse: Callable) -> None:
-        """ask(attempt) runs a trial. excuse(failed, judged): why its failed checks may be chance,
-        or ""; judged: its rows, up to the tensor that failed. Asked again, a trial has failed only
-        if the last of its attempts did."""
-        for attempt in range(_ATTEMPTS):
-            checks, rows = len(self._result.checks), len(self._result.accuracy)
-            ask(attempt)
-            failed = [check for check in self._result.checks[checks:] if not check.passed]
-            if not failed or attempt + 1 == _ATTEMPTS:
-                return
-            why = excuse(failed, self._result.accuracy[rows:])
-            if not why:
-                return
-            del self._result.checks[checks:], self._result.accuracy[rows:]
-            self._result.notes.append(
-                f"{name} ({MODES[training]}) asked for again with other inputs, since {why}: "
-                f"{failed[0].message}"
-            )
+        self._repeats.ask(name, training, ask, excuse_of_gradients)
 
     def _some_parameters(self, seed: int) -> tuple:
         """Half of those that have gradients."""
@@ -273,9 +239,6 @@ class Trials:
     def _family_trial(
         self, family: Family, training: bool, make: Callable, new_state: dict | None, grad: bool
     ) -> None:
-        """Three disturbed runs know the size of an error only so well: one that exceeds it by a
-        little, or that a kink explains, is asked for again, with other inputs, since what is wrong
-        is wrong again."""
         name = f"{family.name}, gradients" if grad else family.name
 
         def ask(attempt: int) -> None:
@@ -293,14 +256,8 @@ class Trials:
                 )
             )
 
-        def excuse(failed: list[Check], judged: list[AccuracyRow]) -> str:
-            over = [_over(row) for row in judged if _over(row) > 1]
-            if over and max(over) <= _SLIGHTLY:
-                return "its error is hardly more than allowed"
-            kink = grad and _may_be_a_kink(failed, judged, _KINKS_OF_FEW)
-            return _NEAR_A_KINK if kink else ""
-
-        self._ask(name, training, ask, excuse)
+        excuse = excuse_of_hostile_gradients if grad else excuse_of_hostile
+        self._repeats.ask(name, training, ask, excuse)
 
     def _drawn_batches(self, own_batch: int) -> tuple:
         largest = self._hostile_batch
@@ -467,19 +424,6 @@ class Trials:
         except CandidateError:
             return None
         return [v for k, v in received.items() if k[:1] == "o"]
-
-
-def _may_be_a_kink(failed: list[Check], judged: list[AccuracyRow], most: float) -> bool:
-    """failed: the checks of a trial that did; judged: its rows, up to the tensor that failed. most:
-    the relative error of a gradient that lacks, or has, a few elements of those that it should."""
-    wrong = any(check.trick != tricks.WRONG_GRADIENT for check in failed)
-    return bool(judged) and not wrong and judged[-1].candidate.relative_error <= most
-
-
-def _over(row: AccuracyRow) -> float:
-    """An error over what is allowed."""
-    norm = row.candidate.relative_error / row.allowed_relative_error
-    return max(norm, row.candidate.worst_row_error / row.allowed_worst_row_error)
 
 
 def _call(trial: Trial, seed: int) -> tuple:
