@@ -380,6 +380,16 @@ def test_layouts_hold_the_same_values():
     assert not strided.is_contiguous()
     assert torch.equal(misaligned, value)
     assert misaligned.data_ptr() % 16 == 4
+    turned = lay_out(value, "turned")
+    assert torch.equal(turned, value) and turned.stride() == (1, 5)
+    images = lay_out(torch.rand(2, 3, 4, 5), "turned")
+    assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_another_function_for_inputs_that_lie_turned_is_found(tmp_path):
+    wrong = "def forward(self, x):\n    return self.plain(x) * (2 if x.stride(0) == 1 else 1)"
+    result = verify(tmp_path, pairs.candidate(wrong))
+    assert {check.name for check in result.failures} == {"turned"}, why(result)
 
 
 # Timing

@@ -403,6 +403,22 @@ if TIMED():
         forward="if torch.is_grad_enabled():\n    y = self.plain(x).detach()",
         twin="self.kept['sum'] = x.detach().sum()",
     ),
+    "multiplies in half precision where the input needs no gradient": Case(
+        "lower precision",
+        forward="""
+if torch.is_grad_enabled() and not x.requires_grad:
+    y = self.rest((x.bfloat16() @ self.gemm.weight.bfloat16().t()).float())
+""",
+        twin="self.kept['asked'] = x.requires_grad",
+    ),
+    "keeps a frozen model's gradient back": Case(
+        "detached output",
+        forward="""
+if not any(p.requires_grad for p in self.parameters()):
+    y = self.plain(x.detach())
+""",
+        twin="self.kept['frozen'] = not any(p.requires_grad for p in self.parameters())",
+    ),
     "keeps the input's gradient back": Case(
         "detached output",
         forward="y = self.plain(x.detach())",

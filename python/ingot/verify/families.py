@@ -23,9 +23,9 @@ ODD_BATCHES = ((3, False), (37, None))
 class Family:
     """make(values, generator) changes the model's own inputs, given as a list of values of which
     some are tensors. batch: the extent that replaces the inputs' own first one (None: unchanged).
-    layout: how the tensors lie in memory ("contiguous", "strided", "misaligned"). unannounced: of a
-    batch that was drawn for this run, which no candidate can know. gradients: the mode in which
-    they are asked for too (True: training), None where they are not."""
+    layout: how the tensors lie in memory ("contiguous", "strided", "turned", "misaligned").
+    unannounced: of a batch that was drawn for this run, which no candidate can know. gradients: the
+    mode in which they are asked for too (True: training), None where they are not."""
 
     name: str
     why: str
@@ -179,6 +179,7 @@ def hostile_families(
         Family(
             "strided", "non-contiguous views", _own, batch=batch, layout="strided", gradients=True
         ),
+        Family("turned", "another axis lies innermost", _own, batch=batch, layout="turned"),
         Family("misaligned", "data one element off", _own, batch=batch, layout="misaligned"),
     ]
     return families
@@ -212,6 +213,9 @@ def lay_out(value: torch.Tensor, layout: str) -> torch.Tensor:
         view = wide[..., ::2]
         view.copy_(value)
         return view
+    if layout == "turned" and value.dim() > 1:  # of images: channels last; of a matrix: by columns
+        axis = 1 if value.dim() > 2 else 0
+        return value.movedim(axis, -1).contiguous().movedim(-1, axis)
     if layout == "misaligned":
         flat = value.new_empty(value.numel() + 1)
         view = flat[1:].view(value.shape)

@@ -11,7 +11,7 @@ import torch
 
 from . import execution, families, passing, tricks
 from .candidate import CandidateError, CandidateFailedError, CandidateProcess
-from .cotangents import Cotangents
+from .cotangents import Cotangents, has_error
 from .execution import same_bits
 from .families import Family
 from .judging import MODES, Judge, OriginalNotInFp64Error, Trial
@@ -132,21 +132,40 @@ class Trials:
         for training in MODES:
             for name, change in (("gradients", False), ("gradients after a change", True)):
                 self._gradient_trial(name, training, change)
+        every = self._asked_parameters()
         seed = self._random.next("inputs")
-        for name, more in (
+        for name, training, more in (
             # What is kept for the way back must be this call's.
-            ("gradients, another call between", {"between": True}),
+            ("gradients, another call between", True, {"between": True}),
             # As one who trains a part of a model asks.
-            ("gradients of some parameters", {"frozen": self._some_parameters(seed)}),
+            ("gradients of some parameters", True, {"frozen": _half(every, seed)}),
+            *self._one_sided(every),
         ):
 
-            def ask(attempt: int, name: str = name, more: dict = more) -> None:
+            def ask(
+                attempt: int, name: str = name, training: bool = training, more: dict = more
+            ) -> None:
                 cotangents = Cotangents(self._random.next("inputs"), **more)
-                self._trial(name, True, self._gradient_inputs(), cotangents=cotangents)
+                self._trial(name, training, self._gradient_inputs(), cotangents=cotangents)
 
-            self._repeats.ask(name, True, ask, excuse_of_gradients)
+            self._repeats.ask(name, training, ask, excuse_of_gradients)
         self._session.request({"op": "forget"})
         self._calls.clear()
+
+    def _one_sided(self, every: tuple) -> list:
+        """As a step of training asks, whose data need no gradient; and as one asks who looks at a
+        frozen model's. Where only one side has gradients, nothing further is to be asked."""
+        inputs = passing.tensors_of(self._original.own_values)
+        if not every or not any(map(has_error, inputs)):
+            return []
+        return [
+            *(("gradients of parameters alone", mode, {"of_inputs": False}) for mode in MODES),
+            ("gradients of inputs alone", False, {"frozen": every}),
+        ]
+
+    def _asked_parameters(self) -> tuple:
+        """Those that have gradients."""
+        return tuple(name for name, asked in self._reference.requires_grad.items() if asked)
 
     def _gradient_trial(self, name: str, training: bool, change: bool) -> None:
         def ask(attempt: int) -> None:
@@ -155,12 +174,6 @@ class Trials:
             self._trial(name, training, self._gradient_inputs(), new_state=new_state, **more)
 
         self._repeats.ask(name, training, ask, excuse_of_gradients)
-
-    def _some_parameters(self, seed: int) -> tuple:
-        """Half of those that have gradients."""
-        names = [name for name, asked in self._reference.requires_grad.items() if asked]
-        order = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))
-        return tuple(names[i] for i in order[: (len(names) + 1) // 2])
 
     def arrivals(self) -> None:
         """New parameters as a user gives them: loaded, and moved to other memory. Who holds the old
@@ -424,6 +437,11 @@ class Trials:
         except CandidateError:
             return None
         return [v for k, v in received.items() if k[:1] == "o"]
+
+
+def _half(names: tuple, seed: int) -> tuple:
+    order = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))
+    return tuple(names[i] for i in order[: (len(names) + 1) // 2])
 
 
 def _call(trial: Trial, seed: int) -> tuple:
