@@ -71,6 +71,14 @@ class ModelFile:
             return inputs
         return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs)
 
+    def check_runs(self, module: Any, inputs: list) -> None:
+        """Calls the module as PyTorch does. Raises ModelFileError with the line that raised."""
+        import torch
+
+        what = f"{self.class_name}, called as get_inputs() says,"
+        with torch.no_grad():
+            _guarded(self.path, what, lambda: module(*inputs))
+
     def _given(self, name: str, function: Callable[[], Any]) -> Any:
         result = _guarded(self.path, f"{name}()", function)
         if not isinstance(result, (list, tuple, dict)):

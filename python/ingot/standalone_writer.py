@@ -75,6 +75,8 @@ class Standalone:
             self.common, self.sources = self._sources()
         except (CaptureError, UnprintableError, IngotError) as error:
             in_pieces = isinstance(error, NotWholeError)
+            if in_pieces:
+                original.check_runs(self.module, self.inputs)  # or it is the model that raises
             instead = "; without --standalone it is taken in pieces" if in_pieces else ""
             raise StandaloneError(f"{original.path}: {error}{instead}") from error
         self.report = self._report()

@@ -169,6 +169,48 @@ def test_bad_input_is_one_message_and_status_2(pair, monkeypatch, arguments, mes
     assert {p: p.read_bytes() for p in pair.iterdir()} == before
 
 
+RAISES = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x{more}):
+        {statement}
+        return torch.relu(self.linear(x))
+
+
+def get_inputs():
+    return [torch.rand(4, {width})]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("command", [["explain"], ["optimize"], ["optimize", "--standalone"]])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"statement": "raise ValueError('never')"}, "model.py:11: {} ValueError: never"),
+        ({"more": ", y"}, "{} TypeError: Model.forward() missing 1 required"),
+        ({"width": 7}, "model.py:12: {} RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
+    ],
+)
+def test_a_model_that_raises_is_named_with_its_line(tmp_path, monkeypatch, command, changes, said):
+    monkeypatch.chdir(tmp_path)
+    shape = {"more": "", "statement": "pass", "width": 8, **changes}
+    Path("model.py").write_text(RAISES.format(**shape))
+    result = run(*command, "model.py", "--device", "cpu")
+    assert result.exit_code == 2, result.output
+    assert said.format("Model, called as get_inputs() says, raised") in last_line(result)
+    assert os.listdir() == ["model.py"]
+
+
 EXITS = """
 import sys
 import torch

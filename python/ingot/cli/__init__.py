@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import warnings
 from typing import Any
 
@@ -70,6 +71,8 @@ def main() -> None:
     file is a program: every command that takes one runs it.
     """
     warnings.showwarning = _show_warning
+    if "TORCH_LOGS" not in os.environ:  # a traceback where a model raises, of which we say the line
+        logging.getLogger("torch._subclasses.fake_tensor").disabled = True
     gc.set_threshold(_COLLECT_AFTER)
 
 

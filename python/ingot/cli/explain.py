@@ -117,7 +117,7 @@ def _explained(loaded: Any, modes: list, precision: str, device: str, sm: int) -
     unsupported = report["unsupported"]
     for mode in modes:
         module.train(mode == "training")
-        graphs, left = _graphs(module, inputs, device, str(loaded.path))
+        graphs, left = _graphs(loaded, module, inputs, device)
         for graph in graphs:
             left += [dataclasses.asdict(item) for item in graph.unsupported]
         unsupported += [item for item in left if item not in unsupported]
@@ -141,7 +141,7 @@ def _explained(loaded: Any, modes: list, precision: str, device: str, sm: int) -
     return report
 
 
-def _graphs(module: Any, inputs: list, device: str, file: str) -> tuple[list, list[dict]]:
+def _graphs(loaded: Any, module: Any, inputs: list, device: str) -> tuple[list, list[dict]]:
     """What is captured of a forward, and what is to be said where that is not all of it."""
     from ingot.capture import CaptureError
     from ingot.live.dynamo import NotWholeError
@@ -150,12 +150,13 @@ def _graphs(module: Any, inputs: list, device: str, file: str) -> tuple[list, li
     try:
         return [capture(module, inputs, device_type=device)], []
     except CaptureError as error:
-        left = [{"what": "the module", "where": file, "why": str(error)}]
+        left = [{"what": "the module", "where": str(loaded.path), "why": str(error)}]
         if not isinstance(error, NotWholeError):
             return [], left
     with contextlib.suppress(CaptureError):
         if graphs := capture_in_pieces(module, inputs, device):
             return graphs, [{**left[0], "what": "what stands between its graphs"}]
+    loaded.check_runs(module, inputs)  # TorchDynamo's words for a model that raises tell nobody
     return [], left
 
 

@@ -176,6 +176,7 @@ def _optimized_report(loaded: Any, precision: str, device: str) -> dict:
     from ingot.model_file import ModelFileError, batch_of
 
     module = loaded.make_module()
+    inputs: list = []
     try:
         inputs = loaded.make_inputs(device)
         optimized = ingot.optimize(module, inputs, precision=precision, device=device)
@@ -187,6 +188,11 @@ def _optimized_report(loaded: Any, precision: str, device: str) -> dict:
                     optimized.ingot_prepare(*inputs)
     except torch.OutOfMemoryError as error:
         raise ModelFileError(f"{loaded.path}: too large for {device}: {error}") from error
+    except (ingot.IngotError, ModelFileError):
+        raise
+    except Exception:
+        loaded.check_runs(module, inputs)  # most often it is the model that raises
+        raise
     return optimized.ingot_report(batch_of(inputs))
 
 
