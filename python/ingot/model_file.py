@@ -71,6 +71,10 @@ class ModelFile:
             return inputs
         return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs)
 
+    def at_home(self) -> contextlib.AbstractContextManager:
+        """For code of the file's that is called otherwise than by this object's methods."""
+        return _at_home(self.path)
+
     def check_runs(self, module: Any, inputs: list) -> None:
         """Calls the module as PyTorch does. Raises ModelFileError with the line that raised."""
         import torch
@@ -179,22 +183,44 @@ def load_model_file(
 def _execute(path: Path, source: str) -> dict:
     name = f"ingot_model_{path.stem}_{next(_serial)}"
     module = types.ModuleType(name)
-    module.__file__ = str(path)
+    module.__file__ = os.path.abspath(path)
     code = _compile(source, str(path))
     # Pickling and dataclasses look a class's module up by name.
     sys.modules[name] = module
-    linecache.cache[str(path)] = (len(source), None, source.splitlines(keepends=True), str(path))
-    folder = str(path.resolve().parent)
-    sys.path.insert(0, folder)
+    for file in {str(path), module.__file__}:
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     try:
         _guarded(path, "the file", lambda: exec(code, module.__dict__))
     except ModelFileError:
         del sys.modules[name]
         raise
+    return module.__dict__
+
+
+_chosen: dict[str, str] = {}
+
+
+@contextlib.contextmanager
+def _at_home(path: Path) -> Iterator[None]:
+    """While code of the file runs: modules are looked for in its folder first, as `python FILE`
+    does, and the working directory is the one that it has chosen, which our paths are not from."""
+    file = os.path.abspath(path)
+    folder, ours = os.path.dirname(os.path.realpath(file)), os.open(".", os.O_RDONLY)
+    sys.path.insert(0, folder)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.chdir(_chosen.get(file, "."))
+        yield
     finally:
+        with contextlib.suppress(FileNotFoundError):
+            _chosen[file] = os.getcwd()
+        os.fchdir(ours)
+        os.close(ours)
         if folder in sys.path:
             sys.path.remove(folder)
-    return module.__dict__
+        if folder not in sys.path:
+            # What its forward imports is found; last, where nothing stands in for anybody else's.
+            sys.path.append(folder)
 
 
 def _compile(source: str, name: str) -> types.CodeType:
@@ -208,15 +234,19 @@ def _compile(source: str, name: str) -> types.CodeType:
 def _guarded(path: Path, what: str, action: Callable[[], Any]) -> Any:
     """Runs code of the file; what it raises becomes one message with the file's line."""
     try:
-        return action()
+        with _at_home(path):
+            return action()
     except (Exception, SystemExit) as error:
-        line = ""
-        for frame in traceback.extract_tb(error.__traceback__):
-            if frame.filename == str(path):
-                line = f":{frame.lineno}"
         text = str(error).strip()
         detail = f"{type(error).__name__}: {text}" if text else type(error).__name__
-        raise ModelFileError(f"{path}{line}: {what} raised {detail}") from error
+        raise ModelFileError(f"{place_of(error, path)}: {what} raised {detail}") from error
+
+
+def place_of(error: BaseException, path: os.PathLike | str) -> str:
+    """The file, with the line of it in which an exception arose, where there is one."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    return f"{path}:{lines[-1]}" if lines else str(path)
 
 
 # Constants --------------------------------------------------------------------------------------

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
 
 import ingot
 import pytest
 import torch
+from click.testing import CliRunner
+from ingot.cli import main
 from ingot.model_file import (
     ModelFileError,
     check_place,
@@ -193,6 +196,84 @@ def test_files_appear_whole_or_not_at_all(tmp_path):
     with pytest.raises(ModelFileError, match="cannot write"):
         write_whole(tmp_path / "folder", "a = 2\n")
     assert sorted(os.listdir(tmp_path)) == ["folder", "out.py"]
+
+
+NEIGHBOURS = """
+import os
+
+import torch
+from torch import nn
+
+os.chdir("{elsewhere}")
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        from beside import WIDTH
+
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.load = open("weights").read()
+
+    def forward(self, x):
+        from beside import SHIFT
+
+        return torch.relu(self.linear(x)) + SHIFT
+
+
+def get_inputs():
+    from beside import WIDTH
+
+    return [torch.rand(4, WIDTH)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.fixture
+def neighbours(tmp_path, monkeypatch):
+    """A model that imports from its folder as late as can be, and has gone to another."""
+    folder, elsewhere = tmp_path / "models", tmp_path / "elsewhere"
+    folder.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "weights").write_text("all ones")
+    (folder / "beside.py").write_text("WIDTH = 8\nSHIFT = 1.0\n")
+    (folder / "model.py").write_text(NEIGHBOURS.format(elsewhere=elsewhere))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "beside", raising=False)
+    return folder
+
+
+def test_what_code_imports_when_it_runs_is_found_beside_it(neighbours):
+    before = list(sys.path)
+    file = load_model_file("model.py")
+    module, (x,) = file.make_module(), file.make_inputs()
+    assert module.load == "all ones"
+    assert module(x).shape == (4, 8)
+    assert sys.path == [*before, str(neighbours)]
+
+
+def test_where_a_model_goes_is_not_where_we_are(neighbours):
+    file = load_model_file("model.py")
+    assert Path.cwd() == neighbours
+    file.make_module()
+    assert Path.cwd() == neighbours
+
+
+@pytest.mark.parametrize("options", [["--no-timing"], ["--standalone", "--device", "cpu"]])
+def test_a_file_is_written_where_it_was_asked_for(neighbours, options):
+    if "--standalone" in options:  # which takes one graph
+        text = (neighbours / "model.py").read_text()
+        text = text.replace("        from beside import SHIFT\n", "").replace(" + SHIFT", "")
+        (neighbours / "model.py").write_text(text)
+    arguments = ["optimize", "model.py", *options, "--device", "cpu", "--report", "out.html"]
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    names = {"model.py", "beside.py", "model_new.py", "out.html"}
+    assert set(os.listdir(neighbours)) - {"__pycache__"} == names
 
 
 def test_what_is_no_plain_file_is_not_replaced(tmp_path):

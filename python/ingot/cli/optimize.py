@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -73,6 +74,7 @@ def command(
             device=chosen,
             precision=precision,
             overrides=dict(settings),
+            candidate_place=os.path.abspath(target),
             timing=not no_timing,
             compile_baseline=not no_compile,
             timing_budget_s=budget,

@@ -53,7 +53,8 @@ def _mark(request: dict) -> Path:
 def compile_once(original: str, overrides: dict, device: torch.device) -> bool:
     """Whether it was: on a GPU that has much room."""
     loaded = load_model_file(original, overrides)
-    module = execution.construct(loaded.Model, loaded.get_init_inputs(), 0)
+    with loaded.at_home():
+        module = execution.construct(loaded.Model, loaded.get_init_inputs(), 0)
     inputs = loaded.make_inputs()
     sizes = [t.numel() * t.element_size() for t in (*module.parameters(), *tensors_of(inputs))]
     if not room_beside(sum(sizes), device):

@@ -13,18 +13,20 @@ from ..model_file import constants_of, override_constants
 CANDIDATE_MODULE = "ingot_candidate"
 
 
-def load_file(path: str, overrides: dict) -> ModuleType:
+def load_file(path: str, overrides: dict, place: str = "") -> ModuleType:
     """Executes the file. Of the overrides those apply whose constants it has: inputs and
-    constructor's arguments come from the original. What it raises is passed on."""
+    constructor's arguments come from the original. place: the path that the file will have, where
+    that is another: what it imports or reads from its folder is there. What it raises is passed
+    on."""
     source = Path(path).read_text(encoding="utf-8-sig")
     if overrides:
         known = constants_of(source, path)
         source = override_constants(source, {k: v for k, v in overrides.items() if k in known})
-    folder = str(Path(path).resolve().parent)
+    folder = str(Path(place or path).resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)  # last: its files must not stand in for anybody else's
     module = ModuleType(CANDIDATE_MODULE)
-    module.__file__ = path
+    module.__file__ = place or path
     sys.modules[CANDIDATE_MODULE] = module  # where torch.compile and pickle look classes up
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     exec(compile(source, path, "exec"), module.__dict__)

@@ -7,7 +7,7 @@ import time
 
 import torch
 
-from ..model_file import ModelFileError, load_model_file
+from ..model_file import ModelFileError, load_model_file, place_of
 from . import execution, passing
 from .execution import same_bits
 from .looking import form_of
@@ -31,20 +31,22 @@ class Original:
         try:
             loaded = load_model_file(path, overrides)
             self._make_inputs = loaded.make_inputs
-            init_inputs = loaded.get_init_inputs()
-            self.packed_init = passing.packed_whole(init_inputs)
-            self.reference = Reference(loaded.Model, init_inputs, random.construction, device)
+            with loaded.at_home():
+                init_inputs = loaded.get_init_inputs()
+                self.packed_init = passing.packed_whole(init_inputs)
+                self.reference = Reference(loaded.Model, init_inputs, random.construction, device)
             self.own_values = self.fresh_inputs()
         except ModelFileError as error:
             raise PairError(str(error)) from error
         except (Exception, SystemExit) as error:
-            raise PairError(f"{path}: {type(error).__name__}: {error}") from error
+            raise PairError(f"{place_of(error, path)}: {type(error).__name__}: {error}") from error
         seed = self._random.next("calls")
         eager = self._first = self._call(seed)
         if eager.error is not None:
+            error = eager.error
             raise PairError(
-                f"{self.path}: the original raises {type(eager.error).__name__} on its own "
-                f"inputs: {eager.error}"
+                f"{place_of(error, path)}: the original raises {type(error).__name__} on its own "
+                f"inputs: {error}"
             )
         self.draws = eager.drew
         self.changes_what_it_gets = bool(eager.changed_inputs) or any(

@@ -32,14 +32,16 @@ _TIMED_INPUT_SETS = 3
 @dataclass
 class VerifyOptions:
     """precision: the policy that the candidate was made under. overrides: values for constants at
-    the top of the files. seed: None takes fresh randomness, so that no candidate can know the
-    inputs. strict: a candidate that refuses aloud what the original can do fails. hostile: the
+    the top of the files. candidate_place: the path that the candidate's file will have, where it is
+    tried before it is put there. seed: None takes fresh randomness, so that no candidate can know
+    the inputs. strict: a candidate that refuses aloud what the original can do fails. hostile: the
     families beyond the model's own inputs. timing_budget_s: None takes 120, on a CPU 15.
     Limits: seconds per request, bytes of the process."""
 
     device: str = "cpu"
     precision: str = "fp32"
     overrides: dict = field(default_factory=dict)
+    candidate_place: str = ""
     seed: int | None = None
     strict: bool = True
     hostile: bool = True
@@ -161,6 +163,7 @@ class _Verification:
         return {
             "op": "load",
             "path": self._candidate_path,
+            "place": self.options.candidate_place,
             "class_names": CANDIDATE_CLASSES,
             "overrides": self.options.overrides,
             "init": self._original.packed_init,

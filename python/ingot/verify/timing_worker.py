@@ -36,7 +36,9 @@ class TimingSession:
         self._form = header["form"]
         loaded = load_model_file(header["original"], header["overrides"])
         init_inputs = passing.unpacked(header["init"], {}, loaded.Model.__module__)
-        self._original = execution.construct(loaded.Model, init_inputs, header["construction_seed"])
+        with loaded.at_home():
+            seed = header["construction_seed"]
+            self._original = execution.construct(loaded.Model, init_inputs, seed)
         self._original.to(device)
         state = {k: v for k, v in tensors.items() if k[:2] in ("p:", "b:")}
         for module in (self._original, candidate):

@@ -67,7 +67,7 @@ class Worker:
         _leave_memory_to_the_parent(self._device)
         before = execution.process_settings()
         self._watch.start(self._path, header["original"])
-        candidate = loading.load_file(self._path, header["overrides"])
+        candidate = loading.load_file(self._path, header["overrides"], header.get("place", ""))
         model_class = loading.model_class(candidate, self._path, header["class_names"])
         init_inputs = passing.unpacked(header["init"], {})
         module = execution.construct(model_class, init_inputs, header["seed"])
