@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 from ingot import __version__, log
 from ingot.cli import main
+from ingot.cli.console import print_json, writable_streams
 from ingot.runtime.library import ABI_VERSION, Library, LibraryNotFoundError, find_library
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,6 +98,38 @@ def explain(*before: str, after: str = "", **variables: str) -> str:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("where", "status", "said"),
+    [
+        (">/dev/full", 1, "Error: cannot write the results: No space left on device\n"),
+        (">&-", 0, ""),
+        ("", 1, ""),  # a pipe whose reader has gone
+    ],
+)
+def test_results_that_nobody_can_read(where, status, said):
+    reader, writer = os.pipe()
+    os.close(reader)
+    answer = subprocess.run(
+        ["sh", "-c", f"exec {shlex.quote(sys.executable)} -m ingot --version {where}"],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert (answer.returncode, answer.stderr) == (status, said)
+
+
+def test_letters_that_the_terminal_lacks_are_spelled(monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    with writable_streams():
+        print("64×48")
+        print_json("doctor", {"facts": {"é": "…"}})
+    shown, _, found = written.getvalue().decode("ascii").partition("\n")
+    assert shown == r"64\xd748" and json.loads(found)["facts"] == {"é": "…"}
+
+
 def test_levels_reach_front_and_library():
     assert "ingot: debug" not in explain()
     everything = explain("-vv")

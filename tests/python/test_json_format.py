@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import re
+import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
@@ -65,6 +67,71 @@ def test_optimize_of_what_stays_with_pytorch(tmp_path):
     found, status = run("optimize", model, "--device", "cpu")
     assert (found["verification"], found["written"], status) == (None, False, 1)
     assert found["report"]["unsupported"]
+
+
+PRINTS = """
+import os
+import sys
+
+import torch
+
+print("loaded")
+os.system("echo by a program")
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.softmax(x, 1)
+
+
+def get_inputs():
+    print("asked")
+    return [torch.rand(4, 8)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_what_a_model_prints_is_not_among_it(tmp_path):
+    (tmp_path / "model.py").write_text(PRINTS)
+    answer = subprocess.run(
+        [sys.executable, "-m", "ingot", "explain", "model.py", "--device", "cpu", "--json"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    VALIDATOR.validate(json.loads(answer.stdout))
+    assert {"loaded", "by a program", "asked"} <= set(answer.stderr.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["explain", "absent.py"], "absent.py"),
+        (["verify", "raises.py", "raises.py"], "raises.py:1"),
+        (["optimize", "raises.py", "--device", "cpu"], "ZeroDivisionError"),
+        (["bench", "--rounds", "many"], "many"),
+        (["tune", "raises.py", "--unknown"], "--unknown"),
+    ],
+)
+def test_bad_input_is_an_object_too(tmp_path, monkeypatch, command, words):
+    monkeypatch.chdir(tmp_path)
+    Path("raises.py").write_text("1 / 0\n")
+    result = CliRunner().invoke(main, [*command, "--json"])
+    found = json.loads(result.stdout)
+    VALIDATOR.validate(found)
+    assert result.exit_code == 2
+    assert (found["command"], set(found)) == (command[0], {"ingot_json", "command", "error"})
+    assert words in found["error"] and found["error"] in result.stderr
+
+
+def test_another_programs_json_option_is_its_own():
+    answer = CliRunner().invoke(main, ["run", "--nothing", "--json"])
+    assert answer.stdout == ""
 
 
 @pytest.mark.thorough

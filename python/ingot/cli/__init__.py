@@ -13,6 +13,7 @@ import click
 import ingot
 from ingot import log
 
+from .console import nothing_but_json, print_json, writable_streams
 from .options import ARGUMENTS, log_options
 
 __all__ = ["main"]
@@ -40,6 +41,24 @@ class _LazyGroup(click.Group):
         ctx = super().make_context(info_name, args, *rest, **extra)
         ctx.meta[ARGUMENTS] = given
         return ctx
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        with writable_streams():
+            return super().main(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        given = ctx.meta[ARGUMENTS]
+        name = next((word for word in given if word in _COMMANDS), "")
+        command = self.get_command(ctx, name)
+        takes_json = command is not None and any(p.name == "as_json" for p in command.params)
+        if not takes_json or "--json" not in given:
+            return super().invoke(ctx)
+        with nothing_but_json():
+            try:
+                return super().invoke(ctx)
+            except click.ClickException as error:
+                print_json(name, {"error": error.format_message()})
+                raise
 
     def list_commands(self, ctx: click.Context) -> list:
         return list(_COMMANDS)
