@@ -91,11 +91,12 @@ def products_folder() -> Path:
 
 def examples_folder(given: str | None = None) -> Path:
     """The folder of the bundled models: given, or beside the package in a source tree."""
-    candidates = [Path(given)] if given else []
-    candidates += [Path(__file__).resolve().parents[3] / "examples", Path.cwd() / "examples"]
-    for folder in candidates:
+    beside = [Path(__file__).resolve().parents[3] / "examples", Path.cwd() / "examples"]
+    for folder in [Path(given)] if given else beside:
         if (folder / "gemm_scale_bn.py").is_file():
             return folder
+    where = f"in {given}" if given else "here"
     raise FileNotFoundError(
-        "the bundled models are not here: run in a source tree of Ingot, or give their folder"
+        f"the bundled models are not {where}: run in a source tree of Ingot, or give their folder "
+        "with --examples"
     )

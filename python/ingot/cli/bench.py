@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +37,7 @@ class Shape(click.ParamType):
 @click.command("bench")
 @shared.device_option
 @click.option("--model", "models", multiple=True, help="Only this bundled model. May be repeated.")
-@click.option("--rows", type=int, help="Only the cases with this batch size.")
+@click.option("--rows", type=shared.Count(), help="Only the cases with this batch size.")
 @click.option("--mode", type=click.Choice(["training", "eval"]), help="Only this mode.")
 @click.option(
     "--products",
@@ -64,9 +65,13 @@ class Shape(click.ParamType):
 )
 @click.option("--half", is_flag=True, help="bf16 and fp16 models as well.")
 @click.option("--no-compile", is_flag=True, help="Without torch.compile as a baseline.")
-@click.option("--rounds", type=int, default=20, show_default=True, help="Rounds wanted.")
+@click.option("--rounds", type=shared.Count(), default=20, show_default=True, help="Rounds wanted.")
 @click.option(
-    "--budget", type=float, default=120.0, show_default=True, help="Seconds for a case's rounds."
+    "--budget",
+    type=shared.Seconds(),
+    default=120.0,
+    show_default=True,
+    help="Seconds for a case's rounds.",
 )
 @click.option(
     "--examples", help="Folder of the bundled models. [default: examples/ of the source tree]"
@@ -178,7 +183,22 @@ class _Run:
                     progress=lambda message, prefix=prefix: say(prefix + message),
                 )
                 optimize = suite.ingot_optimize(self.device)
-                yield measure(case, folder, self.device, optimize, options, self.compiled)
+                with _too_large(prefix, self.device):
+                    result = measure(case, folder, self.device, optimize, options, self.compiled)
+                yield result
+
+
+@contextlib.contextmanager
+def _too_large(prefix: str, device: Any) -> Iterator[None]:
+    import torch
+
+    try:
+        yield
+    except RuntimeError as error:
+        out = isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+        if not out:
+            raise
+        raise BadInputError(f"{prefix}too large for {device}: {error}") from error
 
 
 def _bench_ladders(

@@ -20,6 +20,30 @@ _LOUDNESS = "ingot.loudness"
 PRECISIONS = ["fp32", "ieee", "high", "tf32", "bf16", "fp16"]
 
 
+class Seconds(click.ParamType):
+    """A length of time that a clock can count."""
+
+    name = "float"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        seconds = click.FLOAT.convert(value, param, ctx)
+        if not 0 <= seconds <= 1e9:  # nor NaN
+            self.fail(f"{value} is no number of seconds", param, ctx)
+        return seconds
+
+
+class Count(click.ParamType):
+    """How many there are of something."""
+
+    name = "integer"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        count = click.INT.convert(value, param, ctx)
+        if count < 1:
+            self.fail(f"{value} is too few: one at least", param, ctx)
+        return count
+
+
 class _Setting(click.ParamType):
     name = "NAME=VALUE"
 
@@ -89,7 +113,7 @@ json_option = click.option(
 )
 budget_option = click.option(
     "--budget",
-    type=float,
+    type=Seconds(),
     show_default="120; 15 on a CPU",
     help="Seconds for the timed rounds.",
 )

@@ -30,14 +30,14 @@ from .render import show_accuracy, show_checks, show_timing
 @click.option("--seed", type=int, help="Seed of inputs and parameters. [default: a fresh one]")
 @click.option(
     "--time-limit",
-    type=float,
+    type=shared.Seconds(),
     default=600.0,
     show_default=True,
     help="Seconds that one call of the candidate may take.",
 )
 @click.option(
     "--memory-limit",
-    type=int,
+    type=shared.Count(),
     help="MiB that the candidate's process may take. [default: 80 % of what is free]",
 )
 @shared.budget_option
