@@ -237,9 +237,8 @@ def _guarded(path: Path, what: str, action: Callable[[], Any]) -> Any:
         with _at_home(path):
             return action()
     except (Exception, SystemExit) as error:
-        text = (
-            str(error).partition("\nException raised from ")[0].strip()
-        )  # frames of PyTorch's C++
+        # What follows are frames of PyTorch's C++.
+        text = str(error).partition("\nException raised from ")[0].strip()
         detail = f"{type(error).__name__}: {text}" if text else type(error).__name__
         raise ModelFileError(f"{place_of(error, path)}: {what} raised {detail}") from error
 

@@ -4,6 +4,7 @@ programs of Ingot that the products run on. A GPU's side is tools/gpu_checks/che
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -272,6 +273,26 @@ def test_ingot_run_gives_the_programs_status(fakes):
     answer = ingot_run(fakes, "/nowhere/program")
     assert answer.returncode == 2
     assert "/nowhere/program" in answer.stderr
+
+
+def test_ingot_run_survives_a_broken_report(fakes):
+    """Of a process that was killed while it wrote."""
+    script = r"printf '{\"products\n[1]\n\377\n' >> $INGOT_BLAS_REPORT; exit 7"
+    answer = ingot_run(fakes, "sh", "-c", script)
+    assert answer.returncode == 7
+    assert answer.stderr == "ingot run: no product reached cuBLAS.\n"
+
+
+def test_ingot_run_without_a_library_is_one_message():
+    answer = subprocess.run(
+        [sys.executable, "-m", "ingot.cli", "run", "true"],
+        env={**os.environ, "INGOT_LIBRARY": "/nowhere/libingot.so"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr.startswith("Error: INGOT_LIBRARY names /nowhere")
 
 
 def test_ingot_run_reports_children_too(fakes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ import click
 
 from . import options as shared
 from .console import complaints, table
-from .errors import BadInputError
+from .errors import BadInputError, bad_input_from
 
 _LIBRARY = "libingot_blas.so"
 _ROWS_SHOWN = 40
@@ -49,9 +50,11 @@ def command(program: tuple) -> None:
 
 
 def _library() -> Path:
+    from ingot import IngotError
     from ingot.runtime.library import find_library
 
-    library = find_library().resolve().with_name(_LIBRARY)
+    with bad_input_from(IngotError):
+        library = find_library().resolve().with_name(_LIBRARY)
     if not library.is_file():
         raise BadInputError(
             f"{library} is not there; it is built and installed beside libingot.so "
@@ -83,10 +86,15 @@ def _status_of(program: tuple, environment: dict) -> int:
 
 
 def _read(reports: Path) -> list:
-    """One object a process that multiplied."""
+    """One object a process that multiplied. A line that is none, of a process that was killed while
+    it wrote, is left out: the program's exit status comes first."""
     if not reports.is_file():
         return []
-    return [json.loads(line) for line in reports.read_text().splitlines()]
+    found = []
+    for line in reports.read_bytes().splitlines():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return [process for process in found if isinstance(process, dict) and "products" in process]
 
 
 def _show(processes: list) -> None:
