@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from ingot import __version__, log
 from ingot.cli import main
-from ingot.cli.console import print_json, writable_streams
+from ingot.cli.console import output, print_json, table, writable_streams
 from ingot.runtime.library import ABI_VERSION, Library, LibraryNotFoundError, find_library
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,6 +128,19 @@ def test_letters_that_the_terminal_lacks_are_spelled(monkeypatch):
         print_json("doctor", {"facts": {"é": "…"}})
     shown, _, found = written.getvalue().decode("ascii").partition("\n")
     assert shown == r"64\xd748" and json.loads(found)["facts"] == {"é": "…"}
+
+
+def test_brackets_are_shown_as_they_are(capsys):
+    """rich takes words in brackets for styles: paths, names and reasons may have some."""
+    console = output()
+    shown = table("[b] title", "[i] column")
+    shown.add_row("a[dim]b [/red]")
+    console.print(shown)
+    console.print("Wrote new[bold].py.")
+    console.rule("[u] rule")
+    text = capsys.readouterr().out
+    for words in ("[b] title", "[i] column", "a[dim]b [/red]", "new[bold].py", "[u] rule"):
+        assert words in text
 
 
 def test_levels_reach_front_and_library():

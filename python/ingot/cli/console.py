@@ -29,7 +29,7 @@ def output(as_json: bool = False) -> Console:
     from rich.console import Console
 
     width = None if sys.stdout.isatty() else _WIDTH_OF_FILES
-    return Console(quiet=as_json, width=width, highlight=False)
+    return Console(quiet=as_json, width=width, highlight=False, markup=False)
 
 
 def complaints() -> Console:
@@ -37,13 +37,14 @@ def complaints() -> Console:
     from rich.console import Console
 
     width = None if sys.stderr.isatty() else _WIDTH_OF_FILES
-    return Console(stderr=True, width=width, highlight=False)
+    return Console(stderr=True, width=width, highlight=False, markup=False)
 
 
 @contextlib.contextmanager
 def progress() -> Iterator[Callable[[str], None]]:
     """A function that says what is being done: a spinner on a terminal, else lines."""
     from rich.console import Console
+    from rich.text import Text
 
     if not log.logger.isEnabledFor(logging.WARNING):
         yield lambda message: None
@@ -53,7 +54,7 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield lambda message: print(f"… {message}", file=sys.stderr, flush=True)
         return
     with console.status("") as status:
-        yield status.update
+        yield lambda message: status.update(Text(message))
 
 
 def print_json(command: str, value: dict) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.markup import escape
 from rich.text import Text
 
 from .console import table
@@ -39,7 +38,7 @@ def show_plan(console: Console, program: dict, measured_ms: float | None = None)
     explanation = program["explain"]
     title = f"Plan of {program.get('name', '')}, {program.get('mode', '')} mode"
     if "error" in explanation:
-        console.print(f"{title}: cannot be shown: {escape(str(explanation['error']))}")
+        console.print(f"{title}: cannot be shown: {str(explanation['error'])}")
         return
     numbers = ("read MB", "written MB", "Gflop", "predicted ms", "limit ms")
     made = table(
@@ -57,13 +56,13 @@ def show_plan(console: Console, program: dict, measured_ms: float | None = None)
     for position, sweep in enumerate(explanation.get("sweeps", ())):
         made.add_row(
             *_cells(sweep, "name", "kind", "space"),
-            escape(providers[position] if position < len(providers) else ""),
+            providers[position] if position < len(providers) else "",
             _number(sweep.get("bytes_read"), ".1f", 1e-6),
             _number(sweep.get("bytes_written"), ".1f", 1e-6),
             _number(sweep.get("flops"), ".2f", 1e-9),
             _number(sweep.get("predicted_ms"), ".4f"),
             _number(sweep.get("limit_ms"), ".4f"),
-            escape("; ".join(sweep.get("reasons", ()))),
+            "; ".join(sweep.get("reasons", ())),
         )
     console.print(made)
     target = explanation.get("target", {}).get("name", "this target")
@@ -195,7 +194,7 @@ def show_ladder(console: Console, record: dict) -> None:
 
 
 def _cells(item: dict, *keys: str) -> list:
-    return [escape(str(item.get(key, ""))) for key in keys]
+    return [str(item.get(key, "")) for key in keys]
 
 
 def _number(value: float | None, form: str, factor: float = 1.0) -> str:
