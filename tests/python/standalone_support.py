@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -11,6 +13,69 @@ import torch
 from evaluator import evaluate_fp64
 from ingot.model_file import ModelFile, load_model_file
 from ingot.standalone_writer import Standalone
+from torch import nn
+
+_TWO_LAYERS = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+{init}
+
+    def forward(self, x):
+{forward}
+
+
+def get_inputs():
+    return [torch.randn(32, 64)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def two_layers(folder: Path, forward: str, init: str = "pass") -> Standalone:
+    """Of a model with two linear layers, `a` and `b`, of 64 features, from its statements."""
+    path = folder / "model.py"
+    statements = {"forward": forward, "init": init}
+    path.write_text(
+        _TWO_LAYERS.format(**{k: textwrap.indent(v, " " * 8) for k, v in statements.items()})
+    )
+    return Standalone(load_model_file(path))
+
+
+@dataclass
+class Pair:
+    """The original's module and the file's, equal; inputs for both; the file's namespace and its
+    calls, as `on_the_host` has them."""
+
+    reference: nn.Module
+    ours: nn.Module
+    inputs: list
+    namespace: ModuleType
+    calls: list
+
+
+def pair_of(folder: Path, standalone: Standalone, *, double: bool = False) -> Pair:
+    file, namespace, calls = on_the_host(folder, standalone, double=double)
+    modules = []
+    for made in (standalone.original, file):
+        torch.manual_seed(1)
+        modules.append(made.make_module())
+    inputs = standalone.original.make_inputs()
+    if double:
+        modules = [module.double() for module in modules]
+        inputs = [
+            v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+            for v in inputs
+        ]
+    return Pair(*modules, inputs, namespace, calls)
 
 
 def loaded(folder: Path, text: str) -> tuple[ModelFile, ModuleType]:

@@ -4,17 +4,14 @@ what keeps it or has a hook on it sees all of them."""
 from __future__ import annotations
 
 import copy
-import textwrap
 import warnings
 
 import ingot
 import pytest
 import selection
 import torch
-from ingot.model_file import load_model_file
-from ingot.standalone_writer import Standalone
 from live import regions_run
-from standalone_support import on_the_host
+from standalone_support import pair_of, two_layers
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -235,28 +232,6 @@ def test_what_only_another_part_of_the_graph_reads_is_not_cut():
     assert regions_of_a_call(beside) == 2
 
 
-FILE = """
-import torch
-from torch import nn
-from torch.nn import functional as F
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
-
-    def forward(self, x):
-{}
-
-
-def get_inputs():
-    return [torch.randn(32, 64)]
-
-
-def get_init_inputs():
-    return []
-"""
 IN_FILES = {
     "hidden": "h = F.gelu(self.a(x))\nreturn h, F.gelu(self.b(F.silu(h)))",
     "chain": "h = F.gelu(self.a(x))\ny = F.silu(h) * 2\nreturn h, y, self.b(y)",
@@ -266,13 +241,9 @@ IN_FILES = {
 
 @pytest.mark.parametrize("forward", IN_FILES.values(), ids=IN_FILES)
 def test_standalone_files(forward, tmp_path):
-    path = tmp_path / "model.py"
-    path.write_text(FILE.format(textwrap.indent(forward, " " * 8)))
-    standalone = Standalone(load_model_file(path))
-    file, _, calls = on_the_host(tmp_path, standalone)
-    reference, ours = standalone.original.make_module(), file.make_module()
-    ours.load_state_dict(reference.state_dict())
-    x = torch.randn(32, 64)
-    found = outcome(ours, ours, x)
-    assert calls
-    torch.testing.assert_close(found, outcome(reference, reference, x), rtol=1e-4, atol=1e-5)
+    pair = pair_of(tmp_path, two_layers(tmp_path, forward))
+    (x,) = pair.inputs
+    found = outcome(pair.ours, pair.ours, x)
+    assert pair.calls
+    expected = outcome(pair.reference, pair.reference, x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -12,7 +12,7 @@ import selection
 import torch
 from ingot.model_file import load_model_file
 from ingot.standalone_writer import Standalone
-from standalone_support import on_the_host
+from standalone_support import Pair, pair_of, two_layers
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -42,22 +42,6 @@ def tensors(value) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def pair(standalone: Standalone, file, double: bool):
-    """The original's module and the file's, equal, and inputs for both."""
-    torch.manual_seed(1)
-    reference = standalone.original.make_module()
-    torch.manual_seed(1)
-    ours = file.make_module()
-    inputs = standalone.original.make_inputs()
-    if double:
-        reference, ours = reference.double(), ours.double()
-        inputs = [
-            v.double() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
-            for v in inputs
-        ]
-    return reference, ours, inputs
-
-
 def close(found, expected, tolerance: float) -> None:
     found, expected = pytree.tree_leaves(found), pytree.tree_leaves(expected)
     assert len(found) == len(expected)
@@ -72,8 +56,8 @@ def close(found, expected, tolerance: float) -> None:
 @pytest.mark.parametrize("name", selection.quick(selection.MODELS, NAMES))
 def test_results_and_state(name, mode, written, tmp_path):
     standalone = written(name)
-    file, namespace, calls = on_the_host(tmp_path, standalone)
-    reference, ours, inputs = pair(standalone, file, double=False)
+    pair = pair_of(tmp_path, standalone)
+    reference, ours, inputs = pair.reference, pair.ours, pair.inputs
     assert list(ours.state_dict()) == list(reference.state_dict())
     for module in (reference, ours):
         module.train(mode == "training")
@@ -90,7 +74,7 @@ def test_results_and_state(name, mode, written, tmp_path):
             reference_again = copy.deepcopy(reference)(*inputs)
             assert torch.equal(after, torch.rand(1))
             del reference_again
-    assert calls and not any(storing for _, storing in calls)
+    assert pair.calls and not any(storing for _, storing in pair.calls)
     close(ours.state_dict(), reference.state_dict(), tolerance)
 
 
@@ -129,15 +113,15 @@ def filled(found, like):
 )
 def test_gradients(name, mode, written, tmp_path):
     standalone = written(name)
-    file, namespace, calls = on_the_host(tmp_path, standalone, double=True)
-    reference, ours, inputs = pair(standalone, file, double=True)
+    pair = pair_of(tmp_path, standalone, double=True)
+    reference, ours, inputs = pair.reference, pair.ours, pair.inputs
     for module in (reference, ours):
         module.train(mode == "training")
     like = [t for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point()]
     like += list(reference.parameters())
     expected = gradients(copy.deepcopy(reference), inputs, again=False)
     # No product is computed again: the first derivative never reads the reference.
-    references = {c: c.reference for c in namespace._IngotRegion.__subclasses__()}
+    references = {c: c.reference for c in pair.namespace._IngotRegion.__subclasses__()}
     for region in references:
         if getattr(region, "derivative", None) and region.storing:
             region.reference = None
@@ -151,53 +135,27 @@ def test_gradients(name, mode, written, tmp_path):
         close(filled(a, like), filled(b, like), 1e-7)
 
 
-DEVIATION = """
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(128, 64)
-        nn.init.zeros_(self.fc.weight)
-
-    def forward(self, x):
-        y = self.fc(x)
-        return y, y.var(dim=1, correction=0).sqrt()
-
-
-def get_inputs():
-    return [torch.randn(32, 128)]
-
-
-def get_init_inputs():
-    return []
-"""
+def deviation(folder) -> Pair:
+    """The deviation's derivative is infinite where it is zero, as the biases are equal."""
+    forward = "y = self.a(x)\nreturn y, y.var(dim=1, correction=0).sqrt()"
+    return pair_of(folder, two_layers(folder, forward, "nn.init.zeros_(self.a.weight)"))
 
 
 def test_a_result_without_a_gradient_makes_no_gradient_nan(tmp_path):
-    """The deviation's derivative is infinite where it is zero, as the biases' are equal."""
-    path = tmp_path / "deviation.py"
-    path.write_text(DEVIATION)
-    standalone = Standalone(load_model_file(path))
-    file, _, calls = on_the_host(tmp_path, standalone)
-    reference, ours, (x,) = pair(standalone, file, double=False)
+    pair = deviation(tmp_path)
     found = []
-    for module in (reference, ours):
+    for module in (pair.reference, pair.ours):
         with torch.no_grad():
-            module.fc.bias.fill_(0.5)
-        module(x)[0].sum().backward()
-        found.append([p.grad for p in module.parameters()])
-    assert calls and all(g.isfinite().all() for g in found[0])
+            module.a.bias.fill_(0.5)
+        module(*pair.inputs)[0].sum().backward()
+        found.append([p.grad for p in module.a.parameters()])
+    assert pair.calls and all(g.isfinite().all() for g in found[0])
     close(found[1], found[0], 1e-6)
 
 
 def test_parts_that_no_gradient_reaches(tmp_path):
     """A region is asked for gradients where all of its results have none: a later one gave none."""
-    path = tmp_path / "deviation.py"
-    path.write_text(DEVIATION)
-    _, namespace, _ = on_the_host(tmp_path, Standalone(load_model_file(path)))
+    namespace = deviation(tmp_path).namespace
 
     class Both(namespace._IngotRegion):
         name, count, storing, read = "both", 2, "kernels", (0, 1)
@@ -234,12 +192,10 @@ class _Products(TorchDispatchMode):
 
 @pytest.mark.parametrize("mode", ["training", "eval"])
 def test_backward_computes_no_product_of_forward_again(mode, written, tmp_path):
-    standalone = written("batchnorm_gelu_relu")
-    file, namespace, calls = on_the_host(tmp_path, standalone)
-    _, ours, inputs = pair(standalone, file, double=False)
-    inputs = [t.requires_grad_() for t in inputs]
+    pair = pair_of(tmp_path, written("batchnorm_gelu_relu"))
+    ours, inputs = pair.ours, [t.requires_grad_() for t in pair.inputs]
     output = ours.train(mode == "training")(*inputs)
-    assert [storing for _, storing in calls] == [True]
+    assert [storing for _, storing in pair.calls] == [True]
     with _Products() as products:
         output.sum().backward()
     assert products.count == 2  # of the weight's gradient and of the input's
@@ -247,68 +203,39 @@ def test_backward_computes_no_product_of_forward_again(mode, written, tmp_path):
 
 
 def test_products_are_stored_where_gradients_need_them(written, tmp_path):
-    standalone = written("gelu_softmax")
-    file, namespace, calls = on_the_host(tmp_path, standalone)
-    _, ours, inputs = pair(standalone, file, double=False)
+    pair = pair_of(tmp_path, written("gelu_softmax"))
+    ours, inputs = pair.ours, pair.inputs
     ours(*inputs)
     with torch.no_grad():
         ours(*inputs)
     for parameter in ours.parameters():
         parameter.requires_grad_(False)
     ours(*inputs)
-    assert [storing for _, storing in calls] == [True, False, False]
+    assert [storing for _, storing in pair.calls] == [True, False, False]
 
 
 FORWARDS = {
-    "the input's device": "return self.fc(x.max(1, keepdim=True)[0] - x)",
-    "the input's device, where it is read": "return self.fc(x.max(1, keepdim=True)[0] * x.exp())",
-    "a norm of which nothing is read": "return (self.fc(x), self.norm(self.fc(x)))[0].tanh()",
+    "the input's device": "return self.a(x.max(1, keepdim=True)[0] - x)",
+    "the input's device, where it is read": "return self.a(x.max(1, keepdim=True)[0] * x.exp())",
+    "a norm of which nothing is read": "return (self.a(x), self.norm(self.a(x)))[0].tanh()",
 }
 
 
 @pytest.mark.parametrize("forward", FORWARDS.values(), ids=FORWARDS)
 def test_derivatives_of_what_is_made_on_a_device_and_of_what_nothing_reads(forward, tmp_path):
-    path = tmp_path / "model.py"
-    text = DEVIATION.replace("nn.init.zeros_(self.fc.weight)", "self.norm = nn.BatchNorm1d(64)")
-    head, behind = text.split("    def forward(self, x):")
-    behind = behind[behind.index("\n\n\n") :]
-    path.write_text(f"{head}    def forward(self, x):\n        {forward}{behind}")
-    standalone = Standalone(load_model_file(path))
-    file, _, calls = on_the_host(tmp_path, standalone, double=True)
-    reference, ours, inputs = pair(standalone, file, double=True)
+    standalone = two_layers(tmp_path, forward, "self.norm = nn.BatchNorm1d(64)")
+    pair = pair_of(tmp_path, standalone, double=True)
     for again in (False, True):
-        found = gradients(copy.deepcopy(ours), inputs, again=again)
-        expected = gradients(copy.deepcopy(reference), inputs, again=again)
+        found = gradients(copy.deepcopy(pair.ours), pair.inputs, again=again)
+        expected = gradients(copy.deepcopy(pair.reference), pair.inputs, again=again)
         for a, b in zip(pytree.tree_leaves(found), pytree.tree_leaves(expected), strict=True):
             assert (a is None) == (b is None)
             if a is not None:
                 torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7)
-    assert calls
+    assert pair.calls
 
 
-TWO_LAYERS = """
-import torch
-from torch import nn
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
-        nn.init.zeros_(self.a.weight)
-        nn.init.constant_(self.a.bias, 0.5)
-
-    def forward(self, x):
-        {}
-
-
-def get_inputs():
-    return [torch.randn(32, 64)]
-
-
-def get_init_inputs():
-    return []
-"""
+EQUAL_ROWS = "nn.init.zeros_(self.a.weight)\nnn.init.constant_(self.a.bias, 0.5)"
 PARTLY_FROZEN = {
     "side by side": "return self.a(x).relu(), self.b(x).tanh()",
     "one behind the other": "y = self.a(x).relu(); return y, self.b(y).tanh()",
@@ -322,17 +249,14 @@ PARTLY_FROZEN = {
 @pytest.mark.parametrize("frozen", "ab")
 @pytest.mark.parametrize("forward", PARTLY_FROZEN)
 def test_results_of_frozen_parts_require_no_gradient(forward, frozen, again, tmp_path):
-    path = tmp_path / "model.py"
-    path.write_text(TWO_LAYERS.format(PARTLY_FROZEN[forward]))
-    standalone = Standalone(load_model_file(path))
-    file, namespace, calls = on_the_host(tmp_path, standalone, double=True)
-    for region in namespace._IngotRegion.__subclasses__() if not again else ():
+    standalone = two_layers(tmp_path, PARTLY_FROZEN[forward], EQUAL_ROWS)
+    pair = pair_of(tmp_path, standalone, double=True)
+    for region in pair.namespace._IngotRegion.__subclasses__() if not again else ():
         region.reference = None  # no product is computed again
     requiring, found = [], []
-    *modules, (x,) = pair(standalone, file, double=True)
-    for module in modules:
+    for module in (pair.reference, pair.ours):
         getattr(module, frozen).requires_grad_(False)
-        results = tensors(module(x))
+        results = tensors(module(*pair.inputs))
         requiring.append([t.requires_grad for t in results])
         wanted = [p for p in module.parameters() if p.requires_grad]
         total = sum(t.square().sum() for t in results if t.requires_grad)
@@ -341,6 +265,6 @@ def test_results_of_frozen_parts_require_no_gradient(forward, frozen, again, tmp
         if again and any(requiring[0]):
             total = sum(g.square().sum() for g in found[-1])
             found[-1] += torch.autograd.grad(total, wanted)
-    assert calls and requiring[0] == requiring[1]
+    assert pair.calls and requiring[0] == requiring[1]
     if found:
         close(found[1], found[0], 1e-8)

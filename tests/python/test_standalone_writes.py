@@ -3,47 +3,15 @@ the original, which keeps something else for backward."""
 
 from __future__ import annotations
 
-import textwrap
-
 import pytest
 import torch
-from ingot.model_file import load_model_file
-from ingot.standalone_writer import Standalone
-from standalone_support import on_the_host
+from standalone_support import Pair, pair_of, two_layers
 
-MODEL = """
-import torch
-from torch import nn
+BUFFER = 'self.register_buffer("shift", torch.ones(64))'
 
 
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
-        self.register_buffer("shift", torch.ones(64))
-
-    def forward(self, x):
-{}
-
-
-def get_inputs():
-    return [torch.randn(32, 64)]
-
-
-def get_init_inputs():
-    return []
-"""
-
-
-def of_file(folder, forward: str):
-    """(the original's module, the file's, its namespace)"""
-    path = folder / "model.py"
-    path.write_text(MODEL.format(textwrap.indent(forward, " " * 8)))
-    standalone = Standalone(load_model_file(path))
-    file, namespace, calls = on_the_host(folder, standalone)
-    reference, ours = standalone.original.make_module(), file.make_module()
-    ours.load_state_dict(reference.state_dict())
-    return reference, ours, namespace, calls
+def of_file(folder, forward: str) -> Pair:
+    return pair_of(folder, two_layers(folder, forward, BUFFER))
 
 
 def the_input(module, x, results):
@@ -80,12 +48,12 @@ def gradients(module, write, *, again: bool = False, wanted: bool = True) -> lis
 
 WRITES = {
     "a residual": ("return x + self.a(torch.relu(self.b(x.sigmoid())))", the_input),
-    "a copied input": ("return self.a(nn.functional.gelu(x.clone()))", the_input),
+    "a copied input": ("return self.a(F.gelu(x.clone()))", the_input),
     "a copied buffer": ("return self.a(x) * self.shift.clone()", the_buffer),
     "a sum": ("h = x + self.a(x)\nreturn h, self.b(torch.relu(h) * 2)", what_is_handed_out),
     "a product": ("h = self.a(x)\nreturn h, self.b(torch.relu(h))", what_is_handed_out),
     "a copied product": (
-        "h = self.a(x)\nreturn h, nn.functional.gelu(h.clone())",
+        "h = self.a(x)\nreturn h, F.gelu(h.clone())",
         what_is_handed_out,
     ),
     "biases": ("return self.b(torch.relu(self.a(x)))", the_biases),
@@ -95,7 +63,7 @@ WRITES = {
 
 WITHOUT_A_GRADIENT = {
     "an activation": ("return self.b(torch.relu(self.a(torch.tanh(x))))", the_input),
-    "a unit that keeps it": ("return self.a(nn.functional.gelu(x))", the_input),
+    "a unit that keeps it": ("return self.a(F.gelu(x))", the_input),
     "a residual": ("return x + self.a(x.sigmoid())", the_input),
     "the state": ("return self.a((x - self.shift) / 2).sigmoid()", the_buffer),
     "two": ("return self.a(x * self.shift).sigmoid()", the_input),
@@ -109,11 +77,11 @@ WITHOUT_A_GRADIENT = {
 )
 def test_what_the_original_does_not_keep_may_be_written(case, wanted, tmp_path):
     forward, write = case
-    reference, ours, _, calls = of_file(tmp_path, forward)
-    expected = gradients(reference, write, wanted=wanted)
-    for found, like in zip(gradients(ours, write, wanted=wanted), expected):
+    pair = of_file(tmp_path, forward)
+    expected = gradients(pair.reference, write, wanted=wanted)
+    for found, like in zip(gradients(pair.ours, write, wanted=wanted), expected):
         torch.testing.assert_close(found, like, rtol=1e-4, atol=1e-4)
-    assert calls
+    assert pair.calls
 
 
 KEPT = {
@@ -125,23 +93,23 @@ KEPT = {
 @pytest.mark.parametrize("case", KEPT)
 def test_what_the_original_keeps_is_not_copied(case, tmp_path):
     forward, write = KEPT[case]
-    reference, ours, namespace, _ = of_file(tmp_path, forward)
-    for module in (reference, ours):
+    pair = of_file(tmp_path, forward)
+    for module in (pair.reference, pair.ours):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             gradients(module, write)
-    assert not hasattr(namespace._IngotRegion, "copied")
+    assert not hasattr(pair.namespace._IngotRegion, "copied")
 
 
 def test_a_second_derivative_says_that_a_bias_was_written(tmp_path):
     """It computes the region once more, from the bias as well."""
-    _, ours, _, _ = of_file(tmp_path, WRITES["biases"][0])
+    ours = of_file(tmp_path, WRITES["biases"][0]).ours
     gradients(ours, lambda *_: None, again=True)
     with pytest.raises(RuntimeError, match="written after forward"):
         gradients(ours, the_biases, again=True)
 
 
 def test_nothing_is_held_once_backward_has_run(tmp_path):
-    _, ours, _, _ = of_file(tmp_path, WRITES["biases"][0])
+    ours = of_file(tmp_path, WRITES["biases"][0]).ours
     result = ours(torch.randn(32, 64))
     region = result.grad_fn
     result.sum().backward(retain_graph=True)
