@@ -247,6 +247,14 @@ def forward(self, x):
     assert verify(tmp_path, source, strict=False).verified
 
 
+def test_a_note_says_that_model_stood_in_for_model_new(tmp_path):
+    result = verify(tmp_path, pairs.ORIGINAL, hostile=False)
+    assert result.verified
+    assert any("defines no ModelNew: its Model was compared" in note for note in result.notes)
+    result = verify(tmp_path, pairs.candidate(pairs.HONEST["operator by operator"]), hostile=False)
+    assert not any("ModelNew" in note for note in result.notes)
+
+
 def test_error_in_the_candidate_names_its_line(tmp_path):
     source = pairs.candidate("def forward(self, x):\n    return x.no_such_method()\n")
     result = verify(tmp_path, source)

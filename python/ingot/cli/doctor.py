@@ -69,7 +69,7 @@ def _system_facts() -> dict:
 
 def _torch_facts(missing: list) -> dict:
     if importlib.util.find_spec("torch") is None:
-        missing.append(("PyTorch", "not installed", "only the C++ API works; install torch ≥ 2.4"))
+        missing.append(("PyTorch", "not installed", "only the C++ API works; install torch ≥ 2.6"))
         return {}
     import torch
 

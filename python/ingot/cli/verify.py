@@ -62,6 +62,8 @@ def command(
 ) -> None:
     """Is ModelNew of CANDIDATE the same function as Model of ORIGINAL, and how fast is it?
 
+    Where CANDIDATE has no ModelNew, its Model is compared, which a note says.
+
     Truth is the original in fp64, for outputs, running statistics and gradients. The candidate runs
     in a process of its own, on its own inputs and on hostile ones, in training and eval mode, with
     parameters changed between calls.

@@ -45,6 +45,7 @@ _FORMS: dict = {
     "forget": {},
     "recheck": {},
     "load": {
+        "class": _text,
         "state_dict": _list_of(_text),
         "requires_grad": _dict_of(_flag),
         "settings_changed": _list_of(_text),

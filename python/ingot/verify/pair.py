@@ -186,6 +186,9 @@ class _Verification:
             trick = error.acts[0][0] if error.acts else ""
             self._fail(name, "", f"the candidate cannot be constructed: {error}", trick)
             return False
+        if reply["class"] != CANDIDATE_CLASSES[0]:
+            candidate, name = self.result.candidate, CANDIDATE_CLASSES[0]
+            self.result.notes.append(f"{candidate} defines no {name}: its Model was compared")
         for setting in reply["settings_changed"]:
             self._fail("process settings", "", f"loading it changes {setting}", "patched settings")
         for trick, what in acts_of(reply):

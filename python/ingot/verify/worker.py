@@ -75,6 +75,7 @@ class Worker:
         after = execution.process_settings()
         reply = {
             "ok": True,
+            "class": model_class.__name__,
             "state_dict": list(module.state_dict()),
             "requires_grad": {n: p.requires_grad for n, p in module.named_parameters()},
             "settings_changed": _differences(before, after),
