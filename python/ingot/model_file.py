@@ -16,6 +16,7 @@ import inspect
 import itertools
 import linecache
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -154,11 +155,15 @@ def load_model_file(
     ("256"). Raises ModelFileError."""
     path = Path(path)
     try:
+        str(path).encode()
+    except UnicodeEncodeError as error:
+        raise ModelFileError(f"{path}: its path is not UTF-8 text; give it another") from error
+    try:
         source = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ModelFileError(f"cannot read {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise ModelFileError(f"{path} is not UTF-8 text: {error}") from error
+        raise ModelFileError(f"{path} is not UTF-8 text: {error}; save it as UTF-8") from error
     source = override_constants(source, overrides or {}, str(path))
     namespace = _execute(path, source)
     for name in (class_name, "get_inputs", "get_init_inputs"):
@@ -181,7 +186,8 @@ def load_model_file(
 
 
 def _execute(path: Path, source: str) -> dict:
-    name = f"ingot_model_{path.stem}_{next(_serial)}"
+    # TorchDynamo makes names and texts to be formatted of it.
+    name = f"ingot_model_{re.sub(r'[^0-9A-Za-z_]', '_', path.stem)}_{next(_serial)}"
     module = types.ModuleType(name)
     module.__file__ = os.path.abspath(path)
     code = _compile(source, str(path))

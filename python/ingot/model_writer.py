@@ -14,7 +14,7 @@ WIDTH = 96
 
 def bullet(text: str, indent: int = 4) -> str:
     """One item of a docstring's list, wrapped; nothing in it can end the docstring."""
-    text = " ".join(str(text).split()).replace("\\", "\\\\").replace('"""', "'''")
+    text = in_docstring(text)
     pad = " " * indent
     return textwrap.fill(
         text,
@@ -23,6 +23,11 @@ def bullet(text: str, indent: int = 4) -> str:
         subsequent_indent=f"{pad}  ",
         break_long_words=False,
     )
+
+
+def in_docstring(text: Any) -> str:
+    """One line, of which nothing ends a docstring or a comment."""
+    return " ".join(str(text).split()).replace("\\", "\\\\").replace('"""', "'''")
 
 
 def environment() -> jinja2.Environment:
@@ -47,7 +52,7 @@ def render_model(original: ModelFile, report: dict[str, Any], precision: str | N
         .get_template("model_new.py.j2")
         .render(
             source=original.source.rstrip() + "\n",
-            origin=original.path.name,
+            origin=in_docstring(original.path.name),
             version=__version__,
             class_name=original.class_name,
             precision=precision,

@@ -25,7 +25,7 @@ from ingot.live.reporting import add_program, empty_report
 from ingot.live.returned import readers_of_results
 from ingot.model_capture import captured_graph, import_whole
 from ingot.model_file import ModelFile
-from ingot.model_writer import WIDTH, bullet, environment
+from ingot.model_writer import WIDTH, bullet, environment, in_docstring
 from ingot.runtime.library import STATUS_UNSUPPORTED, IngotError
 from ingot.standalone.forward import Constants, ForwardPrinter, Signature, access
 from ingot.standalone.printing import BATCH_NORM, Names, UnprintableError, tuple_text, value_text
@@ -209,7 +209,7 @@ class Standalone:
         branches = self._branches()
         template = environment().get_template("standalone.py.j2")
         ours = template.render(
-            origin=self.original.path.name,
+            origin=in_docstring(self.original.path.name),
             version=__version__,
             class_name=self.original.class_name,
             name=f"ingot_{stem}_{digest}",
@@ -416,7 +416,7 @@ def _split_docstring(source: str) -> tuple[str, str]:
 def _docstring(standalone: Standalone, original: str, verification: dict | None) -> str:
     plain = original.replace("\\", "\\\\").replace('"""', "'''")
     report = standalone.report
-    name = standalone.original.path.name
+    name = in_docstring(standalone.original.path.name)
     paragraphs = [
         plain or f"{standalone.original.class_name}, made faster.",
         textwrap.fill(

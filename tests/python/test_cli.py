@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import subprocess
@@ -176,89 +175,6 @@ def test_bad_input_is_one_message_and_status_2(pair, monkeypatch, arguments, mes
     assert message in result.output
     assert "Traceback" not in result.output
     assert {p: p.read_bytes() for p in pair.iterdir()} == before
-
-
-RAISES = """
-import torch
-
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(8, 8)
-
-    def forward(self, x{more}):
-        {statement}
-        return torch.relu(self.linear(x))
-
-
-def get_inputs():
-    return [torch.rand(4, {width})]
-
-
-def get_init_inputs():
-    return []
-"""
-
-
-@pytest.mark.parametrize("command", [["explain"], ["optimize"], ["optimize", "--standalone"]])
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"statement": "raise ValueError('never')"}, "model.py:11: {} ValueError: never"),
-        ({"more": ", y"}, "{} TypeError: Model.forward() missing 1 required"),
-        ({"width": 7}, "model.py:12: {} RuntimeError: mat1 and mat2 shapes cannot be multiplied"),
-    ],
-)
-def test_a_model_that_raises_is_named_with_its_line(tmp_path, monkeypatch, command, changes, said):
-    monkeypatch.chdir(tmp_path)
-    shape = {"more": "", "statement": "pass", "width": 8, **changes}
-    Path("model.py").write_text(RAISES.format(**shape))
-    result = run(*command, "model.py", "--device", "cpu")
-    assert result.exit_code == 2, result.output
-    assert said.format("Model, called as get_inputs() says, raised") in last_line(result)
-    assert os.listdir() == ["model.py"]
-
-
-EXITS = """
-import sys
-import torch
-
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        if not self.training:
-            sys.exit({code})
-        return torch.softmax(x, 1)
-
-
-def get_inputs():
-    return [torch.rand(4, 8)]
-
-
-def get_init_inputs():
-    return []
-"""
-
-
-@pytest.mark.parametrize(("code", "said"), [("", "exit status 0"), ("'no licence'", "no licence")])
-def test_a_model_that_ends_the_program_is_named(tmp_path, monkeypatch, code, said):
-    monkeypatch.chdir(tmp_path)
-    Path("model.py").write_text(EXITS.format(code=code))
-    result = run("optimize", "model.py", "--device", "cpu", "--no-timing")
-    assert result.exit_code == 2
-    assert "model.py:9: the model ended the program (sys.exit, in forward)" in result.output
-    assert said in last_line(result)
-
-
-def test_an_exit_of_our_own_is_no_bad_input(tmp_path):
-    from ingot.cli.errors import BadInputError, bad_input_from
-
-    package = Path(inspect.getfile(BadInputError)).parents[1]
-    for folder, expected in ((package / "verify", SystemExit), (tmp_path, BadInputError)):
-        code = compile("raise SystemExit(3)", str(folder / "some.py"), "exec")
-        with pytest.raises(expected), bad_input_from():
-            exec(code)
 
 
 BY_KEYWORD = """
