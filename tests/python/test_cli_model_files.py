@@ -65,6 +65,39 @@ def test_a_model_that_raises_is_named_with_its_line(tmp_path, monkeypatch, comma
     assert os.listdir() == ["model.py"]
 
 
+CHOOSES = """
+import torch
+
+act = None
+digits = 3
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        assert digits == "256", digits
+        return getattr(torch, act)(torch.softmax(x, 1))
+
+
+def get_inputs():
+    return [torch.rand(4, 8)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_a_text_is_set_whatever_stood_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("model.py").write_text(CHOOSES)
+    texts = ["--set", "act='tanh'", "--set", 'digits="256"']
+    result = run("explain", "model.py", "--device", "cpu", "--no-kernels", *texts)
+    assert result.exit_code == 0, result.output
+    assert "tanh" in result.output
+    result = run("explain", "model.py", "--set", "act=tanh")
+    assert result.exit_code == 2 and "a text needs quotes of its own" in result.output
+
+
 ODD_NAMES = [
     'three"""quotes.py',
     "back\\x.py",

@@ -54,9 +54,16 @@ class _Setting(click.ParamType):
         if not equals or not name.isidentifier():
             self.fail(f"{value!r} is not of the form name=value", param, ctx)
         try:
-            return name, ast.literal_eval(text)
+            found = ast.literal_eval(text)
         except (ValueError, SyntaxError):
-            self.fail(f"the value in {value!r} is no Python literal", param, ctx)
+            self.fail(
+                f"the value in {value!r} is no Python literal; a text needs quotes of its own, "
+                f"as in {name}=\"'gelu'\"",
+                param,
+                ctx,
+            )
+        # Of a text its literal: as it is, it would stand for the literal that it spells.
+        return name, repr(found) if isinstance(found, str) else found
 
 
 def log_options(command: Any) -> Any:
