@@ -23,9 +23,9 @@ struct ProductTables {
 
 struct ProductText {
   ProductEpilogue epilogue;
-  std::string kernels;    // the epilogue's functor and the kernels
-  std::string by_tile;    // the kernels, as elements of an array
-  std::string plan;       // an expression over `batch` and that array, by the name `{}`
+  std::string kernels;  // the epilogue's functor and the kernels
+  std::string by_tile;  // the kernels, as elements of an array
+  std::string plan;     // an expression over `batch` and that array, by the name `{}`
 };
 
 // Throws Error (INGOT_UNSUPPORTED) where only the library has a kernel for the sweep.

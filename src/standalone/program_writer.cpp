@@ -240,8 +240,9 @@ class ProgramWriter {
     text_.names.push_back(epilogue.kernel);
     const std::string name = fmt::format("product{}", products_);
     const std::string kernels = fmt::format("kernels{}", products_++);
-    before_ += fmt::format("  const void* const {}[] = {{{}}};\n  const Planned {} = {};\n", kernels,
-                           product.by_tile, name, fmt::format(fmt::runtime(product.plan), kernels));
+    before_ +=
+        fmt::format("  const void* const {}[] = {{{}}};\n  const Planned {} = {};\n", kernels,
+                    product.by_tile, name, fmt::format(fmt::runtime(product.plan), kernels));
     scratch_.insert(name + ".bytes");
     const std::string operands_name = next_operands();
     const std::string y =
