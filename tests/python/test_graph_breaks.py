@@ -285,3 +285,40 @@ def test_no_switch_of_dynamos_is_advised(caplog):
     x = torch.randn(4, 8)
     torch.testing.assert_close(ingot.optimize(copy.deepcopy(model))(x), model(x))
     assert not [r for r in caplog.records if "capture_scalar_outputs" in r.getMessage()]
+
+
+class Optional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 16)
+
+    def forward(self, x, /, scale=None, shift=1.0):
+        y = torch.tanh(self.linear(x)) + shift
+        return y if scale is None else y * scale
+
+
+def test_a_call_that_leaves_arguments_out_has_a_shortcut():
+    eager = Optional()
+    made = ingot.optimize(copy.deepcopy(eager))
+    x, scale = torch.randn(4, 8), torch.randn(16)
+    ways = [
+        ((x,), {}),
+        ((x, scale), {}),
+        ((x,), {"scale": scale}),
+        ((x,), {"shift": 2.0, "scale": None}),
+        ((x, None, 1.0), {}),
+    ]
+    through = made._ingot._through_dynamo
+    with torch.no_grad():
+        for args, kwargs in ways:
+            torch.testing.assert_close(made(*args, **kwargs), eager(*args, **kwargs))
+        made._ingot._through_dynamo = None  # nothing goes there any more
+        for args, kwargs in ways:
+            torch.testing.assert_close(made(*args, **kwargs), eager(*args, **kwargs))
+        made._ingot._through_dynamo = through
+        for args, kwargs in [((), {}), ((x, None, 1.0, 2), {}), ((), {"x": x}), ((x,), {"y": 1})]:
+            for module in (eager, made):
+                with pytest.raises(TypeError):
+                    module(*args, **kwargs)
+        with pytest.raises(TypeError):
+            made(x, scale, scale=scale)

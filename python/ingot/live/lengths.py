@@ -19,6 +19,7 @@ from ingot.live.vain import USED
 # By the frame that Dynamo captures: the captures so far, and by where a size comes from, those that
 # a graph is for alone.
 _known: dict[int, tuple[int, dict[tuple[str, int], set[int]]]] = {}
+_MOST_FRAMES = 1024
 # Captures of a frame from which on its lengths have changed more than once.
 _OFTEN = 2
 
@@ -85,5 +86,7 @@ def _of_frame() -> dict[tuple[str, int], set[int]]:
     before, found = _known.get(current.frame_id, (-1, None))
     if found is None or capture < before:
         found = defaultdict(set)  # torch._dynamo.reset() counts from 0 again
+        while len(_known) >= _MOST_FRAMES:
+            _known.pop(next(iter(_known)), None)
     _known[current.frame_id] = capture, found
     return found

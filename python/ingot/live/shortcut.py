@@ -56,13 +56,14 @@ class Shortcut(Guards):
 class Parameters:
     """Those of a function that has no others than positional ones."""
 
-    __slots__ = ("_defaults", "_required", "names")
+    __slots__ = ("_defaults", "_named_from", "_required", "names")
 
     def __init__(self, function: Callable):
         code = function.__code__
         self.names = code.co_varnames[: code.co_argcount]
         self._defaults = function.__defaults__ or ()
         self._required = len(self.names) - len(self._defaults)
+        self._named_from = code.co_posonlyargcount
 
     def of(self, args: tuple, kwargs: dict) -> tuple | None:
         """What a call gives for each, in order; None where it does not fit, which is PyTorch's to
@@ -75,7 +76,7 @@ class Parameters:
             return args + self._defaults[given - self._required :] if fits else None
         found, named = list(args), 0
         for at in range(given, len(self.names)):
-            if self.names[at] in kwargs:
+            if at >= self._named_from and self.names[at] in kwargs:
                 found.append(kwargs[self.names[at]])
                 named += 1
             elif at >= self._required:
