@@ -245,7 +245,7 @@ def changing_sizes(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> dict:
 def _with_lengths(values: list, found: Sequence[Placeholder]) -> Iterator[tuple[list, Any]]:
     """With all that is symbolic, but what the last trace has bound to a number."""
     while True:
-        settled = [_settled(value, None, set()) for value in values]
+        settled = [_settled(_number(value), None, set()) for value in values]
         yield settled, _symbolic_batch(settled, found)
 
 
