@@ -120,7 +120,7 @@ def test_what_the_caller_gets_is_the_callers():
 
 def test_nothing_is_computed_while_a_cuda_graph_is_captured(monkeypatch):
     from ingot.capture import folding
-    from ingot.live import backend
+    from ingot.live import importing
 
     fold = folding.fold_constants
 
@@ -129,7 +129,7 @@ def test_nothing_is_computed_while_a_cuda_graph_is_captured(monkeypatch):
         fold(feed)
         monkeypatch.setattr(feed, "device_type", "cpu")
 
-    monkeypatch.setattr(backend, "fold_constants", as_on_a_gpu)
+    monkeypatch.setattr(importing, "fold_constants", as_on_a_gpu)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert len(operators_of(windows)) > 5
 

@@ -11,7 +11,7 @@ import ingot
 import pytest
 import torch
 from ingot.capture import Region
-from ingot.live import backend, products
+from ingot.live import importing, products
 from ingot.live.backend import Session, compile_graph
 from torch import nn
 from torch.nn import functional as F
@@ -138,8 +138,8 @@ def as_on_a_gpu(monkeypatch):
     def pays(a, b):
         return a.dim() == b.dim() and b.dim() in (2, 3) and a.shape[:-2] == b.shape[:-2]
 
-    monkeypatch.setattr(backend, "_has_own_products", lambda device, autocast: autocast is None)
-    monkeypatch.setattr(backend, "LEAST_WORK", 1)
+    monkeypatch.setattr(importing, "_has_own_products", lambda device, autocast: autocast is None)
+    monkeypatch.setattr(importing, "LEAST_WORK", 1)
     monkeypatch.setattr(products, "pays", pays)
 
 
@@ -287,16 +287,16 @@ def test_a_report_names_products_by_themselves(as_on_a_gpu):
 
 
 def test_small_products_stay_whole(as_on_a_gpu, monkeypatch):
-    monkeypatch.setattr(backend, "LEAST_WORK", 1 << 24)
+    monkeypatch.setattr(importing, "LEAST_WORK", 1 << 24)
     session, run = compiled(CASES["4-d by 4-d"][0])
     run(torch.randn(6, 3, 12, 8), torch.randn(6, 3, 8, 10))
     assert runners(session) == [PYTORCH]
 
 
 def test_autocast_and_the_cpu_keep_pytorchs():
-    assert not backend._has_own_products("cuda", torch.bfloat16)
-    assert not backend._has_own_products("cpu", None)
-    assert backend._has_own_products("cuda", None)
+    assert not importing._has_own_products("cuda", torch.bfloat16)
+    assert not importing._has_own_products("cpu", None)
+    assert importing._has_own_products("cuda", None)
     assert not products.pays(torch.empty(4096, 4096), torch.empty(4096, 4096))
 
 

@@ -29,7 +29,7 @@ from ingot.capture.nodes import named_arguments, schema_name
 
 _ASKING = (transformer.TransformerEncoder, transformer.TransformerDecoder)
 _aten = torch.ops.aten
-_ATTENTION = _aten.scaled_dot_product_attention.default
+ATTENTION = _aten.scaled_dot_product_attention.default
 # What gives a mask of the same rows and columns.
 _FRAMING = {
     _aten.alias.default,
@@ -167,7 +167,7 @@ def take_causal_inputs(
 def _attentions_by_mask(graph: torch.fx.Graph) -> Iterator[_Attention]:
     for node in graph.nodes:
         native = node.target is encoder_layer.NATIVE_ATTENTION
-        if not native and node.target is not _ATTENTION:
+        if not native and node.target is not ATTENTION:
             continue
         given = named_arguments(node)
         mask = given["mask" if native else "attn_mask"]
@@ -218,8 +218,12 @@ def _made_of(mask: torch.fx.Node) -> tuple[torch.fx.Node, bool]:
 
 
 def _is_written_causal(base: torch.fx.Node, hides: bool) -> bool:
-    """As nn.Transformer.generate_square_subsequent_mask writes it, of any length."""
+    """As nn.Transformer.generate_square_subsequent_mask writes it, or as the lower triangle that is
+    seen, of any length."""
     triangle = _copied(base)
+    if triangle.target is _aten.tril.default and triangle.args[1:] in ((), (0,)):
+        ones = _copied(triangle.args[0]).target is _aten.ones.default
+        return ones and not hides and base.meta["val"].dtype is torch.bool
     if triangle.target is not _aten.triu.default or triangle.args[1:] != (1,):
         return False
     filled = _copied(triangle.args[0])

@@ -11,7 +11,7 @@ import torch
 
 from ingot.capture import CaptureError
 from ingot.capture.captured import Captured, TorchStep
-from ingot.capture.causal import take_causal_inputs
+from ingot.capture.causal import ATTENTION, take_causal_inputs
 from ingot.capture.feed import Feed
 from ingot.capture.folding import fold_constants
 from ingot.capture.gains import joins_parts
@@ -36,6 +36,8 @@ _DEVICES = ("cpu", "cuda")
 _MAX_REFUSALS = 16
 # Of a graph, and of its inputs, up to which other places of the batch are tried.
 _MOST_NODES, _MOST_PLACES = 64, 6
+# Operators that a causal form of an attention is worth.
+_OF_CAUSAL = 3
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,13 @@ def _with_lengths(request: Request, gm, example_inputs) -> Compiled | None:
 
 
 def _taken(captured: Captured) -> int:
-    """How many operators are Ingot's."""
-    inside = sum(len(region.operators) for region in captured.regions)
-    steps = (step for step in captured.steps if isinstance(step, TorchStep))
-    return inside + sum(step.target is product for step in steps)
+    """How many operators are Ingot's; an attention that reads no mask counts as some of them."""
+    found = sum(len(region.operators) for region in captured.regions)
+    for step in captured.steps:
+        if isinstance(step, TorchStep):
+            found += step.target is product
+            found += _OF_CAUSAL * (step.target is ATTENTION and step.args[5:6] == (True,))
+    return found
 
 
 def _compiled(imported: _Import) -> Compiled | None:
