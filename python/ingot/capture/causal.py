@@ -25,6 +25,7 @@ from torch.nn.modules import transformer
 from ingot.capture import encoder_layer
 from ingot.capture.captured import CaptureError
 from ingot.capture.folding import constant_nodes, evaluated
+from ingot.capture.layout import written
 from ingot.capture.nodes import named_arguments, schema_name
 
 _ASKING = (transformer.TransformerEncoder, transformer.TransformerDecoder)
@@ -174,7 +175,7 @@ def _attentions_by_mask(graph: torch.fx.Graph) -> Iterator[_Attention]:
         if not isinstance(mask, torch.fx.Node) or given.get("is_causal"):
             continue
         tokens = [given[name].meta["val"].shape[-2] for name in ("query", "key")]
-        if len(set(map(_size, (*tokens, *_matrix(mask))))) == 1:
+        if len(set(map(written, (*tokens, *_matrix(mask))))) == 1:
             base, hides = _made_of(mask)
             drops = not native and given["dropout_p"] > 0
             yield _Attention(node, base, hides or native, _asks(node), drops)
@@ -192,11 +193,6 @@ def _matrix(mask: torch.fx.Node) -> torch.Size:
     return mask.meta["val"].shape[-2:]
 
 
-def _size(size: Any) -> Any:
-    """To be compared without binding a symbolic size to the number that stands for it."""
-    return size.node.expr if isinstance(size, torch.SymInt) else size
-
-
 def _asks(node: torch.fx.Node) -> bool:
     stack = (node.meta.get("nn_module_stack") or {}).values()
     return any(isinstance(each[1], type) and issubclass(each[1], _ASKING) for each in stack)
@@ -206,7 +202,7 @@ def _made_of(mask: torch.fx.Node) -> tuple[torch.fx.Node, bool]:
     """(base, hides) of _Attention."""
     while mask.target in _FRAMING or _is_front(mask):
         read = mask.all_input_nodes[0]
-        same = list(map(_size, _matrix(read))) == list(map(_size, _matrix(mask)))
+        same = list(map(written, _matrix(read))) == list(map(written, _matrix(mask)))
         if not same and mask.target in _FRAMING:
             break
         mask = read

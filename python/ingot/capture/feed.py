@@ -51,9 +51,9 @@ class Feed:
     products one behind another; tf32: whether products of fp32 may be TF32's, by PyTorch too;
     causal_inputs: places of inputs that are taken for causal masks; only_planned: it is for a
     device that need not be there, so that what it makes of numbers is made on the CPU; joins_parts:
-    whether regions may read parts of tensors, and write their results into parts of one; apart:
-    places of inputs, with whether each is written, of which none that is may share memory with
-    another.
+    whether regions may read parts of tensors, and write their results into parts of one;
+    has_lengths: whether sizes beside the batch's may be symbolic, too; apart: places of inputs,
+    with whether each is written, of which none that is may share memory with another.
     """
 
     graph: torch.fx.Graph

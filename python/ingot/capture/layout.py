@@ -310,6 +310,15 @@ def hint(size: Any) -> int:
     return int(size.node.hint) if isinstance(size, torch.SymInt) else size
 
 
+def written(size: Any) -> Any:
+    """To be compared without binding a symbolic size to the number that stands for it."""
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
+def is_symbolic(size: Any) -> bool:
+    return isinstance(size, torch.SymInt) and not size.node.expr.is_number
+
+
 def elements(value: Any) -> int:
     """By the sizes that the graph was traced with; of no tensor, 0."""
     return math.prod(map(hint, value.shape)) if isinstance(value, torch.Tensor) else 0

@@ -18,7 +18,7 @@ from collections.abc import Container, Sequence
 import torch
 
 from ingot.capture.feed import Feed
-from ingot.capture.layout import hint
+from ingot.capture.layout import hint, is_symbolic, written
 from ingot.capture.nodes import LEFT_ALONE
 from ingot.capture.surgery import Writer, example, sizes_of
 
@@ -70,7 +70,7 @@ def merge_lengths(feed: Feed, refused: Container[str]) -> None:
     """Makes the product of all axes in front the batch of a graph with several symbolic sizes: of
     those axes that most of its work is on. refused: names of nodes that stay as they are."""
     lead = _busiest_lead(feed.graph)
-    if lead is None or not any(_is_symbolic(size) for size in lead[1:]):
+    if lead is None or not any(map(is_symbolic, lead[1:])):
         return
     merging = _MergingLengths(feed.graph, lead)
     for node in list(feed.graph.nodes):
@@ -98,13 +98,8 @@ def _is_dense_product(node: torch.fx.Node) -> bool:
     return node.target in _PRODUCTS and len(sizes_of(node.args[1])) == 2
 
 
-def _is_symbolic(size: object) -> bool:
-    return isinstance(size, torch.SymInt) and not size.node.expr.is_number
-
-
 def _written(sizes: Sequence) -> tuple:
-    """Sizes to compare without a guard."""
-    return tuple(size.node.expr if isinstance(size, torch.SymInt) else size for size in sizes)
+    return tuple(map(written, sizes))
 
 
 class _Merging:
@@ -125,7 +120,7 @@ class _Merging:
         writer = Writer(self.graph, node)
         if node.target in _PRODUCTS:
             x = node.args[0]
-            if len(sizes_of(node.args[1])) != 2 or _written(sizes_of(x)[:-1]) != _written(lead):
+            if not _is_dense_product(node) or _written(sizes_of(x)[:-1]) != _written(lead):
                 return
             args = [self._merge(writer, x, lead), *node.args[1:]]
         elif self._follows(node):
@@ -177,9 +172,10 @@ class _Merging:
             return None if any(unfit) else chosen
         if _written(sizes_of(args[0])[:-1]) != _written(lead):
             return None
-        first = self.merged.get((args[0], self.first))
-        if first is None and self._begins(node):
+        if self._begins(node):
             first = self._merge(writer, args[0], lead)
+        else:
+            first = self.merged.get((args[0], self.first))
         if first is None:
             return None
         if target in self.along:
@@ -215,15 +211,17 @@ class _Merging:
             return None
         if len(sizes) == 2:
             return argument if len(middle) != 1 and sizes[0] == 1 else None
-        first = 1 if len(sizes) == len(lead) + 1 else 0
-        if (argument, first) in self.merged:
-            return self.merged[argument, first]
-        merged = (*sizes[:first], math.prod(sizes[first:-1]), sizes[-1])
-        made = writer.call(_aten.flatten.using_ints, merged, argument, first, len(sizes) - 2)
-        made.meta["val"] = value.new_empty(merged)
-        self.made.append(made)
-        self.merged[argument, first] = made
-        return made
+        return self._flat(writer, argument, 1 if len(sizes) == len(lead) + 1 else 0)
+
+    def _flat(self, writer: Writer, argument: torch.fx.Node, first: int) -> torch.fx.Node:
+        if (argument, first) not in self.merged:
+            sizes = sizes_of(argument)
+            merged = (*sizes[:first], math.prod(sizes[first:-1]), sizes[-1])
+            made = writer.call(_aten.flatten.using_ints, merged, argument, first, len(sizes) - 2)
+            made.meta["val"] = example(argument).new_empty(merged)
+            self.made.append(made)
+            self.merged[argument, first] = made
+        return self.merged[argument, first]
 
     def sweep(self) -> None:
         for node in reversed(self.made):
@@ -274,23 +272,16 @@ class _MergingLengths(_Merging):
         sizes = sizes_of(argument)
         if len(sizes) <= 1 or (len(sizes) == 2 and sizes[0] == 1):
             return argument
-        if (argument, self.first) in self.merged:
-            return self.merged[argument, self.first]
-        value = example(argument)
-        dense = _is_dense(value) or writer.node.target in _PRODUCTS
-        rest = _written(sizes[:-1])
-        if not dense or (rest != self.lead and any(size != 1 for size in rest)):
-            return None
-        merged = (math.prod(sizes[:-1]), sizes[-1])
-        made = writer.call(_aten.flatten.using_ints, merged, argument, 0, len(sizes) - 2)
-        made.meta["val"] = value.new_empty(merged)
-        self.made.append(made)
-        self.merged[argument, self.first] = made
-        return made
+        if (argument, self.first) not in self.merged:
+            dense = _is_dense(example(argument)) or writer.node.target in _PRODUCTS
+            rest = _written(sizes[:-1])
+            if not dense or (rest != self.lead and any(size != 1 for size in rest)):
+                return None
+        return self._flat(writer, argument, self.first)
 
     def _inner(self, writer: Writer, lead: tuple) -> list:
         if self._told is None:
-            self._told = [self._size(size) if _is_symbolic(size) else int(size) for size in lead]
+            self._told = [self._size(size) if is_symbolic(size) else int(size) for size in lead]
         return list(self._told)
 
     def _size(self, size: torch.SymInt) -> torch.fx.Node:

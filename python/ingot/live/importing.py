@@ -28,7 +28,13 @@ from ingot.live.memory import copies_of_inputs, copies_of_written, views_among_r
 from ingot.live.products import LEAST_WORK, product, with_own_products
 from ingot.live.returned import INNER, readers_of_results
 from ingot.live.switches import kept_from_autocast
-from ingot.live.tracing import Lengths, feed_of, other_batches, value_at_capture
+from ingot.live.tracing import (
+    Lengths,
+    changing_sizes,
+    feed_of,
+    other_batches,
+    value_at_capture,
+)
 from ingot.log import logger
 from ingot.runtime.ahead import compile_ahead
 
@@ -54,7 +60,7 @@ def compile_whole(
     request: Request, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
 ) -> Compiled | None:
     """None where it is PyTorch's to answer, with an error of its own. Raises CaptureError."""
-    changing = lengths.are_in(gm, example_inputs)
+    changing = bool(changing_sizes(gm, example_inputs))
     compiled = _with_lengths(request, gm, example_inputs) if changing else None
     if compiled is None:
         if changing and lengths.are_marked(gm, example_inputs):

@@ -7,12 +7,13 @@ take over more (the softmax of attention written by hand), one for all lengths i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch._guards import CompileContext
 
+from ingot.capture.layout import is_symbolic
 from ingot.live.tracing import changing_sizes, sizes_of_inputs, value_at_capture
 from ingot.live.vain import USED
 
@@ -24,20 +25,14 @@ _MOST_FRAMES = 1024
 _OFTEN = 2
 
 
-def are_in(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> bool:
-    return bool(changing_sizes(gm, examples))
-
-
 def are_marked(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> bool:
     """Whether the caller has asked for some to be kept: Dynamo raises where they are bound."""
     changing = changing_sizes(gm, examples)
-    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    for (name, dimension), _, node in sizes_of_inputs(inputs, examples):
-        given = value_at_capture(node)
-        marked = getattr(given, "_dynamo_dynamic_indices", ())
-        if (name, dimension) in changing and dimension in marked:
-            return True
-    return False
+    return any(
+        place in changing
+        and place[1] in getattr(value_at_capture(node), "_dynamo_dynamic_indices", ())
+        for place, _, node in sizes_of_inputs(gm, examples)
+    )
 
 
 def changed_often(graphs: Iterable[Any]) -> bool:
@@ -57,8 +52,8 @@ def captured_often() -> bool:
 def note(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> None:
     """A graph was captured: lengths that are numbers are those that it is for."""
     known = _of_frame()
-    for place, size in _places(gm, examples):
-        if isinstance(size, int) or size.node.expr.is_number:
+    for place, size, _ in sizes_of_inputs(gm, examples):
+        if not is_symbolic(size):
             known[place].add(int(size))
 
 
@@ -71,11 +66,6 @@ def keep_apart(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> None:
             if other != size.node.hint:
                 bool(size != other)
         return  # one size tells them apart
-
-
-def _places(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Iterator[tuple]:
-    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    return ((place, size) for place, size, _ in sizes_of_inputs(inputs, examples))
 
 
 def _of_frame() -> dict[tuple[str, int], set[int]]:

@@ -26,7 +26,7 @@ from ingot.capture import CaptureError, attention, encoder_layer, recurrent
 from ingot.capture.captured import Source
 from ingot.capture.causal import take_causal_masks
 from ingot.capture.feed import Feed, Placeholder, device_type_of
-from ingot.capture.layout import hint
+from ingot.capture.layout import hint, is_symbolic
 from ingot.capture.masks import leave_full_masks_away
 from ingot.capture.nodes import (
     PARAMETER,
@@ -59,9 +59,7 @@ def feed_of(
     batch_at: the input, and its dimension, that is to be the batch (`other_batches`). device_type:
     where the tensors are taken to be, in place of where they are. Raises CaptureError where PyTorch
     must run the graph whole."""
-    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    found = [_placeholder(*each) for each in zip(inputs, range(len(inputs)), examples)]
-    values = [_value(node, example) for node, example in zip(inputs, examples)]
+    inputs, values, found = _inputs_of(gm, examples)
     if any(isinstance(value, torch.Tensor) and value.is_neg() for value in values):
         raise CaptureError("an input is a negated view: its memory holds other numbers")
     others = {type(value).__name__ for value in values if is_traceable_wrapper_subclass(value)}
@@ -91,7 +89,7 @@ def feed_of(
         if lengths is Lengths.KEPT:
             if not any(map(_is_bound, tried)):
                 break
-        elif batch is None or not batch.node.expr.is_number:
+        elif batch is None or is_symbolic(batch):
             break
     leave_full_masks_away(graph)
     take_causal_masks(graph)
@@ -122,12 +120,10 @@ def feed_of(
 def other_batches(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> list[tuple[int, int]]:
     """Inputs, and dimensions of them, that could be the batch in the place of the first one's
     leading dimension, in a graph in which no size is symbolic."""
-    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    values = [_value(node, example) for node, example in zip(inputs, examples)]
+    _, values, found = _inputs_of(gm, examples)
     sizes = [s for v in values for s in (v.shape if isinstance(v, torch.Tensor) else (v,))]
-    if any(isinstance(size, torch.SymInt) and not size.node.expr.is_number for size in sizes):
+    if any(map(is_symbolic, sizes)):
         return []
-    found = [_placeholder(*each) for each in zip(inputs, range(len(inputs)), examples)]
     matrices = [
         at
         for at, (value, known) in enumerate(zip(values, found))
@@ -154,6 +150,16 @@ def _shape_env(values: Sequence[Any]) -> ShapeEnv | None:
 
 
 # Inputs ----------------------------------------------------------------------------------------
+
+
+def _inputs_of(
+    gm: torch.fx.GraphModule, examples: Sequence[Any]
+) -> tuple[list[torch.fx.Node], list[Any], list[Placeholder]]:
+    """A graph's inputs, what tracing takes for them, and what they are."""
+    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    values = [_value(node, example) for node, example in zip(inputs, examples)]
+    found = [_placeholder(*each) for each in zip(inputs, range(len(inputs)), examples)]
+    return inputs, values, found
 
 
 def _placeholder(node: torch.fx.Node, index: int, example: Any) -> Placeholder:
@@ -218,11 +224,9 @@ def _leading_size(values, found) -> int:
     return hint(leading[0].shape[0]) if leading else 1
 
 
-def sizes_of_inputs(inputs: Sequence[torch.fx.Node], examples: Sequence[Any]) -> Iterator[tuple]:
+def sizes_of_inputs(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Iterator[tuple]:
     """Of the tensors that calls bring: (where it comes from, dimension), the size, and the node."""
-    for index, (node, example) in enumerate(zip(inputs, examples)):
-        value = _value(node, example)
-        known = _placeholder(node, index, example)
+    for node, value, known in zip(*_inputs_of(gm, examples)):
         if isinstance(value, torch.Tensor) and known.source.kind == "input":
             for dimension, size in enumerate(value.shape):
                 yield (_source_name(node) or node.name, dimension), size, node
@@ -230,14 +234,12 @@ def sizes_of_inputs(inputs: Sequence[torch.fx.Node], examples: Sequence[Any]) ->
 
 def changing_sizes(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> dict:
     """Those that are symbolic and not the batch's, by where they come from, and the dimension."""
-    inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
-    values = [_value(node, example) for node, example in zip(inputs, examples)]
-    found = [_placeholder(*each) for each in zip(inputs, range(len(inputs)), examples)]
+    _, values, found = _inputs_of(gm, examples)
     batch = _symbolic_batch(values, found)
     batches = set() if batch is None else {batch.node.expr}
     return {
         place: size
-        for place, size, _ in sizes_of_inputs(inputs, examples)
+        for place, size, _ in sizes_of_inputs(gm, examples)
         if isinstance(size, torch.SymInt) and size.node.expr.free_symbols - batches
     }
 
@@ -272,7 +274,7 @@ def _with_batch(values: list, found: Sequence[Placeholder]) -> Iterator[tuple[li
     settled = [_settled(value, batch, batches) for value in values]
     if batch is not None:
         yield settled, batch
-    if any(isinstance(v, torch.SymInt) and not v.node.expr.is_number for v in values):
+    if any(map(is_symbolic, values)):
         if batch is None:  # numbers that the model computes with stay as they are
             yield settled, None
             return

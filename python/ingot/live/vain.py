@@ -33,8 +33,7 @@ class CapturesInVain:
 
     def spares(self, code: types.CodeType) -> bool:
         """Whether PyTorch is to run this call as it is."""
-        known = [found for ref in self._of_code.get(code, ()) if (found := ref()) is not None]
-        in_vain = sum(graph.calls < USED for graph in known)
+        in_vain = sum(graph.calls < USED for graph in self._alive(code))
         if in_vain < _MOST_IN_VAIN or self._asked():
             return False
         self._spared[code] = (self._spared.get(code, 0) + 1) % _SPARED
@@ -49,7 +48,10 @@ class CapturesInVain:
 
     def knows(self, code: types.CodeType) -> bool:
         """Whether a graph was captured for it."""
-        return any(ref() is not None for ref in self._of_code.get(code, ()))
+        return bool(self._alive(code))
+
+    def _alive(self, code: types.CodeType) -> list:
+        return [found for ref in self._of_code.get(code, ()) if (found := ref()) is not None]
 
     @contextlib.contextmanager
     def noting(self, code: types.CodeType) -> Iterator[None]:
