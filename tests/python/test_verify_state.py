@@ -17,6 +17,7 @@ from ingot.verify import VerifyOptions, verify_pair
 from ingot.verify.bounds import Disturbance, Roundings
 from ingot.verify.criteria import ErrorModel
 from ingot.verify.execution import same_bits
+from ingot.verify.looking import Look, form_of
 from ingot.verify.overlaps import overlaps_of
 from ingot.verify.reference import Reference
 from ingot.verify.terms import Forms
@@ -79,6 +80,19 @@ def test_what_a_call_by_itself_does_not_show_is_found(tmp_path, name):
     assert not result.verified
     assert result.tricks == ([case.trick] if case.trick else []), why(result)
     assert not case.check or {c.name for c in result.failures} == {case.check}, why(result)
+
+
+def test_a_result_where_a_replaced_buffer_lay_is_not_the_state():
+    told, state = [], torch.zeros(7, 11)
+    look = Look(form_of("*", [state], False), CPU, [state], lambda *problem: told.append(problem))
+    look(state)
+    assert [trick for trick, _ in told] == ["aliased output"]
+    look = Look(form_of("*", [state], False), CPU, [state], lambda *problem: told.append(problem))
+    del state
+    results = [torch.ones(7, 11) for _ in range(200)]
+    for result in results:
+        look(result)
+    assert len(told) == 1, told
 
 
 def test_memory_of_outputs_is_told_apart():
