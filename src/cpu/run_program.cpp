@@ -1,6 +1,7 @@
 // Runs a host program: fills the addresses of a call in and does its steps in order, each on the
 // host's threads.
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <new>
 
@@ -15,8 +16,13 @@ namespace {
 
 // Elements of statistics that one task merges.
 constexpr int64_t kMergeElements = 2048;
-// Below this much work a second thread costs more than it brings.
+// Below this much work a second thread costs more than it brings. Elements, of which each step of a
+// sweep behind the first few counts again.
 constexpr int64_t kElementsForThreads = 32768;
+constexpr int64_t kCheapSteps = 2;
+// Multiplications of a product of a batch, from which its own threads are worth more than one for
+// each product.
+constexpr int64_t kProductForThreads = int64_t{1} << 21;
 // Elements that a copy holds between its two halves, and what one task copies at least.
 constexpr int64_t kCopyBlock = 512;
 constexpr int64_t kCopyElements = 16384;
@@ -132,7 +138,9 @@ double* doubles_at(const Address& address, const CallMemory& memory) {
 void run_step(const PhaseStep& step, const CallMemory& memory, Level level) {
   const Bindings bindings = bind(step, memory);
   double* const partials = doubles_at(step.partials, memory);
-  const bool small = step.tiles.elements() < kElementsForThreads;
+  const auto steps = static_cast<int64_t>(step.phase->steps.size());
+  const int64_t work = step.tiles.elements() * std::max<int64_t>(1, steps / kCheapSteps);
+  const bool small = work < kElementsForThreads;
   parallel_for(
       step.tiles.tasks(),
       [&](int64_t task, int) { run_task(step, bindings, level, task, partials); }, small ? 1 : 0);
@@ -277,14 +285,30 @@ ProductCall of_batch(const ProductStep& step, ProductCall call, const CallMemory
   return call;
 }
 
+// Calls run(call) for each product of the batch; small ones several at a time. (Those of 16 bits
+// are the host process's, which may want its interpreter.)
+template <class Run>
+void for_each_product(const ProductStep& step, const ProductCall& call, const CallMemory& memory,
+                      Run&& run) {
+  const auto one = [&](int64_t i, int) { run(of_batch(step, call, memory, i)); };
+  const bool single = call.dtype == INGOT_F32 || call.dtype == INGOT_F64;
+  if (step.batches > 1 && single && call.m * call.n * call.k < kProductForThreads) {
+    const bool small = step.batches * call.m * call.n * call.k < kElementsForThreads;
+    return parallel_for(step.batches, one, small ? 1 : 0);
+  }
+  for (int64_t i = 0; i < step.batches; ++i) one(i, 0);
+}
+
 // Whether the step's provider did what is behind the product, too.
 bool run_with_behind(const ProductStep& step, ProductCall call, const CallMemory& memory,
                      Level level) {
   if (step.row.base != Address::Base::none) {
     call.row = memory.at(step.row);
-    for (int64_t i = 0; i < step.batches; ++i) {
-      if (!step.providers[0]->run(of_batch(step, call, memory, i))) return false;
-    }
+    std::atomic<bool> done{true};
+    for_each_product(step, call, memory, [&](const ProductCall& one) {
+      if (!step.providers[0]->run(one)) done = false;
+    });
+    if (!done) return false;
     if (step.behind_row) run_step(*step.behind_row, memory, level);
     return true;
   }
@@ -298,9 +322,8 @@ void run_step(const ProductStep& step, const CallMemory& memory, Level level) {
   ProductCall call = of_batch(step, step.call, memory, 0);
   call.packed_b = memory.at(step.packed_b);
   if (step.behind && run_with_behind(step, call, memory, level)) return;
-  for (int64_t i = 0; i < step.batches; ++i) {
-    run_product(step.providers, of_batch(step, call, memory, i));
-  }
+  for_each_product(step, call, memory,
+                   [&](const ProductCall& one) { run_product(step.providers, one); });
   if (step.behind) run_step(*step.behind, memory, level);
 }
 

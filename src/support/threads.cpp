@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
@@ -190,20 +191,44 @@ struct Inside {
   ~Inside() { inside_loop = outer; }
 };
 
+// Neighbouring tasks that one worker does as long as it keeps up.
+struct alignas(64) Share {
+  std::atomic<int64_t> next{0};
+  int64_t end = 0;
+};
+constexpr int kMostShares = 64;
+
+// Each worker begins with its own share, which is cut as PyTorch cuts its loops: what one loop, of
+// either library, wrote the next one finds in the same core's cache. Then it helps the others.
 struct Loop {
-  int64_t tasks;
   detail::TaskFunction function;
   void* body;
   const OpenMp* openmp = nullptr;
-  std::atomic<int64_t> next{0};
   std::atomic<bool> failed{false};
   std::exception_ptr error;
+  std::array<Share, kMostShares> shares;
+  int count;
+
+  Loop(int64_t tasks, int workers, detail::TaskFunction function, void* body)
+      : function(function), body(body), count(std::min(workers, kMostShares)) {
+    for (int i = 0; i < count; ++i) {
+      Share& share = shares[static_cast<size_t>(i)];
+      share.next.store(tasks * i / count, std::memory_order_relaxed);
+      share.end = tasks * (i + 1) / count;
+    }
+  }
 
   void work(int worker) {
     const Inside inside;
+    for (int i = 0; i < count; ++i)
+      work_on(shares[static_cast<size_t>((worker + i) % count)], worker);
+  }
+
+ private:
+  void work_on(Share& share, int worker) {
     while (!failed.load(std::memory_order_relaxed)) {
-      const int64_t task = next.fetch_add(1, std::memory_order_relaxed);
-      if (task >= tasks) break;
+      const int64_t task = share.next.fetch_add(1, std::memory_order_relaxed);
+      if (task >= share.end) break;
       try {
         function(body, task, worker);
       } catch (...) {
@@ -255,13 +280,10 @@ void parallel_for(int64_t tasks, TaskFunction function, void* body, int threads)
     for (int64_t task = 0; task < tasks; ++task) function(body, task, 0);
     return;
   }
-  Loop loop;
-  loop.tasks = tasks;
-  loop.function = function;
-  loop.body = body;
   const int limit = thread_count();
   const int allowed = threads > 0 ? std::min(threads, limit) : limit;
   const int workers = static_cast<int>(std::min<int64_t>(tasks, allowed));
+  Loop loop(tasks, workers, function, body);
   if (workers > 1) {
     state().pool_used.store(true, std::memory_order_relaxed);
     if (use_openmp()) {
