@@ -20,6 +20,7 @@ from pathlib import Path
 
 import ingot
 import torch
+from ingot.capture import host_time
 from ingot.model_file import load_model_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -161,6 +162,7 @@ def main() -> int:
     parser.add_argument("models", nargs="*", metavar="MODEL")
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
+    host_time.takes_small_steps = True
     known = sorted(path.stem for path in MODELS.glob("*.py"))
     unknown = sorted(set(arguments.models) - set(known))
     if unknown:

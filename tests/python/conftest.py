@@ -7,12 +7,18 @@ tests between them are more than a list of cases would have.
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 import torch
+from ingot.capture import host_time
 from ingot.runtime.program import Program
 
 COMPUTE_CAPABILITIES = (80, 90)
+
+# Training steps of the tests' models are too small to gain on a CPU. Second: in their processes.
+host_time.takes_small_steps = True
+os.environ["INGOT_TAKE"] = "all"
 
 _planned: set[int] = set()
 _failed: list[str] = []

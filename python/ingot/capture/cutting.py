@@ -24,7 +24,7 @@ from ingot.capture.captured import CaptureError, Source, Unsupported
 from ingot.capture.feed import Feed
 from ingot.capture.folding import evaluated
 from ingot.capture.gains import pays_alone, without_gain
-from ingot.capture.host_time import is_of_the_host, pays_in_few_bits
+from ingot.capture.host_time import is_of_the_host, pays_in_few_bits, pays_on_cpu
 from ingot.capture.layout import Joined, Leaf, UnfitError, Value, part_of
 from ingot.capture.nodes import (
     ASIDE,
@@ -66,7 +66,8 @@ class Cut:
     """A graph and who runs what of it.
 
     regions: by level; taken: the level of each node that is in a region, by_torch: of the others;
-    updated: buffers that regions write.
+    updated: buffers that regions write; has_small_steps: whether a region was found too small for
+    a training step on a CPU.
     """
 
     def __init__(self, feed: Feed, refused: dict[str, str], autocast: bool, gradients: bool):
@@ -84,6 +85,7 @@ class Cut:
         self.updated: set[torch.fx.Node] = set()
         self.delegate_batches = {0}
         self.last_random = 0
+        self.has_small_steps = False
         self._stages = stages_of(feed.graph) if feed.staged else {}
 
         self._read()
@@ -398,10 +400,18 @@ class Cut:
             # run.
             small = not self.has_product(level) and len(computing) < 2
             small = small and not any(map(pays_alone, computing))
-            small = small or (self.gradients and not pays_in_few_bits(self, computing))
+            small = small or (self.gradients and not self._pays(computing))
             if computing and (small or not region.leaves):
                 weak.update(node.name for node in nodes)
         return weak
+
+    def _pays(self, computing: list[torch.fx.Node]) -> bool:
+        """Whether a region with a product is worth its two passes where gradients are needed."""
+        if self.device_type != "cpu":
+            return pays_in_few_bits(self, computing)
+        pays = pays_on_cpu(computing)
+        self.has_small_steps |= not pays
+        return pays
 
 
 def _is_literal(node: torch.fx.Node, value: Any) -> bool:

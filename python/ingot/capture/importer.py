@@ -62,9 +62,13 @@ def import_graph(
         if feed.staged:
             compute_again(feed.graph)
         feed.rewritten = True
+    small = False
     while True:
         cut = Cut(feed, refused, autocast, gradients)
         alone = cut.weak_nodes()
+        small |= cut.has_small_steps
+        if small and not cut.taken:
+            raise NothingToGainError("a training step of this size gains less than regions cost")
         if gradients and not alone and not pays_for_guards(cut):
             raise NothingToGainError("it gains less than TorchDynamo's guards cost the host")
         if not alone and apart is not None:

@@ -104,7 +104,7 @@ def _by_regions(derivative_of, region, device_type, precision, compile) -> tuple
             hand_on_channels_last(module.graph)
         captured = import_graph(_feed_of(module, derivative, region, device_type, staged=True))
         _check_gain(captured)
-        return derivative, compile(with_own_products(apart(captured), precision))
+        return derivative, compile(with_own_products(apart(captured, device_type), precision))
     except (CaptureError, IngotError) as error:
         logger.debug("the backward pass of %s is PyTorch's: %s", region.graph["name"], error)
     except Exception as error:  # a fault of ours must not stop a program that PyTorch can run

@@ -115,10 +115,12 @@ class LeftCalls:
             self._times.pop(kind, None)
         self._last = None
 
-    def exclude(self, kind: tuple) -> None:
-        """A call of the kind was taken: the kind says too little."""
-        self._note(kind, -1)
-        self._last = None
+    def taken(self, args: tuple, kwargs: dict) -> None:
+        """A call was: where it is of the kind of those left last, the kind says too little."""
+        last = self._last
+        if last is not None and last.fits(args[0], args[1:], kwargs):
+            self._note(last.kind, -1)
+            self._last = None
 
     def _note(self, kind: tuple, times: int) -> None:
         if len(self._times) >= _MOST_KINDS and kind not in self._times:

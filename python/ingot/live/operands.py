@@ -20,8 +20,9 @@ _LEAVES = ("input", "parameter", "buffer")
 _ELEMENTWISE = {"approximate", "min", "max", "alpha", "beta", "threshold", "negative_slope"}
 
 
-def apart(captured: Captured) -> Captured:
-    """The same with such operands in regions of their own."""
+def apart(captured: Captured, device_type: str) -> Captured:
+    """The same with such operands in regions of their own. On a CPU only where another result is as
+    large: what is computed twice costs more there than a pass over memory."""
     steps = list(captured.steps)
     outputs = {o.index for o in captured.outputs if isinstance(o, Slot)}
     for region in captured.regions:
@@ -33,6 +34,8 @@ def apart(captured: Captured) -> Captured:
                 continue
             place, (reader,) = region.results.index(slot), readers
             is_product = isinstance(reader, TorchStep) and reader.target is transposed_product
+            if device_type == "cpu" and not _has_another_batch(region, place):
+                continue
             if is_product and _is_elementwise(region, place) and not _is_read_anyway(region, place):
                 region = _moved(steps, region, place, reader)
     return replace(captured, steps=steps)
@@ -60,6 +63,11 @@ def _behind(steps: list, slots: set[int]) -> int:
         if slots.intersection(step.results if isinstance(step, Region) else [step.result])
     ]
     return max(makers) + 1
+
+
+def _has_another_batch(region: Region, place: int) -> bool:
+    others = (layout for at, layout in enumerate(region.result_layouts) if at != place)
+    return any(BATCH in layout.shape for layout in others)
 
 
 def _needed(region: Region, place: int) -> list[int]:

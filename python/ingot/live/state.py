@@ -141,18 +141,17 @@ class State(Session):
             result = self.original_forward(*args, **kwargs)
             self._refused.drop(refused)
             return result
-        kind = left.kind(args, kwargs) if left else None
-        if kind is not None and left.hold_kind(kind, args, kwargs):
-            return self.original_forward(*args, **kwargs)
         plain = self._parameters and self._parameters.of(args, kwargs)
         if plain:
             frame_locals = dict(zip(self._parameters.names, plain))
             for known in self._shortcuts:
                 if known.matches(frame_locals):
-                    if kind is not None:
-                        left.exclude(kind)
+                    left.taken(args, kwargs)
                     return known.run(*plain)
-        if kind is not None and left.hold(kind, args, kwargs):
+        kind = left.kind(args, kwargs) if left else None
+        if kind is not None and (
+            left.hold_kind(kind, args, kwargs) or left.hold(kind, args, kwargs)
+        ):
             return self.original_forward(*args, **kwargs)
         left.drop(kind)
         return self._through_dynamo(args, kwargs, bool(plain))
