@@ -6,13 +6,18 @@ import copy
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import ingot
 import pytest
 import torch
 from ingot.capture import host_time
+from ingot.model_file import load_model_file
+from ingot.standalone_writer import Standalone
 from live import agree, no_gradients, regions_run  # noqa: F401
 from torch import nn
+
+MODELS = Path(__file__).resolve().parents[1] / "models"
 
 
 class Chain(nn.Module):
@@ -80,6 +85,13 @@ def test_steps_and_inference_in_turn_stay_on_their_ways():
     with torch.enable_grad():
         assert left.hold_again(optimised, (x,), {})
     assert not left.hold_again(optimised, (x,), {})
+
+
+def test_a_file_for_a_gpu_is_the_same_wherever_it_is_written(monkeypatch):
+    original = load_model_file(str(MODELS / "three_layer_sequential.py"))
+    found = Standalone(original).render()
+    monkeypatch.setattr(host_time, "takes_small_steps", True)
+    assert found == Standalone(original).render()
 
 
 TAKEN = """

@@ -409,7 +409,7 @@ class Cut:
         """Whether a region with a product is worth its two passes where gradients are needed."""
         if self.device_type != "cpu":
             return pays_in_few_bits(self, computing)
-        pays = pays_on_cpu(computing)
+        pays = not self.feed.weighs_steps or pays_on_cpu(computing)
         self.has_small_steps |= not pays
         return pays
 

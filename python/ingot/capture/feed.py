@@ -52,8 +52,10 @@ class Feed:
     causal_inputs: places of inputs that are taken for causal masks; only_planned: it is for a
     device that need not be there, so that what it makes of numbers is made on the CPU; joins_parts:
     whether regions may read parts of tensors, and write their results into parts of one;
-    has_lengths: whether sizes beside the batch's may be symbolic, too; apart: places of inputs,
-    with whether each is written, of which none that is may share memory with another.
+    weighs_steps: whether on a CPU a region with gradients must gain what it costs the host, as in a
+    live module's calls; has_lengths: whether sizes beside the batch's may be symbolic, too; apart:
+    places of inputs, with whether each is written, of which none that is may share memory with
+    another.
     """
 
     graph: torch.fx.Graph
@@ -73,6 +75,7 @@ class Feed:
     causal_inputs: list[int] = field(default_factory=list)
     only_planned: bool = False
     joins_parts: bool = False
+    weighs_steps: bool = False
     has_lengths: bool = False
     apart: dict[int, bool] = field(default_factory=dict)
 
