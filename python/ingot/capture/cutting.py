@@ -407,11 +407,10 @@ class Cut:
 
     def _pays(self, computing: list[torch.fx.Node]) -> bool:
         """Whether a region with a product is worth its two passes where gradients are needed."""
-        if self.device_type != "cpu":
-            return pays_in_few_bits(self, computing)
-        pays = not self.feed.weighs_steps or pays_on_cpu(computing)
-        self.has_small_steps |= not pays
-        return pays
+        if self.device_type == "cpu" and self.feed.weighs_steps and not pays_on_cpu(computing):
+            self.has_small_steps = True
+            return False
+        return pays_in_few_bits(self, computing)
 
 
 def _is_literal(node: torch.fx.Node, value: Any) -> bool:

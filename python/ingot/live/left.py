@@ -38,6 +38,8 @@ class LeftCalls:
         self._cut: tuple[tuple[bool, shortcut.Guards], ...] = ()
         self._times: dict[tuple, int] = {}
         self._last: _LastKind | None = None
+        # Whether a call was left since one was taken.
+        self._one_left = False
 
     def __bool__(self) -> bool:
         return bool(self._known or self._cut)
@@ -72,6 +74,7 @@ class LeftCalls:
         if last is None or last.times >= _ASKED or not last.fits(module, args, kwargs):
             return False
         last.times += 1
+        self._one_left = True
         return True
 
     def kind(self, args: tuple, kwargs: dict) -> tuple:
@@ -92,6 +95,7 @@ class LeftCalls:
         if times <= 0 or (last is not None and last.times >= _ASKED and last.kind == kind):
             return False
         self._note(kind, times + 1)
+        self._one_left = True
         if times == _SEEN and (last is None or last.kind != kind):
             self._last = _LastKind.of(kind, args[0], args[1:], kwargs)
         return times % _ASKED != 0
@@ -103,6 +107,7 @@ class LeftCalls:
         if not found and self._times.get(kind, 0) == 0:
             training = args[0].training
             found = any(cut.matches(frame_locals) for flag, cut in self._cut if flag == training)
+        self._one_left |= found
         if found and self._times.get(kind, 0) >= 0:
             self._note(kind, 1)
             if self._last is not None and self._last.kind == kind:
@@ -116,10 +121,13 @@ class LeftCalls:
         self._last = None
 
     def taken(self, args: tuple, kwargs: dict) -> None:
-        """A call was: where it is of the kind of those left last, the kind says too little."""
-        last = self._last
-        if last is not None and last.fits(args[0], args[1:], kwargs):
-            self._note(last.kind, -1)
+        """A call was: of others of its kind that are left the kind says too little."""
+        if not self._one_left:
+            return
+        self._one_left = False
+        kind = self.kind(args, kwargs)
+        self._note(kind, -1)
+        if self._last is not None and self._last.kind == kind:
             self._last = None
 
     def _note(self, kind: tuple, times: int) -> None:
