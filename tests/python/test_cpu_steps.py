@@ -59,6 +59,17 @@ def test_a_small_step_is_pytorchs_and_inference_ours():
     assert len(ran) == 20
 
 
+@pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
+def test_what_gains_nothing_needs_no_preparation():
+    """And is no error: PyTorch runs it."""
+    module, x = Chain(nn.Sigmoid()), torch.randn(20, 32)
+    with torch.enable_grad():
+        optimised = ingot.optimize(copy.deepcopy(module), [x])
+        optimised.ingot_prepare(x)
+        optimised.ingot_prepare(x)
+        assert all(map(torch.equal, step(optimised, x), step(module, x)))
+
+
 @pytest.mark.parametrize(
     ("behind", "rows"),
     [([nn.GroupNorm(4, 48), nn.SiLU()], 1024), ([nn.SiLU(), nn.Tanh(), nn.Mish()] * 3, 20)],

@@ -64,6 +64,7 @@ class DynamoGraph:
     compiled: Compiled | None = None
     problem: str | None = None
     holds_nothing: bool = False  # that Ingot would take over
+    gains_nothing: bool = False  # by what Ingot could take over
     calls: int = 0  # up to a few
 
 
@@ -206,7 +207,7 @@ def _compile_piece(
         graph.problem = f"PyTorch runs it: {error}"
     except CaptureError as error:
         graph.problem = f"PyTorch runs it: {error}"
-        graph.holds_nothing = isinstance(error, NothingToGainError)
+        graph.holds_nothing = graph.gains_nothing = isinstance(error, NothingToGainError)
     except IngotError as error:
         if error.status == STATUS_INVALID_ARGUMENT:
             raise

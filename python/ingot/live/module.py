@@ -115,7 +115,7 @@ class OptimizedModule(nn.Module):
         can be captured in a CUDA graph. Runs nothing: buffers stay as they are. Whether gradients
         are on and which training flags are set counts as it would at the call. Where Python code
         that TorchDynamo cannot capture breaks the forward in two, what comes before it is
-        prepared."""
+        prepared. Where all of it is PyTorch's since regions would gain nothing, nothing is."""
         _state_of(self).prepare(self, args, kwargs, with_kernels=True)
 
     def ingot_freeze(self) -> None:

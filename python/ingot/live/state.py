@@ -222,7 +222,7 @@ class State(Session):
             return
         finally:
             self._calling.now = False
-        if with_kernels:
+        if with_kernels and not (self.graphs and self.graphs[-1].gains_nothing):
             problem = self.graphs[-1].problem if self.graphs else "Ingot is switched off"
             problem = problem or "it begins with what PyTorch runs"
             raise IngotError(f"{self.name} cannot be prepared: {problem}")
