@@ -16,10 +16,10 @@ namespace {
 
 // Elements of statistics that one task merges.
 constexpr int64_t kMergeElements = 2048;
-// Below this much work a second thread costs more than it brings. Elements, of which each step of a
-// sweep behind the first few counts again.
+// Below this much work a second thread costs more than it brings: elements, once for every two
+// steps of a sweep.
 constexpr int64_t kElementsForThreads = 32768;
-constexpr int64_t kCheapSteps = 2;
+constexpr int64_t kStepsOfElement = 2;
 // Multiplications of a product of a batch, from which its own threads are worth more than one for
 // each product.
 constexpr int64_t kProductForThreads = int64_t{1} << 21;
@@ -139,7 +139,7 @@ void run_step(const PhaseStep& step, const CallMemory& memory, Level level) {
   const Bindings bindings = bind(step, memory);
   double* const partials = doubles_at(step.partials, memory);
   const auto steps = static_cast<int64_t>(step.phase->steps.size());
-  const int64_t work = step.tiles.elements() * std::max<int64_t>(1, steps / kCheapSteps);
+  const int64_t work = step.tiles.elements() * std::max<int64_t>(1, steps / kStepsOfElement);
   const bool small = work < kElementsForThreads;
   parallel_for(
       step.tiles.tasks(),

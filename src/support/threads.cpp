@@ -238,6 +238,13 @@ struct Loop {
   }
 };
 
+int workers_for(int64_t tasks, int threads) {
+  if (tasks == 1 || threads == 1) return 1;
+  const int limit = thread_count();
+  const int allowed = threads > 0 ? std::min(threads, limit) : limit;
+  return static_cast<int>(std::min<int64_t>(tasks, allowed));
+}
+
 }  // namespace
 
 int thread_count() {
@@ -275,31 +282,25 @@ namespace detail {
 
 void parallel_for(int64_t tasks, TaskFunction function, void* body, int threads) {
   if (tasks <= 0) return;
-  if (tasks == 1 || threads == 1) {
+  const int workers = workers_for(tasks, threads);
+  if (workers == 1) {
     const Inside inside;
     for (int64_t task = 0; task < tasks; ++task) function(body, task, 0);
     return;
   }
-  const int limit = thread_count();
-  const int allowed = threads > 0 ? std::min(threads, limit) : limit;
-  const int workers = static_cast<int>(std::min<int64_t>(tasks, allowed));
   Loop loop(tasks, workers, function, body);
-  if (workers > 1) {
-    state().pool_used.store(true, std::memory_order_relaxed);
-    if (use_openmp()) {
-      loop.openmp = &openmp();
-      const auto enter = [](void* self) {
-        Loop* const shared = static_cast<Loop*>(self);
-        shared->work(shared->openmp->thread_num());
-      };
-      loop.openmp->parallel(enter, &loop, static_cast<unsigned>(workers), 0);
-    } else {
-      const auto enter = [](void* self, int worker) { static_cast<Loop*>(self)->work(worker); };
-      PlainPool& pool = plain_pool();
-      if (!pool.run(std::min(workers, pool.size()), enter, &loop)) loop.work(0);
-    }
+  state().pool_used.store(true, std::memory_order_relaxed);
+  if (use_openmp()) {
+    loop.openmp = &openmp();
+    const auto enter = [](void* self) {
+      Loop* const shared = static_cast<Loop*>(self);
+      shared->work(shared->openmp->thread_num());
+    };
+    loop.openmp->parallel(enter, &loop, static_cast<unsigned>(workers), 0);
   } else {
-    loop.work(0);
+    const auto enter = [](void* self, int worker) { static_cast<Loop*>(self)->work(worker); };
+    PlainPool& pool = plain_pool();
+    if (!pool.run(std::min(workers, pool.size()), enter, &loop)) loop.work(0);
   }
   if (loop.error) std::rethrow_exception(loop.error);
 }

@@ -63,10 +63,9 @@ _CPU_SECONDS = {
     "norm": (39e-6, 1.02e-9),
     "region": (125e-6, 2.9e-10),
 }
-_CPU_NORMS = {
-    "ingot::batch_norm",
-    *(f"aten::{name}" for name in ("layer_norm group_norm instance_norm rms_norm").split()),
-    *(f"aten::{name}" for name in ("var std linalg_vector_norm").split()),
+_CPU_NORMS = {"ingot::batch_norm"} | {
+    f"aten::{name}"
+    for name in ("layer_norm group_norm instance_norm rms_norm var std linalg_vector_norm".split())
 }
 # What Ingot's own product saves of PyTorch's where it runs instead (src/cpu/product/provider.cpp).
 _CPU_SECONDS_PER_FLOP = 2e-12
@@ -94,7 +93,7 @@ def pays_on_cpu(computing: Iterable[torch.fx.Node]) -> bool:
 def _largest(node: torch.fx.Node) -> int:
     """Bytes of the largest tensor that it reads or gives, the operands of products apart."""
     nodes = [node] if schema_name(node.target) in PRODUCTS else [node, *node.all_input_nodes]
-    return max(int(size_in_bytes(n.meta.get("val"))) for n in nodes)
+    return max(size_in_bytes(n.meta.get("val")) for n in nodes)
 
 
 @functools.cache

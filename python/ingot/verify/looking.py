@@ -30,10 +30,10 @@ class Look:
         self._leaves = [(getattr(torch, dtype), tuple(shape)) for dtype, shape in form["leaves"]]
         self._device = device.type
         taken = () if form["aliases"] else tuple(taken)
-        self._taken = {storage_of(tensor) for tensor in taken} - {None}
         # A module that puts another tensor in a buffer's place would free the memory, and its next
         # result might lie there.
         self._held = [tensor.untyped_storage() for tensor in taken if storage_of(tensor)]
+        self._taken = {storage.data_ptr() for storage in self._held}
         self._aliases = form["aliases"]
         self._note = note
         self._told = False
