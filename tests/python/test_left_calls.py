@@ -216,9 +216,9 @@ def calls_with_regions(made, calls: int) -> list[bool]:
 def test_guards_are_not_asked_at_each_call(inside, monkeypatch):
     asked, matches = [], Guards.matches
     monkeypatch.setattr(Guards, "matches", lambda *args: asked.append(1) or matches(*args))
-    for _ in range(64):
+    for _ in range(128):
         inside(torch.randn(256, 64))
-    assert 4 <= len(asked) <= 6
+    assert 3 <= len(asked) <= 4
 
 
 def test_a_change_within_is_seen_in_the_end(inside):
@@ -229,6 +229,31 @@ def test_a_change_within_is_seen_in_the_end(inside):
     assert not any(calls_with_regions(inside, 3))
     inside.part.shown = True
     assert all(calls_with_regions(inside, 3))
+
+
+def test_a_change_is_seen_in_the_end_where_all_calls_were_left(inside):
+    assert not any(calls_with_regions(inside, 40))
+    assert inside._ingot_left is not None
+    inside.part.shown = True
+    assert all(calls_with_regions(inside, 80)[64:])
+    inside.part.shown = False  # and calls of the mode are told apart from then on
+    assert not any(calls_with_regions(inside, 40))
+    inside.part.shown = True
+    assert all(calls_with_regions(inside, 3))
+
+
+def test_gradients_and_the_training_flag_are_told_apart_at_once():
+    made = ingot.optimize(Mixed())
+    x = torch.randn(256, 64)
+    with pytest.warns(ingot.IngotWarning):
+        for _ in range(40):
+            made(x)
+    assert made._ingot_left is not None
+    for training in (True, False):
+        made.train(training)
+        with torch.no_grad():
+            assert all(calls_with_regions(made, 3))
+        made(x)
 
 
 class Counting(Inside):

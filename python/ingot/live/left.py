@@ -7,6 +7,7 @@ their attention does without else).
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,9 @@ _PLAIN = (bool, int, float, str, type(None))
 _ASKED = 16
 # Calls of a kind, after the guards were asked, at which it is worth a quicker way to be told.
 _SEEN = 2
+# The same of all calls in a mode, and how many are left then before the guards are asked again.
+_SEEN_IN_MODE = 2
+_LEFT_IN_MODE = 64
 _MOST_KINDS = 64
 
 
@@ -40,6 +44,8 @@ class LeftCalls:
         self._last: _LastKind | None = None
         # Whether a call was left since one was taken.
         self._one_left = False
+        # By mode, how often the guards said that a call is left; -1 where one was taken.
+        self._modes: dict[tuple[bool, bool], int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._known or self._cut)
@@ -47,6 +53,7 @@ class LeftCalls:
     def forget(self) -> None:
         self._known = self._cut = ()
         self._times.clear()
+        self._modes.clear()
         self._last = None
 
     def add(self) -> bool:
@@ -104,6 +111,8 @@ class LeftCalls:
         """Whether Dynamo's guards say that a call is to be left."""
         frame_locals = self._frame.locals(args, kwargs)
         found = any(known.matches(frame_locals) for known in self._known)
+        if found and self._modes.get(mode := _mode(args[0]), 0) >= 0:
+            self._modes[mode] = self._modes.get(mode, 0) + 1
         if not found and self._times.get(kind, 0) == 0:
             training = args[0].training
             found = any(cut.matches(frame_locals) for flag, cut in self._cut if flag == training)
@@ -114,17 +123,32 @@ class LeftCalls:
                 self._last.times = 1
         return found
 
+    def mode_held(self, module: torch.nn.Module, kind: tuple) -> tuple | None:
+        """Where all calls in the module's mode were left so far: the mode, and a countdown of those
+        that may be left with no other look at them. The one behind it is asked of the guards. kind:
+        of a call that hold() just held."""
+        mode = _mode(module)
+        if self._modes.get(mode, 0) < _SEEN_IN_MODE:
+            return None
+        self.drop(kind)
+        return *mode, itertools.repeat(True, _LEFT_IN_MODE)
+
     def drop(self, kind: tuple | None) -> None:
         """What the guards did not hold to be left is to be seen anew."""
         if self._times.get(kind, 0) > 0:
             self._times.pop(kind, None)
         self._last = None
 
+    def not_all(self, module: torch.nn.Module) -> None:
+        """A call in the module's mode was taken."""
+        self._modes[_mode(module)] = -1
+
     def taken(self, args: tuple, kwargs: dict) -> None:
         """A call was: of others of its kind that are left the kind says too little."""
         if not self._one_left:
             return
         self._one_left = False
+        self.not_all(args[0])
         kind = self.kind(args, kwargs)
         self._note(kind, -1)
         if self._last is not None and self._last.kind == kind:
@@ -174,6 +198,10 @@ class _LastKind:
             and all(map(operator.is_, values, self._values))
             and self._guards.check(*args)
         )
+
+
+def _mode(module: torch.nn.Module) -> tuple[bool, bool]:
+    return module.training, _grad()
 
 
 def _likeness(value: Any) -> Any:

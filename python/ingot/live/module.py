@@ -24,6 +24,8 @@ from ingot.live.reporting import report
 from ingot.live.state import State, intercepted, is_traced, nested
 from ingot.runtime.library import STATUS_INVALID_ARGUMENT, IngotError, library
 
+_grad = torch.is_grad_enabled
+
 
 def _original_forward(cls: type) -> Callable:
     """The forward that the user's class would have without us."""
@@ -70,7 +72,7 @@ class OptimizedModule(nn.Module):
     """
 
     # Outside of __dict__, which the original shares.
-    __slots__ = ("_ingot",)
+    __slots__ = ("_ingot", "_ingot_left")
 
     ingot_precision: str | None = None
     ingot_options: dict | None = None
@@ -80,9 +82,14 @@ class OptimizedModule(nn.Module):
         if is_traced():
             return type(self)._ingot_original(self, *args, **kwargs)
         try:
-            state = _own_state(self)
+            left = _own_left(self)
         except AttributeError:
-            state = _new_state(self)
+            left = _new_state(self) and None
+        if left is not None:
+            training, gradients, more = left
+            if self.training is training and _grad() is gradients and next(more, False):
+                return type(self)._ingot_original(self, *args, **kwargs)
+        state = _own_state(self)
         # What watches this thread's operators must see the original's.
         if nested(args, kwargs) or state.left.hold_again(self, args, kwargs) or intercepted():
             return type(self)._ingot_original(self, *args, **kwargs)
@@ -100,7 +107,7 @@ class OptimizedModule(nn.Module):
     def _replicate_for_data_parallel(self) -> nn.Module:
         """DataParallel makes its replicas anew at every call: they share what was compiled."""
         replica = super()._replicate_for_data_parallel()
-        object.__setattr__(replica, "_ingot", _state_of(self))
+        _set_state(replica, _state_of(self))
         return replica
 
     def __prepare_scriptable__(self) -> nn.Module:
@@ -171,13 +178,19 @@ class OptimizedModule(nn.Module):
 # Past a `__getattr__` of the user's: a wrapper's hands out what the module inside it has, which
 # would be the state of another one.
 _own_state = OptimizedModule._ingot.__get__
+_own_left = OptimizedModule._ingot_left.__get__
 
 
 def _make_state(module: OptimizedModule, **settings) -> State:
     cls = type(module)
     state = State(cls._ingot_original, _original_class(cls).__name__, **settings)
-    object.__setattr__(module, "_ingot", state)
+    _set_state(module, state)
     return state
+
+
+def _set_state(module: OptimizedModule, state: State) -> None:
+    object.__setattr__(module, "_ingot", state)
+    object.__setattr__(module, "_ingot_left", None)
 
 
 def _new_state(module: OptimizedModule) -> State:

@@ -149,9 +149,10 @@ class State(Session):
                     left.taken(args, kwargs)
                     return known.run(*plain)
         kind = left.kind(args, kwargs) if left else None
-        if kind is not None and (
-            left.hold_kind(kind, args, kwargs) or left.hold(kind, args, kwargs)
-        ):
+        if kind is not None and left.hold_kind(kind, args, kwargs):
+            return self.original_forward(*args, **kwargs)
+        if kind is not None and left.hold(kind, args, kwargs):
+            object.__setattr__(args[0], "_ingot_left", left.mode_held(args[0], kind))
             return self.original_forward(*args, **kwargs)
         left.drop(kind)
         return self._through_dynamo(args, kwargs, bool(plain))
@@ -176,6 +177,7 @@ class State(Session):
         holds_nothing = all(graph.holds_nothing for graph in made)
         if not holds_nothing:
             self.left.forget_cut()
+            self.left.not_all(args[0])
         if made and holds_nothing:
             self._leave(args[0].training, made[-1].mode)
         elif plain:
