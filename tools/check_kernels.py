@@ -225,10 +225,11 @@ def get_init_inputs():
 
 
 def long_rows_models(folder: Path) -> list[Path]:
-    """Read in waves, and by clusters that keep all or a part, some of which no vector divides; of
-    two phases."""
+    """Read in waves, by blocks that stay, and by clusters that keep all or a part, some of which no
+    vector divides; of two phases."""
     models = []
     for elements, dtype in (
+        (1 << 23, "torch.float32"),
         (1 << 21, "torch.float32"),
         (1 << 21, "torch.bfloat16"),
         (1 << 18, "torch.float32"),

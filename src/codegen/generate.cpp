@@ -42,6 +42,7 @@ int64_t blocks_of(const KernelSource& source, const KernelEntry& entry, int64_t 
     case KernelRole::waves_begin:
       return 1;
     case KernelRole::waves:
+      if (entry.stay > 0) return std::min(entry.stay, rows_of(source, batch) * entry.tiles);
       return wave_tasks(rows_of(source, batch), entry.tiles, source.phases);
     case KernelRole::groups:
       return samples;

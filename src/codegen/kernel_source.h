@@ -41,7 +41,8 @@ struct KernelEntry {
   int width = 1;     // vector width V
   bool odd = false;  // whole vectors lie where sweeps/odd_rows.cuh says
   int threads = 0;
-  int64_t tiles = 1;      // blocks along a sample's elements, columns or a row's; of waves, pieces
+  int64_t tiles = 1;  // blocks along a sample's elements, columns or a row's; of waves, pieces
+  int64_t stay = 0;   // waves: where blocks stay, and draw one piece after another, their number
   int64_t per_block = 1;  // samples (map), samples of one step (columns) or rows (rows)
   // Shared memory that it makes use of where it is launched with it: the right results need none.
   int64_t shared_bytes = 0;

@@ -1,13 +1,14 @@
 #include "codegen/row_cut.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "sweeps/waves.cuh"
 
 namespace ingot {
 namespace {
 
-constexpr int64_t kLoopedThreads = 512, kSmallLoopThreads = 256, kWaveThreads = 512;
+constexpr int64_t kLoopedThreads = 512, kSmallLoopThreads = 256, kPieceThreads = 512;
 constexpr int64_t kLine = 128;  // bytes; half of them where elements are read one by one
 // Of a row that loops, of one of the blocks that share it; twice as many where none are live.
 constexpr int64_t kBlockElements = int64_t{5} << 12;
@@ -15,9 +16,15 @@ constexpr int64_t kMostBlocks = 8;
 // Of a multiprocessor's shared memory, what the blocks of looping rows that are there at once do
 // not keep values in: the system's, and their states.
 constexpr int64_t kMultiprocessorBytes = int64_t{228} << 10, kNotKeptBytes = 1024 + 2048;
-// Rows of which a cluster keeps less than this part are done in waves (8 MB were faster by a fifth
-// in waves, 1.5 MB slower by a tenth), or by large blocks where small ones would.
+// Rows of which a cluster keeps less than two thirds stay in all multiprocessors' shared memory (of
+// 1.5 MB faster by a tenth, of 1 MB slower by a thirtieth) where they fit. Where a cluster keeps
+// less than this part, others are done in waves (8 MB were faster by a fifth, 1.5 MB slower by a
+// tenth), or by large blocks where small ones would.
 constexpr int64_t kLeastKept = 4;
+// Blocks that stay on a multiprocessor; what each takes of its shared memory for a list of a row's
+// pieces, and how many those may be.
+constexpr int kResidentBlocks = 2;
+constexpr int64_t kQueueBytes = 4096, kMostPieces = kQueueBytes / 4 - 1;
 
 // The fewest lanes whose vectors, side by side, fill whole lines of memory: a warp that reads
 // pieces of many lines takes as many turns. Not where a row would leave over a quarter of them
@@ -99,12 +106,37 @@ bool loops_faster(const RowNeeds& row, int64_t team, int width) {
 RowCut cut_in_waves(const RowNeeds& row, int width) {
   RowCut cut;
   cut.kernel = RowTemplate::waves;
-  cut.team = kWaveThreads;
-  cut.blocks = wave_pieces(row.elements, width, kWaveThreads);
+  cut.team = kPieceThreads;
+  cut.blocks = wave_pieces(row.elements, width, kPieceThreads);
   // Threads hold a piece for each stage.
   cut.at_once = row.phases > 1 ? 1 : row.one_live && width <= 4 ? 3 : 2;
   cut.streams = true;
   return cut;
+}
+
+// Rows that the whole GPU keeps: all of one row's pieces, and one more that each block has drawn.
+// Not those in 16 bits, of which a piece is half as many bytes, nor where weights are read again
+// for each row: neither was faster.
+std::optional<RowCut> cut_resident(const RowNeeds& row, int width, const Target& target) {
+  if (row.phases != 1 || !has_live(row) || row.weighted || row.odd || width > 4) return {};
+  RowCut cut;
+  cut.kernel = RowTemplate::resident;
+  cut.team = kPieceThreads;
+  cut.blocks = wave_pieces(row.elements, width, kPieceThreads);
+  cut.at_once = kResidentBlocks;
+  cut.stay = kResidentBlocks * target.units;
+  cut.streams = true;
+  const int64_t piece = wave_vectors(width) * vector_bytes(row, cut, width);
+  const int64_t bytes = std::min<int64_t>(
+      kMultiprocessorBytes / kResidentBlocks - kNotKeptBytes - kQueueBytes, target.shared_bytes);
+  cut.shared_bytes = bytes / piece * piece;
+  const bool fits = cut.blocks + cut.stay <= cut.shared_bytes / piece * cut.stay;
+  if (!fits || cut.blocks > kMostPieces) return {};
+  return cut;
+}
+
+RowCut cut_in_pieces(const RowNeeds& row, int width, const Target& target) {
+  return cut_resident(row, width, target).value_or(cut_in_waves(row, width));
 }
 
 }  // namespace
@@ -133,14 +165,17 @@ RowCut cut_row(const RowNeeds& row, int width, const Target& target) {
   }
   const RowCut looped = cut_looped(row, width, target);
   const int64_t live = vectors_of(row, looped, width) * vector_bytes(row, looped, width);
-  const bool mostly_read_again = looped.shared_bytes > 0 && live > kLeastKept * looped.shared_bytes;
-  return mostly_read_again ? cut_in_waves(row, width) : looped;
+  if (looped.shared_bytes == 0) return looped;
+  if (2 * live > 3 * looped.shared_bytes) {
+    if (const auto resident = cut_resident(row, width, target)) return *resident;
+  }
+  return live > kLeastKept * looped.shared_bytes ? cut_in_waves(row, width) : looped;
 }
 
 RowCut cut_beside(const RowCut& other, const RowNeeds& row, int width, const Target& target) {
-  if (other.kernel == RowTemplate::waves) return cut_in_waves(row, width);
+  if (in_pieces(other.kernel)) return cut_in_pieces(row, width, target);
   const RowCut own = cut_row(row, width, target);
-  return own.kernel == RowTemplate::waves ? cut_looped(row, width, target) : own;
+  return in_pieces(own.kernel) ? cut_looped(row, width, target) : own;
 }
 
 }  // namespace ingot

@@ -19,18 +19,26 @@ struct RowNeeds {
   bool one_live = true;     // value, or none
   bool small_state = true;  // one monoid, and not moments
   bool weighted = false;    // reads what has an element for each of the row's, for all rows
+  bool odd = false;         // no vector divides it: sweeps/odd_rows.cuh
 };
 
 enum class RowTemplate : uint8_t {
   registers,  // rows_in_registers
   looped,     // rows_looped
   waves,      // rows_in_waves
+  resident,   // rows_resident
 };
+
+// Whether blocks share rows piece by piece, and meet in memory.
+constexpr bool in_pieces(RowTemplate kernel) {
+  return kernel == RowTemplate::waves || kernel == RowTemplate::resident;
+}
 
 struct RowCut {
   RowTemplate kernel = RowTemplate::registers;
   int64_t team = 1, teams = 1;  // threads of a row, and rows of a block (registers)
-  int64_t blocks = 1;           // that share a row (looped), or pieces of a row (waves)
+  int64_t blocks = 1;           // that share a row (looped), or pieces of a row (waves, resident)
+  int64_t stay = 0;             // blocks of the whole GPU (resident)
   int64_t shared_bytes = 0;
   int at_once = 0;       // blocks that a multiprocessor is to have, where that is known
   bool streams = false;  // results are written past the cache, which is to keep operands
@@ -50,7 +58,7 @@ int64_t team_for(const RowNeeds& row, int64_t from, int width);
 int64_t held_by_thread(const RowNeeds& row, int64_t team, int width);
 
 RowCut cut_row(const RowNeeds& row, int width, const Target& target);
-// The variant of another width beside one that is cut so: both in waves, or neither.
+// The variant of another width beside one that is cut so: both in pieces, or neither.
 RowCut cut_beside(const RowCut& other, const RowNeeds& row, int width, const Target& target);
 
 // Rows of more elements are never held in registers.

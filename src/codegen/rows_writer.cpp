@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "codegen/row_cut.h"
 #include "codegen/sweep_writers.h"
@@ -11,6 +12,11 @@ namespace {
 
 constexpr int64_t kAcrossTeam = 16;  // at most, in blocks of 512 threads
 constexpr int kBeginThreads = 1024;
+
+// A template's name and its header's, of those that cut rows into pieces.
+const char* name_of_pieces(RowTemplate kernel) {
+  return kernel == RowTemplate::resident ? "rows_resident" : "rows_in_waves";
+}
 
 // Members of the functor: {0} is the type of an element's index.
 constexpr const char* kFunctions =
@@ -82,7 +88,7 @@ class RowsWriter {
       context_.stream_results();
       // A piece for each stage takes all the registers that there are.
       const bool small = row_elements_ * rows_per_sample_ < int64_t{1} << 31;
-      if (cut().kernel == RowTemplate::waves && small) context_.index_in_32_bits();
+      if (in_pieces(cut().kernel) && small) context_.index_in_32_bits();
       functions = all_functions();
     }
     UnitParts parts;
@@ -388,12 +394,14 @@ class RowsWriter {
     const std::vector<ValueId>& loads = context_.sweep().loads;
     needs.weighted = std::any_of(loads.begin(), loads.end(),
                                  [&](ValueId value) { return context_.lies_otherwise(value); });
+    needs.odd = odd_width_ > 0;
     return needs;
   }
 
   void write_kernels(UnitParts& parts) {
     const RowCut first = cut();
-    if (first.kernel == RowTemplate::waves) begin_waves(parts);
+    const RowCut narrow = cut_beside(first, needs(), 1, context_.plan().target);
+    if (in_pieces(first.kernel)) begin_pieces(parts, {first.kernel, narrow.kernel});
     KernelEntry entry;
     entry.name = source_.name;
     entry.width = width();
@@ -403,14 +411,15 @@ class RowsWriter {
     entry.name += "_unaligned";
     entry.width = 1;
     entry.odd = false;
-    write_kernel(parts, entry, cut_beside(first, needs(), 1, context_.plan().target));
+    write_kernel(parts, entry, narrow);
   }
 
   void write_kernel(UnitParts& parts, KernelEntry entry, const RowCut& cut) {
-    entry.role = cut.kernel == RowTemplate::waves ? KernelRole::waves : KernelRole::rows;
+    entry.role = in_pieces(cut.kernel) ? KernelRole::waves : KernelRole::rows;
     entry.threads = cut.threads();
     entry.per_block = cut.teams;
     entry.tiles = cut.blocks;
+    entry.stay = cut.stay;
     entry.shared_bytes = cut.shared_bytes;
     const char *parameters = "ingot::i64 rows", *arguments = "rows";
     std::string of;
@@ -424,7 +433,9 @@ class RowsWriter {
                          entry.width, cut.team, cut.blocks);
         break;
       case RowTemplate::waves:
-        of = fmt::format("rows_in_waves<ingot::{}, {}, {}>", functor_, entry.width, cut.team);
+      case RowTemplate::resident:
+        of = fmt::format("{}<ingot::{}, {}, {}>", name_of_pieces(cut.kernel), functor_, entry.width,
+                         cut.team);
         parameters = "ingot::i64 rows, void* memory";
         arguments = "rows, memory";
         break;
@@ -436,8 +447,11 @@ class RowsWriter {
     source_.entries.push_back(std::move(entry));
   }
 
-  void begin_waves(UnitParts& parts) {
-    parts.includes.back() = "sweeps/rows_in_waves.cuh";
+  void begin_pieces(UnitParts& parts, const std::set<RowTemplate>& kernels) {
+    parts.includes.pop_back();
+    for (const RowTemplate kernel : kernels) {
+      parts.includes.push_back(fmt::format("sweeps/{}.cuh", name_of_pieces(kernel)));
+    }
     source_.phases = phases_;
     for (const SharedState& state : states_) {
       source_.state_bytes += (state_bytes(state.monoid, value_type_) + 7) / 8 * 8;

@@ -147,8 +147,10 @@ class ProgramWriter {
               fmt::format("workspace, wave_counters({}, {})", rows_of(source), source.phases);
           break;
         case KernelRole::waves:
-          blocks =
-              fmt::format("wave_tasks({}, {}, {})", rows_of(source), entry->tiles, source.phases);
+          blocks = entry->stay > 0 ? fmt::format("std::min<int64_t>({}, {} * {})", entry->stay,
+                                                 rows_of(source), entry->tiles)
+                                   : fmt::format("wave_tasks({}, {}, {})", rows_of(source),
+                                                 entry->tiles, source.phases);
           arguments = rows_of(source) + ", workspace";
           scratch_.insert(fmt::format("size_t(wave_bytes({}, {}, {}, {}))", rows_of(source),
                                       entry->tiles, source.phases, source.state_bytes));

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "codegen_testing.h"
@@ -46,13 +47,13 @@ TEST(CodegenMemory, ARowThatAClusterKeepsHasThreeBlocksAMultiprocessor) {
 
 TEST(CodegenMemory, OfALongerRowAClusterKeepsWhatTwoBlocksHaveRoomFor) {
   for (const char* op : {"softmax", "layer_norm"}) {
-    const KernelSource source = along_rows(op, 1 << 19);
+    const KernelSource source = along_rows(op, 1 << 18);
     ASSERT_THAT(source.text, HasSubstr("rows_looped<"));
     EXPECT_THAT(source.text, HasSubstr("__launch_bounds__(512, 2)"));
     EXPECT_THAT(source.text, HasSubstr("store_streamed")) << "the rest is read again";
     const KernelEntry& entry = source.entries.front();
     EXPECT_EQ(entry.tiles, 8);
-    EXPECT_LT(kept(entry), (1 << 19) / (8 * 512 * 4));
+    EXPECT_LT(kept(entry), (1 << 18) / (8 * 512 * 4));
     EXPECT_EQ(kept(entry) % 4, 0) << "vectors that are read together";
     EXPECT_GT(entry.shared_bytes, 80 * 1024);
     EXPECT_LE(2 * (entry.shared_bytes + 1024), 228 * 1024);
@@ -72,32 +73,56 @@ TEST(CodegenMemory, RowsIn16BitsHaveSmallBlocksWhileTheseKeepAQuarter) {
 }
 
 TEST(CodegenMemory, TheVariantOfAnotherWidthIsOfTheSameTemplate) {
-  for (int64_t features = 3 << 18; features <= 5 << 18; features += 1 << 13) {
-    for (const DType dtype : {DType::f32, DType::bf16}) {
-      const KernelSource source = along_rows("softmax", features, dtype);
-      const bool waves = source.entries.front().role == KernelRole::waves_begin;
-      const KernelRole role = waves ? KernelRole::waves : KernelRole::rows;
-      EXPECT_EQ(source.entries.back().role, role) << features;
-    }
+  const auto check = [](int64_t features, DType dtype) {
+    const KernelSource source = along_rows("softmax", features, dtype);
+    const bool pieces = source.entries.front().role == KernelRole::waves_begin;
+    const KernelRole role = pieces ? KernelRole::waves : KernelRole::rows;
+    EXPECT_EQ(source.entries.back().role, role) << features;
+  };
+  for (int64_t i = 0; i <= 64; ++i) {
+    check((1 << 18) + (i << 11), DType::f32);
+    check((3 << 18) + (i << 13), DType::bf16);
+    check((7 << 20) + (i << 15), DType::f32);
   }
 }
 
-TEST(CodegenMemory, RowsThatAClusterHardlyKeepsAreDoneInWaves) {
+TEST(CodegenMemory, RowsThatAllMultiprocessorsKeepAreDoneByBlocksThatStay) {
   constexpr int64_t kRow = 1 << 21, kRows = 6, kPieces = kRow / (512 * 4 * 4);
+  for (const char* op : {"softmax", "layer_norm"}) {
+    const KernelSource source = along_rows(op, kRow);
+    EXPECT_THAT(source.text, HasSubstr("rows_resident<"));
+    EXPECT_THAT(source.text, HasSubstr("store_streamed"));
+    EXPECT_THAT(source.text, HasSubstr("i64 b, u32 e")) << "a shorter index, for registers";
+    ASSERT_EQ(source.entries.size(), 3u);
+    const KernelEntry &begin = source.entries[0], &rows = source.entries[1];
+    EXPECT_EQ(begin.role, KernelRole::waves_begin);
+    EXPECT_EQ(blocks_of(source, begin, kRows), 1);
+    EXPECT_EQ(rows.tiles, kPieces);
+    EXPECT_EQ(source.entries[2].width, 1);
+    EXPECT_EQ(rows.stay % 2, 0) << "two blocks a multiprocessor";
+    EXPECT_EQ(blocks_of(source, rows, 1), std::min(rows.stay, kPieces));
+    EXPECT_EQ(blocks_of(source, rows, kRows), rows.stay);
+    const int64_t piece = 512 * 4 * 4 * 4;
+    EXPECT_GE(rows.shared_bytes / piece * rows.stay, kPieces + rows.stay);
+    EXPECT_LE(2 * (rows.shared_bytes + 4 * kPieces + 1024), 228 * 1024);
+  }
+  EXPECT_THAT(along_rows("softmax", 5 << 16).text, HasSubstr("rows_resident<"));
+}
+
+TEST(CodegenMemory, LongerRowsAndThoseIn16BitsAreDoneInWaves) {
+  constexpr int64_t kRow = 1 << 23, kRows = 6, kPieces = kRow / (512 * 4 * 4);
   const KernelSource source = along_rows("softmax", kRow);
   EXPECT_THAT(source.text, HasSubstr("rows_in_waves<"));
   EXPECT_THAT(source.text, HasSubstr("store_streamed"));
-  EXPECT_THAT(source.text, HasSubstr("i64 b, u32 e")) << "a shorter index, for registers";
   ASSERT_EQ(source.entries.size(), 3u);
-  const KernelEntry &begin = source.entries[0], &wave = source.entries[1];
-  EXPECT_EQ(begin.role, KernelRole::waves_begin);
-  EXPECT_EQ(blocks_of(source, begin, kRows), 1);
+  const KernelEntry& wave = source.entries[1];
   EXPECT_EQ(wave.role, KernelRole::waves);
   EXPECT_EQ(wave.tiles, kPieces);
   EXPECT_EQ(source.entries[2].width, 1);
   // Every piece is folded, and finished at least a row later.
   EXPECT_GE(blocks_of(source, wave, kRows), kRows * kPieces + kPieces);
   EXPECT_LT(blocks_of(source, wave, kRows), kRows * kPieces + 4 * kPieces);
+  EXPECT_THAT(along_rows("softmax", 1 << 21, DType::bf16).text, HasSubstr("rows_in_waves<"));
 }
 
 TEST(CodegenMemory, MemoryOfWavesHoldsFlagsAndAllStates) {

@@ -3,7 +3,7 @@
 python check_rows.py [LENGTH ...] [--part K/N] [--device cuda] [--seconds S]
 
 Lengths around vectors of four and eight, in registers, in loops that a block or a cluster makes,
-and in waves; rows as they lie in memory, in a view that begins elsewhere, with gaps between them,
+in waves, and by blocks that stay; rows as they lie in memory, in a view that begins elsewhere, with gaps between them,
 and one alone; values as they come, with -inf among them and rows of nothing else. Results are
 written into memory full of NaN, and errors held to eager's. Prints a line a length, and what fails;
 exit status 1 if anything does.
@@ -24,7 +24,10 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 
-LENGTHS = (77, 1001, 4099, 12289, 32769, 50257, 50260, 65535, 131073, 393215, (1 << 20) + 1)
+LENGTHS = (
+    *(77, 1001, 4099, 12289, 32769, 50257, 50260, 65535, 131073, 393215),
+    *(393220, (1 << 20) + 1, (3 << 20) + 4, 5 << 20),
+)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ELEMENTS = 1 << 21
 
@@ -50,13 +53,14 @@ OPERATORS: dict[str, Callable] = {
     "log_softmax": lambda m, x: torch.log_softmax(x, -1) * 2,
     "logsumexp": lambda m, x: torch.logsumexp(x, -1),
     "layer_norm": _norm,
+    "norm without weights": lambda m, x: F.layer_norm(x, x.shape[-1:]) * 2,
     "softmax of layer_norm": lambda m, x: torch.softmax(_norm(m, x), -1),
     "argmax": lambda m, x: torch.argmax(x * 2, -1),
     "largest": lambda m, x: torch.amax(x, -1),
     "map": lambda m, x: torch.sigmoid(x) * x + 1,
     "map of rows": lambda m, x: (x - x[:, :1]) * 0.5 + m.bias,
 }
-_FINITE_ALONE = {"layer_norm", "softmax of layer_norm", "map of rows", "map"}
+_FINITE_ALONE = {"layer_norm", "norm without weights", "softmax of layer_norm", "map of rows", "map"}
 
 
 class Loss(nn.Module):
@@ -157,6 +161,28 @@ def check_loss(columns: int, dtype: torch.dtype) -> list[str]:
     return problems
 
 
+def check_side_by_side(columns: int) -> list[str]:
+    """Kernels whose blocks stay, on several streams: few of each are there, and wait for none that
+    is not. The bits of calls one after the other."""
+    import ingot
+
+    optimized = ingot.optimize(Along(OPERATORS["softmax"], 1, torch.float32))
+    x = [torch.randn(24, columns, device="cuda") * 3 for _ in range(4)]
+    expected = [optimized(one) for one in x]
+    streams = [torch.cuda.Stream() for _ in x]
+    problems = []
+    for _ in range(3):
+        torch.cuda.synchronize()
+        found = []
+        for stream, one in zip(streams, x):
+            with torch.cuda.stream(stream):
+                found.append(optimized(one))
+        torch.cuda.synchronize()
+        if not all(map(torch.equal, found, expected)):
+            problems.append(f"{columns}: other bits on streams side by side")
+    return problems
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("lengths", nargs="*", type=int)
@@ -181,6 +207,9 @@ def main() -> int:
             with torch.no_grad():
                 found = check_operators(columns, dtype)
             found += check_loss(columns, dtype)
+            if dtype == torch.float32 and columns > 1 << 18 and columns % 4 == 0:
+                with torch.no_grad():
+                    found += check_side_by_side(columns)
             failures += found
             done += 1
             torch._dynamo.reset()

@@ -118,8 +118,9 @@ def call_small(device: str) -> None:
 
 
 def call_long_rows() -> None:
-    """Rows that a cluster of blocks keeps, or a part of, some that no vector divides, and rows that
-    are done in waves; the fewest bytes at which such operators are taken alone."""
+    """Rows that a cluster of blocks keeps, or a part of, some that no vector divides, rows that all
+    multiprocessors keep, and rows that are done in waves; the fewest bytes at which such operators
+    are taken alone."""
     import ingot
     import torch
 
@@ -129,6 +130,7 @@ def call_long_rows() -> None:
         (torch.nn.Softmax(dim=1), images.reshape(-1)[: 166 * 50257].view(166, 50257)),
         (torch.nn.Softmax(dim=1), images.to(torch.bfloat16).repeat(2, 1, 1, 1).view(256, -1)),
         (torch.nn.GroupNorm(1, 16), images),
+        (torch.nn.LayerNorm((16, 256, 256)), images),
     ):
         optimized = ingot.optimize(module.cuda(), [x])
         with torch.no_grad():
