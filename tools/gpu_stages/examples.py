@@ -119,11 +119,13 @@ def call_small(device: str) -> None:
 
 def call_long_rows() -> None:
     """Rows that a cluster of blocks keeps, or a part of, some that no vector divides, rows that all
-    multiprocessors keep, and rows that are done in waves; the fewest bytes at which such operators
-    are taken alone."""
+    multiprocessors keep, and rows that are done in waves; small ones, which are not taken alone
+    otherwise."""
     import ingot
     import torch
+    from ingot.capture import gains
 
+    gains.takes_everything = True
     images = torch.rand(8, 16, 256, 256, device="cuda")
     for module, x in (
         (torch.nn.Softmax(dim=1), images.reshape(32, -1)),
