@@ -242,6 +242,13 @@ def test_a_change_is_seen_in_the_end_where_all_calls_were_left(inside):
     assert all(calls_with_regions(inside, 3))
 
 
+def test_what_is_prepared_is_looked_at_at_once(inside):
+    assert not any(calls_with_regions(inside, 40))
+    inside.part.shown = True
+    inside.ingot_prepare(torch.randn(256, 64))
+    assert all(calls_with_regions(inside, 3))
+
+
 def test_gradients_and_the_training_flag_are_told_apart_at_once():
     made = ingot.optimize(Mixed())
     x = torch.randn(256, 64)

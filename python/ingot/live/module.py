@@ -123,7 +123,9 @@ class OptimizedModule(nn.Module):
         are on and which training flags are set counts as it would at the call. Where Python code
         that TorchDynamo cannot capture breaks the forward in two, what comes before it is
         prepared. Where all of it is PyTorch's since regions would gain nothing, nothing is."""
-        _state_of(self).prepare(self, args, kwargs, with_kernels=True)
+        state = _state_of(self)
+        _set_state(self, state)  # the next call is looked at
+        state.prepare(self, args, kwargs, with_kernels=True)
 
     def ingot_freeze(self) -> None:
         """Keeps the weights of matrix products, packed as Ingot's own kernels read them, for the
