@@ -30,6 +30,12 @@ STAGES = {
         "every model of tests/models against fp64, in fp32 and bf16, replayed calls too",
         seconds=120.0,
     ),
+    "torch": Stage(
+        scripts.torch_steps,
+        scripts.torch_suites,
+        "PyTorch's own suites of modules and operators, forward and backward, against PyTorch",
+        seconds=200.0,
+    ),
     "rows": Stage(
         scripts.row_steps,
         scripts.rows,

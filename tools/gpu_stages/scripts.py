@@ -10,7 +10,7 @@ from typing import Any
 
 from gpu_stages.steps import CHECKS, ROOT, Outcome, Settings, Step, check, outcome, run_script
 
-MODEL_PARTS, ROW_PARTS = 8, 6
+MODEL_PARTS, ROW_PARTS, TORCH_PARTS = 8, 6, 13
 HALVES_JOBS = 8  # models that are compiled at once; what is timed runs alone
 
 
@@ -38,6 +38,14 @@ def row_steps(settings: Settings) -> list[Step]:
 
 def rows(part: str, settings: Settings) -> Outcome:
     return check("check_rows.py", settings, "--part", part)
+
+
+def torch_steps(settings: Settings) -> list[Step]:
+    return [Step(f"{part}/{TORCH_PARTS}", f"{part}/{TORCH_PARTS}") for part in range(TORCH_PARTS)]
+
+
+def torch_suites(part: str, settings: Settings) -> Outcome:
+    return check("check_torch_suites.py", settings, "--part", part)
 
 
 def rows_missing(settings: Settings) -> str:
