@@ -242,6 +242,22 @@ def test_a_change_is_seen_in_the_end_where_all_calls_were_left(inside):
     assert all(calls_with_regions(inside, 3))
 
 
+def test_copies_of_a_module_that_is_left():
+    parametrized = Inside()
+    nn.utils.parametrizations.weight_norm(parametrized.part)
+    parametrized.shift = nn.Parameter(torch.zeros(2, 2))
+    nn.utils.parametrizations.orthogonal(parametrized, "shift")
+    made = ingot.optimize(parametrized)
+    x = torch.randn(256, 64)
+    with torch.no_grad(), pytest.warns(ingot.IngotWarning):
+        for _ in range(40):
+            made(x)
+        assert made._ingot_left is not None
+        copied = copy.deepcopy(made)  # PyTorch's, slot by slot
+        for _ in range(3):
+            assert torch.equal(copied(x), made(x))
+
+
 def test_what_is_prepared_is_looked_at_at_once(inside):
     assert not any(calls_with_regions(inside, 40))
     inside.part.shown = True

@@ -7,7 +7,6 @@ their attention does without else).
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -131,7 +130,7 @@ class LeftCalls:
         if self._modes.get(mode, 0) < _SEEN_IN_MODE:
             return None
         self.drop(kind)
-        return *mode, itertools.repeat(True, _LEFT_IN_MODE)
+        return *mode, iter(range(_LEFT_IN_MODE, 0, -1))
 
     def drop(self, kind: tuple | None) -> None:
         """What the guards did not hold to be left is to be seen anew."""

@@ -84,7 +84,8 @@ class OptimizedModule(nn.Module):
         try:
             left = _own_left(self)
         except AttributeError:
-            left = _new_state(self) and None
+            left = None
+            _new_state(self)
         if left is not None:
             training, gradients, more = left
             if self.training is training and _grad() is gradients and next(more, False):
