@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 
 import ingot
 import pytest
 import torch
-from ingot.live.gradients import RegionCall
+from regions import regions_run
 from torch.utils import _pytree as pytree
 
 
@@ -28,24 +27,6 @@ def agree(optimised, twin, *inputs, tolerance=1e-5):
             optimised.state_dict()[name], tensor, rtol=tolerance, atol=tolerance, msg=name
         )
     return found
-
-
-@contextlib.contextmanager
-def regions_run():
-    """A list that grows by a name for each region that runs inside, whoever calls it."""
-    names: list[str] = []
-    forward = RegionCall.forward
-
-    def counted(call, leaves, *binding):
-        results = forward(call, leaves, *binding)
-        names.append(call.program.graph["name"])
-        return results
-
-    RegionCall.forward = counted
-    try:
-        yield names
-    finally:
-        RegionCall.forward = forward
 
 
 def compare(make, script, *, taken=True, gradients=(True, False), tolerance=3e-5, graphs=None):

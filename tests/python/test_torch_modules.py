@@ -36,11 +36,12 @@ def _sample(names):
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
 @pytest.mark.parametrize("name", selection.every(2, _sample(torch_suites.MODULES)))
-def test_module(name, training):
+def test_module(name, training, record_property):
     taken = torch_suites.check_module(name, training, "cpu", SAMPLES)
+    record_property("regions", taken)
     assert taken or name not in torch_suites.TAKEN, "nothing of it was taken"
 
 
 @pytest.mark.parametrize("name", _sample(torch_suites.OPERATORS))
-def test_operator(name):
-    torch_suites.check_operator(name, "cpu", SAMPLES)
+def test_operator(name, record_property):
+    record_property("regions", torch_suites.check_operator(name, "cpu", SAMPLES))

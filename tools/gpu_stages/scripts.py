@@ -14,12 +14,16 @@ MODEL_PARTS, ROW_PARTS, TORCH_PARTS = 8, 6, 13
 HALVES_JOBS = 8  # models that are compiled at once; what is timed runs alone
 
 
+def _parts(count: int) -> list[Step]:
+    return [Step(f"{part}/{count}", f"{part}/{count}") for part in range(count)]
+
+
 def adversaries(which: str, settings: Settings) -> Outcome:
     return check("check_verify.py", settings, f"--which={which}", spare=0.0)
 
 
 def model_steps(settings: Settings) -> list[Step]:
-    return [Step(f"{part}/{MODEL_PARTS}", f"{part}/{MODEL_PARTS}") for part in range(MODEL_PARTS)]
+    return _parts(MODEL_PARTS)
 
 
 def models(part: str, settings: Settings) -> Outcome:
@@ -33,7 +37,7 @@ def stress(calls: int, settings: Settings) -> Outcome:
 
 
 def row_steps(settings: Settings) -> list[Step]:
-    return [Step(f"{part}/{ROW_PARTS}", f"{part}/{ROW_PARTS}") for part in range(ROW_PARTS)]
+    return _parts(ROW_PARTS)
 
 
 def rows(part: str, settings: Settings) -> Outcome:
@@ -41,7 +45,7 @@ def rows(part: str, settings: Settings) -> Outcome:
 
 
 def torch_steps(settings: Settings) -> list[Step]:
-    return [Step(f"{part}/{TORCH_PARTS}", f"{part}/{TORCH_PARTS}") for part in range(TORCH_PARTS)]
+    return _parts(TORCH_PARTS)
 
 
 def torch_suites(part: str, settings: Settings) -> Outcome:

@@ -110,8 +110,8 @@ class LeftCalls:
         """Whether Dynamo's guards say that a call is to be left."""
         frame_locals = self._frame.locals(args, kwargs)
         found = any(known.matches(frame_locals) for known in self._known)
-        if found and self._modes.get(mode := _mode(args[0]), 0) >= 0:
-            self._modes[mode] = self._modes.get(mode, 0) + 1
+        if found and (seen := self._modes.get(mode := _mode(args[0]), 0)) >= 0:
+            self._modes[mode] = seen + 1
         if not found and self._times.get(kind, 0) == 0:
             training = args[0].training
             found = any(cut.matches(frame_locals) for flag, cut in self._cut if flag == training)

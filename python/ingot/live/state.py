@@ -149,11 +149,12 @@ class State(Session):
                     left.taken(args, kwargs)
                     return known.run(*plain)
         kind = left.kind(args, kwargs) if left else None
-        if kind is not None and left.hold_kind(kind, args, kwargs):
-            return self.original_forward(*args, **kwargs)
-        if kind is not None and left.hold(kind, args, kwargs):
-            object.__setattr__(args[0], "_ingot_left", left.mode_held(args[0], kind))
-            return self.original_forward(*args, **kwargs)
+        if kind is not None:
+            if left.hold_kind(kind, args, kwargs):
+                return self.original_forward(*args, **kwargs)
+            if left.hold(kind, args, kwargs):
+                object.__setattr__(args[0], "_ingot_left", left.mode_held(args[0], kind))
+                return self.original_forward(*args, **kwargs)
         left.drop(kind)
         return self._through_dynamo(args, kwargs, bool(plain))
 
