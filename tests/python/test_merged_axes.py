@@ -155,6 +155,35 @@ def test_any_chain_behind_a_convolution_is_pytorchs(chain):
     assert strides[0] == strides[1]
 
 
+class Ordered(nn.Module):
+    """A chain that says how its four dimensions are to lie, behind a product or a convolution."""
+
+    def __init__(self, of_planes):
+        super().__init__()
+        self.first = nn.Conv2d(4, 8, 3) if of_planes else nn.Linear(9, 16)
+
+    def forward(self, x):
+        y = torch.relu(self.first(x)).contiguous(memory_format=torch.channels_last)
+        z = y.to(torch.float32, copy=True, memory_format=torch.channels_last)
+        return torch.tanh(y) * 0.5 + z.clone(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+@pytest.mark.parametrize("of_planes", [True, False])
+def test_an_order_of_four_dimensions_is_kept(of_planes, gradients):
+    torch.manual_seed(0)
+    module, x = Ordered(of_planes), torch.randn(3, 4, 7, 9)
+    optimised = ingot.optimize(copy.deepcopy(module))
+    with torch.set_grad_enabled(gradients):
+        found, expected = optimised(x), module(x)
+    torch.testing.assert_close(found, expected)
+    assert found.stride() == expected.stride()
+    if gradients:
+        found.sum().backward()
+        expected.sum().backward()
+        torch.testing.assert_close(optimised.first.weight.grad, module.first.weight.grad)
+
+
 class Spread(nn.Module):
     """A chain of operands that are spread over some dimensions of [2, *sizes]."""
 

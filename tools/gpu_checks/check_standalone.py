@@ -6,8 +6,8 @@ For each bundled model (default: all; a path names any other) writes the standal
 it, and compares its ModelNew with ingot.optimize's on equal modules: outputs and buffers bitwise,
 in training and eval mode, with gradients on and off, at several batch sizes, on strided inputs and
 in a captured CUDA graph; gradients, first and second, with eager's in double precision; the peak
-memory of a training step with eager's. Then times the original, the library and the file, each in a
-fresh process, by CUDA events: L2 flushed before and synchronised after each call. --portable
+memory of a training step with eager's. Then times the original, the library and the file, side by
+side in a fresh process: interleaved rounds with cold L2. --portable
 compiles for compute capability 8.0 with PTX, so that the portable product runs whatever the GPU.
 Needs INGOT_LIBRARY or an installed package. Prints one line a case; exit status 1 if bits differ,
 gradients are off, memory is above eager's, the median of a forward is above 1.01 times the
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import copy
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -142,61 +143,59 @@ def peak_of_step(module, inputs) -> int:
     return peak
 
 
-# Plain events in a fresh process: argv: the file, the class, "file" or "library", the mode, whether
-# gradients are on, whether a step is timed.
+# A fresh process, in which nothing but the timed calls were made. argv: the original's file, the
+# standalone file, the mode, whether gradients are on, whether a step is timed. Interleaved rounds
+# with cold L2, in which the GPU never waits for the host; prints medians in ms.
 TIME = """
-import statistics, sys, warnings
+import json, statistics, sys
 from pathlib import Path
-import torch
+import ingot, torch
+from ingot.bench.rounds import RoundOptions, compare
 from ingot.model_file import load_model_file
-path, name, how, mode, what = sys.argv[1:]
-torch.manual_seed(7)
-file = load_model_file(Path(path), class_name=name)
-module = file.make_module().cuda().train(mode == "training")
+path, written, mode, what = sys.argv[1:]
+def made(path, name):
+    torch.manual_seed(7)
+    file = load_model_file(Path(path), class_name=name)
+    return file, file.make_module().cuda().train(mode == "training")
+(file, eager), (_, own) = made(path, "Model"), made(written, "ModelNew")
 inputs = [t.cuda() for t in file.make_inputs()]
-if how == "library":
-    import ingot
-    module = ingot.optimize(module, inputs)
+library = ingot.optimize(made(path, "Model")[1], inputs)
 torch.set_grad_enabled(what != "off")
-flush = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
-along = torch.ones_like(module(*inputs))
-times = []
-for call in range(60):
-    flush.zero_()
-    for parameter in module.parameters():
-        parameter.grad = None
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    output = module(*inputs)
-    if what == "step":
-        output.backward(along)
-    end.record()
-    torch.cuda.synchronize()
-    if call >= 20:
-        times.append(begin.elapsed_time(end))
-print(statistics.median(times))
+along = torch.ones_like(eager(*inputs))
+def subject(module):
+    def call(i):
+        if what != "step":
+            return module(*inputs)
+        for parameter in module.parameters():
+            parameter.grad = None
+        module(*inputs).backward(along)
+    return call
+modules = {"eager": eager, "library": library, "file": own}
+options = RoundOptions(rounds=11, extra_rounds=0)
+found = compare({name: subject(m) for name, m in modules.items()}, torch.device("cuda"), options)
+print(json.dumps({name: 1e3 * statistics.median(found.cold[name]) for name in modules}))
 """
 
 
-def timed(path: Path, name: str, how: str, mode: str, what: str) -> float:
+def timed(path: Path, file: Path, mode: str, what: str) -> tuple[float, float, float]:
+    """Milliseconds of eager's call, the library's and the file's."""
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", TIME, str(path), name, how, mode, what],
+        [sys.executable, "-W", "ignore", "-c", TIME, str(path), str(file), mode, what],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "python")},
     )
     if done.returncode != 0:
         raise RuntimeError(done.stderr[-1500:])
-    return float(done.stdout.split()[-1])
+    found = json.loads(done.stdout.splitlines()[-1])
+    return found["eager"], found["library"], found["file"]
 
 
 def check_times(path: Path, file: Path) -> list[str]:
     problems = []
     for mode, kinds in (("training", ("off", "on", "step")), ("eval", ("off", "on"))):
         for what in kinds:
-            eager = timed(path, "Model", "file", mode, what)
-            library = timed(path, "Model", "library", mode, what)
-            own = timed(file, "ModelNew", "file", mode, what)
+            eager, library, own = timed(path, file, mode, what)
             print(
                 f"{path.stem:28} {mode:8} gradients {what:4} eager {eager:.4f} ms, library "
                 f"{library:.4f}, file {own:.4f}: {eager / own:.2f} x eager, "

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+import traceback
 import warnings
 from functools import partial
 from pathlib import Path
@@ -65,7 +66,9 @@ def main() -> int:
             with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):
                 regions = check()
         except Exception as error:  # of PyTorch's own making, too
-            failures.append(f"{case}: {' '.join(str(error).split())[:300] or repr(error)}")
+            raised = traceback.extract_tb(error.__traceback__)[-1]
+            told = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            failures.append(f"{case}: {told} ({Path(raised.filename).name}:{raised.lineno})")
             regions = None
         if regions == 0 and case.partition(",")[0] in torch_suites.TAKEN:
             failures.append(f"{case}: nothing of it was taken")

@@ -125,7 +125,7 @@ class Subject:
         if arguments.channels_last and x.dim() in FORMATS:
             self.module.convolution.to(memory_format=FORMATS[x.dim()])
             x = x.contiguous(memory_format=FORMATS[x.dim()])
-        self.inputs = [x, x.flip(0).contiguous(memory_format=torch.preserve_format)]
+        self.inputs = [x, x.flip(0).clone(memory_format=torch.preserve_format)]
 
     def run(self, module, x: torch.Tensor) -> list[torch.Tensor]:
         if self.mode != "gradients":

@@ -69,14 +69,18 @@ def _fresh(tree: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, own, tree)
 
 
-def _outcome(module: nn.Module, args: tuple, kwargs: dict, gradients: bool) -> dict | str:
+def _outcome(module: nn.Module, args: tuple, kwargs: dict, gradients: bool) -> dict | Exception:
+    try:
+        return _results(module, args, kwargs, gradients)
+    except Exception as error:  # the same is to come from both
+        return error
+
+
+def _results(module: nn.Module, args: tuple, kwargs: dict, gradients: bool) -> dict:
     torch.manual_seed(0)
     args, kwargs = _fresh((args, kwargs))
-    try:
-        with torch.set_grad_enabled(gradients):
-            results = list(pytree.tree_leaves(module(*args, **kwargs)))
-    except Exception as error:  # the same is to come from both
-        return type(error).__name__
+    with torch.set_grad_enabled(gradients):
+        results = list(pytree.tree_leaves(module(*args, **kwargs)))
     tensors = [t for t in results if isinstance(t, torch.Tensor)]
     needing = [t for t in tensors if t.requires_grad]
     if needing and gradients:
@@ -96,7 +100,7 @@ def _outcome(module: nn.Module, args: tuple, kwargs: dict, gradients: bool) -> d
 
 def _agree(module: nn.Module, args: tuple, kwargs: dict, tolerances: dict[str, float]) -> int:
     """How many regions ran, with gradients and without. Raises AssertionError where results,
-    gradients, state or the kind of an exception differ."""
+    gradients or state differ, or where only PyTorch raises an exception; else what Ingot raises."""
     torch._dynamo.reset()
     taken = 0
     for gradients in (True, False):
@@ -105,10 +109,11 @@ def _agree(module: nn.Module, args: tuple, kwargs: dict, tolerances: dict[str, f
         expected = _outcome(twin, args, kwargs, gradients)
         with regions_run() as ran:
             found = _outcome(optimised, args, kwargs, gradients)
-        if isinstance(expected, str):
-            assert found == expected
+        if isinstance(found, Exception) and type(found) is not type(expected):
+            raise found
+        if isinstance(expected, Exception):
+            assert type(found) is type(expected), f"PyTorch alone raises {expected!r}"
             continue
-        assert not isinstance(found, str), found
         torch.testing.assert_close(found, expected, equal_nan=True, **tolerances)
         taken += len(ran)
     return taken

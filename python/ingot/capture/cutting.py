@@ -23,7 +23,7 @@ import ingot.capture.views  # noqa: F401
 from ingot.capture.captured import CaptureError, Source, Unsupported
 from ingot.capture.feed import Feed
 from ingot.capture.folding import evaluated
-from ingot.capture.gains import pays_alone, without_gain
+from ingot.capture.gains import pays_alone, turns_too_little, without_gain
 from ingot.capture.host_time import is_of_the_host, pays_in_few_bits, pays_on_cpu
 from ingot.capture.layout import Joined, Leaf, UnfitError, Value, part_of
 from ingot.capture.nodes import (
@@ -400,6 +400,7 @@ class Cut:
             # run.
             small = not self.has_product(level) and len(computing) < 2
             small = small and not any(map(pays_alone, computing))
+            small = small or (not self.has_product(level) and turns_too_little(nodes))
             small = small or (self.gradients and not self._pays(computing))
             if computing and (small or not region.leaves):
                 weak.update(node.name for node in nodes)

@@ -52,13 +52,13 @@ def import_graph(
             join_parts(feed.graph, refused)
         merge_leading_axes(feed.graph)
         if gradients:  # with them, most chains without a product are PyTorch's
-            merge_axes(feed.graph, *chosen(feed, dict(refused), autocast))
+            merge_axes(feed.graph, feed.device_type, *chosen(feed, dict(refused), autocast))
         else:
             if adds_biases_apart(feed.device_type) and not autocast:
                 separate_biases(feed.graph)
             if not autocast:
                 open_windows(feed, dict(refused), autocast)
-            merge_axes(feed.graph)
+            merge_axes(feed.graph, feed.device_type)
         if feed.staged:
             compute_again(feed.graph)
         feed.rewritten = True

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from ingot.capture.nodes import is_convolution
 from ingot.runtime.layouts import LeafLayout
@@ -133,6 +134,24 @@ def hand_on_channels_last(graph: torch.fx.Graph) -> None:
             channels, space = value.shape[1:]
             if isinstance(channels, int) and isinstance(space, int) and min(channels, space) > 1:
                 node.meta[CHANNELS_LAST] = value.stride(1) == 1
+
+
+def may_lie_channels_last(node: torch.fx.Node) -> bool:
+    """Whether it makes no difference to what reads a tensor if its channels lie innermost:
+    convolutions read it, whose weights lie so, and to which PyTorch would turn it."""
+    return bool(node.users) and all(
+        may_lie_channels_last(user)
+        if user.target is torch.ops.aten.unflatten.int
+        else is_convolution(user) and user.args[0] is node and _lies_channels_last(user.args[1])
+        for user in node.users
+    )
+
+
+def _lies_channels_last(weight: Any) -> bool:
+    value = weight.meta.get("val") if isinstance(weight, torch.fx.Node) else None
+    if not isinstance(value, torch.Tensor):
+        return False
+    return suggest_memory_format(value) in (torch.channels_last, torch.channels_last_3d)
 
 
 def memory_order(leaf: Leaf) -> list[int] | None:

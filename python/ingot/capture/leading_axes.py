@@ -19,7 +19,7 @@ import torch
 
 from ingot.capture.feed import Feed
 from ingot.capture.layout import hint, is_symbolic, written
-from ingot.capture.nodes import LEFT_ALONE
+from ingot.capture.nodes import LEFT_ALONE, names_four_dimensions
 from ingot.capture.surgery import Writer, example, sizes_of
 
 _aten = torch.ops.aten
@@ -115,7 +115,7 @@ class _Merging:
 
     def visit(self, node: torch.fx.Node) -> None:
         lead = sizes_of(node)[:-1]
-        if not self._fits(node, lead):
+        if not self._fits(node, lead) or names_four_dimensions(node):
             return
         writer = Writer(self.graph, node)
         if node.target in _PRODUCTS:

@@ -20,7 +20,8 @@ import torch
 from ingot.capture import pointwise
 from ingot.capture.gains import pays_alone
 from ingot.capture.layout import CHANNELS_LAST, has_channels_last
-from ingot.capture.nodes import LEFT_ALONE, only, schema_name
+from ingot.capture.nodes import LEFT_ALONE, names_four_dimensions, only, schema_name
+from ingot.capture.normalisations import norms_tokens
 from ingot.capture.surgery import Writer, example, sizes_of
 from ingot.capture.table import SHAPE_OPERATORS, TABLE
 
@@ -39,7 +40,6 @@ _OF_CHANNELS = {
     "aten::instance_norm",
     "aten::prelu",
 }
-_OVER_PLANES = {"aten::group_norm", "aten::instance_norm"}
 _SAME = {
     f"aten::{name}"
     for name in ("clone", "detach", "alias", "contiguous", "dropout", "to", "_to_copy")
@@ -49,11 +49,15 @@ _LEAST_RANK = 4
 Gap = tuple[torch.fx.Node, int]
 
 
-def merge_axes(graph: torch.fx.Graph, only: Set | None = None, theirs: Set = frozenset()) -> None:
+def merge_axes(
+    graph: torch.fx.Graph, device_type: str, only: Set | None = None, theirs: Set = frozenset()
+) -> None:
     """only: the nodes of chains that are to be rewritten, or None for all of them; theirs: nodes
     that PyTorch will run, whatever Ingot has of their names."""
+    if not norms_tokens(device_type):
+        theirs = theirs | {node for node in graph.nodes if _is_norm_of_tokens(node)}
     chains = [node for node in graph.nodes if _kind(node) and _in_company(node)]
-    chains = [node for node in chains if only is None or node in only]
+    chains = [node for node in chains if (only is None or node in only) and node not in theirs]
     if any(len(sizes_of(node)) >= _LEAST_RANK for node in _tensors_of(chains)):
         _Merging(graph, _Gaps(graph, set(chains), theirs)).run(chains)
 
@@ -87,16 +91,21 @@ def _kind(node: torch.fx.Node) -> str:
     if node.target in _WITH_PLACES or (name in _REDUCTIONS and _has_dimensions(node)):
         return "reduction" if sizes_of(node.args[0]) else ""
     if name in _SAME:
-        return "pointwise"
+        return "" if names_four_dimensions(node) else "pointwise"
     return "pointwise" if TABLE[name].__module__ == pointwise.__name__ else ""
 
 
 def _is_pytorchs(node: torch.fx.Node) -> bool:
-    """Whatever Ingot has of its name: a norm over planes whose channels lie innermost."""
+    """Whatever Ingot has of its name: a norm of planes whose channels lie innermost."""
     name = schema_name(node.target)
     if node.target is operator.getitem or name not in TABLE:
         return True
-    return name in _OVER_PLANES and has_channels_last(node.args[0])
+    return name == "aten::instance_norm" and has_channels_last(node.args[0])
+
+
+def _is_norm_of_tokens(node: torch.fx.Node) -> bool:
+    is_group_norm = node.op == "call_function" and schema_name(node.target) == "aten::group_norm"
+    return is_group_norm and has_channels_last(node.args[0])
 
 
 def _has_dimensions(node: torch.fx.Node) -> bool:

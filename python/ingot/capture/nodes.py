@@ -85,6 +85,13 @@ def reached(
             ahead += further(each)
 
 
+def names_four_dimensions(node: torch.fx.Node) -> bool:
+    """Whether it says of its result how four or five dimensions are to lie."""
+    formats = (torch.channels_last, torch.channels_last_3d)
+    given = (*node.args, *node.kwargs.values())
+    return any(isinstance(a, torch.memory_format) and a in formats for a in given)
+
+
 def is_convolution(node: torch.fx.Node) -> bool:
     return schema_name(node.target) in _CONVOLUTIONS
 

@@ -56,7 +56,7 @@ def _cut_of_copy(
     names = {copies[n].name: refused[n.name] for n in feed.graph.nodes if n.name in refused}
     placeholders = {copies[node]: known for node, known in feed.placeholders.items()}
     rewrite(copies)
-    merge_axes(graph)
+    merge_axes(graph, feed.device_type)
     trial = replace(feed, graph=graph, placeholders=placeholders, rewritten=True)
     while True:
         cut = Cut(trial, names, autocast, gradients)
