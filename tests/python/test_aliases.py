@@ -126,6 +126,28 @@ def test_a_write_behind_dropout_leaves_the_rest_to_ingot():
     assert taken.count("linear") == 2 and "tanh" in taken
 
 
+@pytest.mark.parametrize(
+    "dropout", [nn.Dropout(), nn.Dropout1d(), nn.AlphaDropout(), nn.FeatureAlphaDropout()]
+)
+def test_an_input_that_dropout_hands_back_leaves_the_rest_to_ingot(dropout):
+    class Handed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.norm, self.dropout = nn.Linear(16, 16), nn.LayerNorm(16), dropout
+
+        def forward(self, x):
+            y = self.dropout(x)
+            return F.gelu(self.norm(self.linear(y))), y
+
+    module, x = Handed().eval(), torch.rand(5, 3, 16)
+    optimised = ingot.optimize(copy.deepcopy(module))
+    with torch.no_grad():
+        found, expected = optimised(x), module(x)
+    torch.testing.assert_close(found, expected)
+    assert found[1].data_ptr() == x.data_ptr()
+    assert len(optimised.ingot_report()["operators_replaced"]) == 3
+
+
 def test_what_cannot_be_taken_apart_is_pytorchs_aloud():
     optimised = ingot.optimize(Written(_swapped))
     x = torch.randn(4, 4)

@@ -11,7 +11,7 @@ import pytest
 import selection
 import torch
 from ingot.capture.backward_operators import BACKWARD_OPERATORS
-from ingot.live import products
+from ingot.live import backward, products
 from ingot.live.gradients import RegionCall
 from ingot.model_file import load_model_file
 from torch import nn
@@ -199,6 +199,44 @@ def test_results_without_a_derivative_take_no_longer_way(monkeypatch):
         assert [r.requires_grad for r in results] == [True, False, False, False]
         results[0].sum().backward()
         assert m.gemm.weight.grad is not None and m.other.weight.grad is None
+
+
+def test_without_a_derivative_pytorchs_operators_run(three, monkeypatch):
+    def fails(*given):
+        raise RuntimeError("no such formula")
+
+    monkeypatch.setattr(backward, "derivative_of", fails)
+    module, twin, exact = three
+    x = torch.randn(11, 16)
+    with pytest.warns(ingot.IngotWarning, match="PyTorch runs .*no such formula"):
+        check_against_fp64(module, twin, exact, [x])
+    for _ in range(2):
+        for each in (module, twin):
+            each.zero_grad()
+            each(x).sum().backward()
+    torch.testing.assert_close(module.state_dict(), twin.state_dict())
+    torch.testing.assert_close(module.gemm.weight.grad, twin.gemm.weight.grad)
+
+
+class Bounded(Model):
+    """Bounds of a result, for a log: PyTorch has no derivative of them."""
+
+    def forward(self, x):
+        y = super().forward(x)
+        low, high = torch.aminmax(y)
+        return y, low, high, torch.aminmax(y, dim=1).max
+
+
+def test_bounds_that_no_loss_reads_stop_no_training():
+    torch.manual_seed(0)
+    module, twin, _ = three_of(Bounded())
+    x = torch.randn(11, 16)
+    results = [each(x) for each in (module, twin)]
+    torch.testing.assert_close(*results)
+    for y, *_ in results:
+        y.square().sum().backward()
+    assert calls_of(module)
+    torch.testing.assert_close(module.gemm.weight.grad, twin.gemm.weight.grad)
 
 
 def test_unused_parameters_have_none(three):

@@ -138,6 +138,20 @@ def _unlike(shape: Any, other: Any) -> bool:
     return len(shape) != len(other) or any(map(_differ, shape, other))
 
 
+def _aminmax(writer: Writer, x, dim: int | None, keepdim: bool) -> torch.fx.Node | None:
+    """PyTorch's has no derivative, which a region would be asked for whoever reads the result."""
+    parts = [user for user in writer.node.users if user.target is operator.getitem]
+    if not writer.needs_gradient or len(parts) < len(writer.node.users) or not parts:
+        return None
+    dims, made = [] if dim is None else [dim], x
+    for part in parts:
+        target = (_aten.amin.default, _aten.amax.default)[part.args[1]]
+        made = writer.call(target, example(part).shape, x, dims, keepdim)
+        part.replace_all_uses_with(made)
+        writer.graph.erase_node(part)
+    return made
+
+
 def _with_no_sum(writer: Writer, c, a, b, beta, alpha) -> torch.fx.Node | None:
     """beta·c + alpha·(a·b) where beta is 0: what c holds, infinities too, counts for nothing."""
     if beta != 0:
@@ -232,6 +246,7 @@ _RULES: dict[Any, Callable] = {
     _aten.adaptive_avg_pool2d.default: _adaptive_avg_pool,
     _aten.adaptive_avg_pool3d.default: _adaptive_avg_pool,
     _aten.adaptive_max_pool1d.default: _adaptive_max_pool1d,
+    _aten.aminmax.default: _aminmax,
     _aten.broadcast_tensors.default: _broadcast_tensors,
     _aten.glu.default: _glu,
     _aten.addmm.default: _with_no_sum,

@@ -13,13 +13,19 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ingot.capture.captured import CaptureError
-from ingot.capture.nodes import written_by
+from ingot.capture.nodes import schema_name, written_by
 from ingot.live import functional, switches
 from ingot.live.unseen_writes import UnseenWritesError
 
 _aten = torch.ops.aten
 # What an operator is made of may be made of such operators, too.
 _MOST_TIMES = 8
+_DROPOUTS = {
+    _aten.dropout.default,
+    _aten.feature_dropout.default,
+    _aten.alpha_dropout.default,
+    _aten.feature_alpha_dropout.default,
+}
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
@@ -40,15 +46,17 @@ def declared(gm: torch.fx.GraphModule, values: Sequence[Any]) -> torch.fx.GraphM
 
 
 def _problem(node: torch.fx.Node) -> str:
-    return f"{node.target} shares memory with an argument, which its schema does not say"
+    name = schema_name(node.target)
+    return f"{name} shares memory with an argument, which its schema does not say"
 
 
 def _apart(target: Any) -> Any:
     def parts(*args: Any, **kwargs: Any) -> Any:
-        if target is _aten.dropout.default:  # in tracing, PyTorch's own parts of it are a copy
+        if target in _DROPOUTS:  # in tracing, PyTorch's own parts of one that is off are a copy
             return args[0]
         return target.decompose(*args, **kwargs)
 
+    parts.__name__ = schema_name(target)
     return parts
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,12 +17,18 @@ from ingot.live.backward import Backward
 from ingot.live.products import is_batched
 from ingot.live.releases import unseen
 from ingot.runtime.ahead import compile_ahead
+from ingot.runtime.layouts import JoinedLayout
+from ingot.runtime.library import IngotWarning
 from ingot.runtime.program import Binding, Program
 
 _with_gradients = torch.is_grad_enabled
 _set_gradients = torch._C._set_grad_enabled
 _functorch_is_active = torch._C._are_functorch_transforms_active
 _compile_lock = torch._dynamo.convert_frame.compile_lock
+
+
+class NoDerivativeError(Exception):
+    """A region's derivative could not be taken."""
 
 
 class RegionCall:
@@ -45,6 +52,7 @@ class RegionCall:
         self._backwards: dict[Any, Backward] = {}
         self._last: tuple = (None, None, None, None)
         self._lock = threading.Lock()
+        self._is_pytorchs = False  # where gradients are needed
 
     def __call__(self, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if _with_gradients():
@@ -54,12 +62,29 @@ class RegionCall:
                 leaves = self._apart(leaves)
             for leaf in leaves:
                 if leaf.requires_grad:
-                    if (
-                        _functorch_is_active()
-                    ):  # whose tensors the function alone sees the inside of
-                        return _RegionFunction.apply(self, None, *leaves)
-                    return _apply(self, self._begun(leaves), *leaves)
+                    if self._is_pytorchs:
+                        return self._by_operators(leaves)
+                    try:
+                        if _functorch_is_active():  # the function alone sees inside its tensors
+                            return _RegionFunction.apply(self, None, *leaves)
+                        return _apply(self, self._begun(leaves), *leaves)
+                    except NoDerivativeError:
+                        layouts = self.region.result_layouts
+                        if any(isinstance(layout, JoinedLayout) for layout in layouts):
+                            raise  # PyTorch's results are parts of no tensor
+                        self._is_pytorchs = True
+                        return self._by_operators(leaves)
         return self.forward(leaves)[: self.results]
+
+    def _by_operators(self, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """By PyTorch's operators and their derivatives; the program moves running statistics."""
+        if self.program.signature.updates:
+            _set_gradients(False)
+            try:
+                self.forward(leaves)
+            finally:
+                _set_gradients(True)
+        return self.region.reference.module(*leaves)[: self.results]
 
     def _begun(self, leaves: Sequence[torch.Tensor]) -> tuple:
         """A call on its way, as in the function's forward: autograd's own work, of some 20 µs, is
@@ -143,11 +168,21 @@ class RegionCall:
             key = *key, _autocast_of(self.device_type)
             found = self._shared.get(key)
             if found is None:
-                found = self._shared[key] = Backward(
-                    self.region, leaves, needed, batch, self.program.precision, self._compile
-                )
+                precision, compile = self.program.precision, self._compile
+                try:
+                    found = Backward(self.region, leaves, needed, batch, precision, compile)
+                except Exception as error:  # a fault of ours must not stop a program of PyTorch's
+                    raise NoDerivativeError(_without_derivative(self.region, error)) from error
+                self._shared[key] = found
                 compile_ahead(found.programs, size, found.products)
             return found
+
+
+def _without_derivative(region: Region, error: Exception) -> str:
+    """Says it aloud, too."""
+    said = f"PyTorch runs {region.graph['name']} where gradients are needed: {error!r}"
+    warnings.warn(f"ingot: {said}", IngotWarning, stacklevel=2)
+    return said
 
 
 def _laid_out(leaf: torch.Tensor) -> tuple:
