@@ -19,6 +19,7 @@ import torch
 
 from ingot.capture.layout import has_channels_last, may_lie_channels_last, size_in_bytes
 from ingot.capture.nodes import JOINED, LOSS, named_arguments, operator_name, schema_name
+from ingot.capture.normalisations import is_norm_in_parts
 from ingot.capture.table import is_half
 
 if TYPE_CHECKING:
@@ -77,8 +78,8 @@ def _normalises_planes(node: torch.fx.Node) -> bool:
 
 
 def _lies_as_wanted(node: torch.fx.Node) -> bool:
-    """A group norm of tokens makes the passes that PyTorch's does, if its result is turned."""
-    return not has_channels_last(node.args[0]) or may_lie_channels_last(node)
+    """A group norm in parts makes the passes that PyTorch's does, if its result is turned."""
+    return not is_norm_in_parts(node) or may_lie_channels_last(node)
 
 
 def _always(node: torch.fx.Node) -> bool:
@@ -146,11 +147,10 @@ def _has_bytes(node: torch.fx.Node, least: float) -> bool:
 
 
 def turns_too_little(nodes: Iterable[torch.fx.Node]) -> bool:
-    """Whether a region of these nodes holds a group norm of tokens whose result PyTorch wants
+    """Whether a region of these nodes holds a group norm in parts whose result PyTorch wants
     turned, in a copy of its own, and is too small to gain that."""
     own = set(nodes)
-    norms = [n for n in own if schema_name(n.target) == "aten::group_norm"]
-    if takes_everything or not any(has_channels_last(norm.args[0]) for norm in norms):
+    if takes_everything or not any(map(is_norm_in_parts, own)):
         return False
     results = [node for node in own if not own.issuperset(node.users)]
     turned = [node.meta.get("val") for node in results if not may_lie_channels_last(node)]

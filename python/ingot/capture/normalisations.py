@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ingot.capture.layout import UnfitError, Value
+from ingot.capture.nodes import schema_name
 from ingot.capture.region import RegionBuilder, axis_names, json_shape
 from ingot.capture.table import HALVES, Call, row
 from ingot.runtime.layouts import ResultLayout
@@ -192,6 +193,19 @@ def norms_tokens(device_type: str) -> bool:
     return device_type != "cpu"
 
 
+def is_norm_in_parts(node: torch.fx.Node) -> bool:
+    """Whether it is a group norm whose channels are innermost, in samples of which several blocks
+    take the statistics."""
+    if node.op != "call_function" or schema_name(node.target) != "aten::group_norm":
+        return False
+    value, groups = node.args[0].meta["val"], node.args[1]
+    return value.dim() > 2 and value.stride(1) == 1 and _in_parts(value.shape[1:], groups)
+
+
+def _in_parts(sample: Sequence[int], groups: int) -> bool:
+    return groups > 1 and math.prod(sample) > _MOST_OF_A_BLOCK
+
+
 def _group_norm_of_tokens(call: Call, value: Value, groups: int) -> Value:
     """Where channels are the innermost in memory."""
     region, eps = call.region, call["eps"]
@@ -202,11 +216,11 @@ def _group_norm_of_tokens(call: Call, value: Value, groups: int) -> Value:
     # In the order of memory, in which its dimensions need not be.
     plain = Value(x.id, x.extents, tuple((a,) for a in range(AXES)), x.extents, x.dtype)
     grouped = (samples, math.prod(others), groups, channels // groups)
-    if groups == 1 or math.prod(value.extents[1:]) <= _MOST_OF_A_BLOCK:
+    if _in_parts(value.extents[1:], groups):
+        made = _normalised_in_parts(region, plain, grouped, eps)
+    else:
         split = region.view(plain, grouped)
         made = region.emit("layer_norm", [split, -1, -1], {"axes": axis_names((1, 3)), "eps": eps})
-    else:
-        made = _normalised_in_parts(region, plain, grouped, eps)
     made = Value(made, grouped, plain.dims, grouped, x.dtype)
     identity = region.view(made, value.extents)
     for op, parameter in zip(("mul", "add"), parameters):
