@@ -7,8 +7,8 @@ it, and compares its ModelNew with ingot.optimize's on equal modules: outputs an
 in training and eval mode, with gradients on and off, at several batch sizes, on strided inputs and
 in a captured CUDA graph; gradients, first and second, with eager's in double precision; the peak
 memory of a training step with eager's. Then times the original, the library and the file, side by
-side in a fresh process: interleaved rounds with cold L2. --portable
-compiles for compute capability 8.0 with PTX, so that the portable product runs whatever the GPU.
+side in a fresh process: interleaved rounds with cold L2. --portable compiles for compute capability
+8.0 with PTX, so that the portable product runs whatever the GPU.
 Needs INGOT_LIBRARY or an installed package. Prints one line a case; exit status 1 if bits differ,
 gradients are off, memory is above eager's, the median of a forward is above 1.01 times the
 library's, or that of anything above 1.02 times eager's. (The products of a file's derivative are

@@ -14,14 +14,7 @@ from ingot.capture.custom_ops import run_batch_norm, without_autocast
 from ingot.capture.cutting import Cut
 from ingot.capture.joining import concatenated
 from ingot.capture.kept import Kept
-from ingot.capture.layout import (
-    Joined,
-    Leaf,
-    UnfitError,
-    Value,
-    hint,
-    may_lie_channels_last,
-)
+from ingot.capture.layout import Joined, Leaf, UnfitError, Value, hint, may_lie_channels_last
 from ingot.capture.nodes import (
     JOINED,
     RETURNED,
@@ -186,9 +179,9 @@ class _Assembly:
             node = made[slot]
             if isinstance(layout, JoinedLayout):
                 continue  # which lies as PyTorch's does
-            flat = [axis for run in layout.axes for axis in run]
             if _has_channels_innermost(layout.axes) and may_lie_channels_last(node):
                 continue
+            flat = [axis for run in layout.axes for axis in run]
             if flat != sorted(flat) and node.meta["val"].is_contiguous():
                 step(_aten.contiguous.default, Slot(slot))
             elif self.feed.lays_out and (order := _other_order(node.meta["val"], layout.axes)):

@@ -398,9 +398,8 @@ class Cut:
             computing = [node for node in nodes if self.computes(node)]
             # What reads no tensor (it takes the shape of one) has nothing to say where it should
             # run.
-            small = not self.has_product(level) and len(computing) < 2
-            small = small and not any(map(pays_alone, computing))
-            small = small or (not self.has_product(level) and turns_too_little(nodes))
+            alone = len(computing) < 2 and not any(map(pays_alone, computing))
+            small = not self.has_product(level) and (alone or turns_too_little(nodes))
             small = small or (self.gradients and not self._pays(computing))
             if computing and (small or not region.leaves):
                 weak.update(node.name for node in nodes)

@@ -122,11 +122,17 @@ def _slice(writer: Writer, x, dim, start, end, step) -> torch.fx.Node | None:
     return x if start in (None, 0) and whole and step == 1 else None
 
 
+def _parts_read(node: torch.fx.Node) -> list[torch.fx.Node] | None:
+    """What is taken of its tuple, or None where that is read whole."""
+    parts = [user for user in node.users if user.target is operator.getitem]
+    return parts if len(parts) == len(node.users) else None
+
+
 def _broadcast_tensors(writer: Writer, tensors) -> torch.fx.Node | None:
     """Of tensors of one shape: these."""
     shapes = [example(tensor).shape for tensor in tensors]
-    parts = [user for user in writer.node.users if user.target is operator.getitem]
-    if len(parts) < len(writer.node.users) or any(map(_unlike, shapes, shapes[1:])):
+    parts = _parts_read(writer.node)
+    if parts is None or any(map(_unlike, shapes, shapes[1:])):
         return None
     for part in parts:
         part.replace_all_uses_with(tensors[part.args[1]])
@@ -140,8 +146,8 @@ def _unlike(shape: Any, other: Any) -> bool:
 
 def _aminmax(writer: Writer, x, dim: int | None, keepdim: bool) -> torch.fx.Node | None:
     """PyTorch's has no derivative, which a region would be asked for whoever reads the result."""
-    parts = [user for user in writer.node.users if user.target is operator.getitem]
-    if not writer.needs_gradient or len(parts) < len(writer.node.users) or not parts:
+    parts = _parts_read(writer.node)
+    if not writer.needs_gradient or parts is None:
         return None
     dims, made = [] if dim is None else [dim], x
     for part in parts:

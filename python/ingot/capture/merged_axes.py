@@ -20,7 +20,13 @@ import torch
 from ingot.capture import pointwise
 from ingot.capture.gains import pays_alone
 from ingot.capture.layout import CHANNELS_LAST, has_channels_last
-from ingot.capture.nodes import LEFT_ALONE, names_four_dimensions, only, schema_name
+from ingot.capture.nodes import (
+    LEFT_ALONE,
+    is_group_norm,
+    names_four_dimensions,
+    only,
+    schema_name,
+)
 from ingot.capture.normalisations import norms_tokens
 from ingot.capture.surgery import Writer, example, sizes_of
 from ingot.capture.table import SHAPE_OPERATORS, TABLE
@@ -104,8 +110,7 @@ def _is_pytorchs(node: torch.fx.Node) -> bool:
 
 
 def _is_norm_of_tokens(node: torch.fx.Node) -> bool:
-    is_group_norm = node.op == "call_function" and schema_name(node.target) == "aten::group_norm"
-    return is_group_norm and has_channels_last(node.args[0])
+    return is_group_norm(node) and has_channels_last(node.args[0])
 
 
 def _has_dimensions(node: torch.fx.Node) -> bool:

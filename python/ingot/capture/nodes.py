@@ -96,6 +96,10 @@ def is_convolution(node: torch.fx.Node) -> bool:
     return schema_name(node.target) in _CONVOLUTIONS
 
 
+def is_group_norm(node: torch.fx.Node) -> bool:
+    return schema_name(node.target) == "aten::group_norm"
+
+
 def is_batch_norm(node: torch.fx.Node) -> bool:
     return schema_name(node.target) in ("ingot::batch_norm", "aten::batch_norm")
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from ingot.capture.layout import UnfitError, Value
-from ingot.capture.nodes import schema_name
+from ingot.capture.layout import UnfitError, Value, hint
+from ingot.capture.nodes import is_group_norm
 from ingot.capture.region import RegionBuilder, axis_names, json_shape
 from ingot.capture.table import HALVES, Call, row
 from ingot.runtime.layouts import ResultLayout
@@ -196,10 +196,12 @@ def norms_tokens(device_type: str) -> bool:
 def is_norm_in_parts(node: torch.fx.Node) -> bool:
     """Whether it is a group norm whose channels are innermost, in samples of which several blocks
     take the statistics."""
-    if node.op != "call_function" or schema_name(node.target) != "aten::group_norm":
+    if not is_group_norm(node):
         return False
     value, groups = node.args[0].meta["val"], node.args[1]
-    return value.dim() > 2 and value.stride(1) == 1 and _in_parts(value.shape[1:], groups)
+    # By hints: to ask of a symbolic size would bind it.
+    is_turned = value.dim() > 2 and hint(value.stride(1)) == 1
+    return is_turned and _in_parts([hint(size) for size in value.shape[1:]], groups)
 
 
 def _in_parts(sample: Sequence[int], groups: int) -> bool:

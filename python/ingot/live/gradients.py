@@ -68,13 +68,18 @@ class RegionCall:
                         if _functorch_is_active():  # the function alone sees inside its tensors
                             return _RegionFunction.apply(self, None, *leaves)
                         return _apply(self, self._begun(leaves), *leaves)
-                    except NoDerivativeError:
-                        layouts = self.region.result_layouts
-                        if any(isinstance(layout, JoinedLayout) for layout in layouts):
-                            raise  # PyTorch's results are parts of no tensor
-                        self._is_pytorchs = True
+                    except NoDerivativeError as error:
+                        self._leave(error)
                         return self._by_operators(leaves)
         return self.forward(leaves)[: self.results]
+
+    def _leave(self, error: NoDerivativeError) -> None:
+        """To PyTorch, aloud, from now on where gradients are needed."""
+        if any(isinstance(layout, JoinedLayout) for layout in self.region.result_layouts):
+            raise error  # PyTorch's results are parts of no tensor
+        said = f"PyTorch runs {self.region.graph['name']} where gradients are needed: {error}"
+        warnings.warn(f"ingot: {said}", IngotWarning, stacklevel=2)
+        self._is_pytorchs = True
 
     def _by_operators(self, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """By PyTorch's operators and their derivatives; the program moves running statistics."""
@@ -172,17 +177,10 @@ class RegionCall:
                 try:
                     found = Backward(self.region, leaves, needed, batch, precision, compile)
                 except Exception as error:  # a fault of ours must not stop a program of PyTorch's
-                    raise NoDerivativeError(_without_derivative(self.region, error)) from error
+                    raise NoDerivativeError(repr(error)) from error
                 self._shared[key] = found
                 compile_ahead(found.programs, size, found.products)
             return found
-
-
-def _without_derivative(region: Region, error: Exception) -> str:
-    """Says it aloud, too."""
-    said = f"PyTorch runs {region.graph['name']} where gradients are needed: {error!r}"
-    warnings.warn(f"ingot: {said}", IngotWarning, stacklevel=2)
-    return said
 
 
 def _laid_out(leaf: torch.Tensor) -> tuple:
