@@ -161,16 +161,25 @@ class SweepBuilder {
     }
   }
 
-  // A group before `time` that evaluates the free value anyway, at full size.
+  // A group before `time` that evaluates the free value, or what it is a copy of, anyway, at full
+  // size.
   int host_of(ValueId id, int time) const {
     for (size_t i = 0; i < schedule_.groups.size(); ++i) {
       const Group& group = schedule_.groups[i];
-      if (group.time >= had(id).time && group.time < time && cones_[i][static_cast<size_t>(id)] &&
-          fills(id, group.space)) {
+      const bool evaluates = cones_[i][static_cast<size_t>(id)] ||
+                             cones_[i][static_cast<size_t>(behind_copy(id))];
+      if (group.time >= had(id).time && group.time < time && evaluates && fills(id, group.space)) {
         return static_cast<int>(i);
       }
     }
     return -1;
+  }
+
+  ValueId behind_copy(ValueId id) const {
+    const Node& node = graph_[id];
+    const bool copies = node.kind == NodeKind::pointwise && node.op == PointwiseOp::cast_ &&
+                        graph_[node.args[0]].dtype == node.dtype;
+    return copies ? node.args[0] : id;
   }
 
   // From then on later sweeps may load what they would compute again.

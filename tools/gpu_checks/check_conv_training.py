@@ -190,7 +190,6 @@ def main() -> int:
     if arguments.all or arguments.least is not None:
         least = arguments.least or 0.0
         gains.least_saved = lambda device_type: least
-        gains.takes_channels_last = True
     wanted = arguments.rows.split(",") if arguments.rows else [""]
     started, missed, wrong, longest = time.monotonic(), 0, 0, 3.0
     for row in ROWS:

@@ -14,7 +14,15 @@ from ingot.capture.custom_ops import run_batch_norm, without_autocast
 from ingot.capture.cutting import Cut
 from ingot.capture.joining import concatenated
 from ingot.capture.kept import Kept
-from ingot.capture.layout import Joined, Leaf, UnfitError, Value, hint, may_lie_channels_last
+from ingot.capture.layout import (
+    Joined,
+    Leaf,
+    UnfitError,
+    Value,
+    has_channels_innermost,
+    hint,
+    may_lie_channels_last,
+)
 from ingot.capture.nodes import (
     JOINED,
     RETURNED,
@@ -179,7 +187,7 @@ class _Assembly:
             node = made[slot]
             if isinstance(layout, JoinedLayout):
                 continue  # which lies as PyTorch's does
-            if _has_channels_innermost(layout.axes) and may_lie_channels_last(node):
+            if has_channels_innermost(layout.axes) and may_lie_channels_last(node):
                 continue
             flat = [axis for run in layout.axes for axis in run]
             if flat != sorted(flat) and node.meta["val"].is_contiguous():
@@ -309,13 +317,6 @@ def _apart(value: int | tuple[int, ...], name: str) -> list[tuple[int, str]]:
     if isinstance(value, int):
         return [(value, name)]
     return [(each, f"{name}_{at}") for at, each in enumerate(value)]
-
-
-def _has_channels_innermost(axes: tuple) -> bool:
-    """axes: of each dimension of a result [N, C, ...]."""
-    sample, channels, space = axes[:1], axes[1:2], axes[2:]
-    flat = [axis for run in (*sample, *space, *channels) for axis in run]
-    return bool(space) and flat == sorted(flat)
 
 
 def _memory_order_of(tensor: torch.Tensor) -> list[int]:

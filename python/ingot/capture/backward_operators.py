@@ -240,6 +240,80 @@ def _group_norm_backward(grad, x, mean, rstd, weight, N, C, HxW, group, mask):
     return grad_x, grad_weight, wide.sum([0, 3]).reshape(-1).to(like) if mask[2] else None
 
 
+class _Groups:
+    """How a tensor [N, C, ...] is cut into groups of channels, in the order in which it lies: as
+    [N, group, channel, space], or [N, space, group, channel]."""
+
+    def __init__(self, x: torch.Tensor, groups: int):
+        self._inner = x.dim() > 2 and x.stride(1) == 1 and x.shape[1] > 1
+        self._sizes = (groups, x.shape[1] // groups)
+        self._shape = x.shape
+        self.channel, self.space = (3, 1) if self._inner else (2, 3)
+        self.members = self._sizes[1] * math.prod(x.shape[2:])
+
+    def cut(self, x: torch.Tensor) -> torch.Tensor:
+        space = math.prod(self._shape[2:])
+        if self._inner:
+            return _wide(x).movedim(1, -1).reshape(x.shape[0], space, *self._sizes)
+        return _wide(x).reshape(x.shape[0], *self._sizes, space)
+
+    def whole(self, x: torch.Tensor) -> torch.Tensor:
+        if self._inner:
+            channels_last = (x.shape[0], *self._shape[2:], self._shape[1])
+            return x.reshape(channels_last).movedim(-1, 1)
+        return x.reshape(x.shape[0], *self._shape[1:])
+
+    def parameter(self, weight: torch.Tensor) -> torch.Tensor:
+        sizes = (1, 1, *self._sizes) if self._inner else (1, *self._sizes, 1)
+        return _wide(weight).reshape(sizes)
+
+    def statistic(self, of_group: torch.Tensor) -> torch.Tensor:
+        """[N, group]."""
+        if self._inner:
+            return of_group.unsqueeze(1).unsqueeze(3)
+        return of_group.unsqueeze(2).unsqueeze(3)
+
+
+class GroupNormByStatistics(torch.autograd.Function):
+    """Group norm from statistics that were stored: mean and rstd of [sample, group]."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, mean, rstd):
+        ctx.save_for_backward(x, weight, mean, rstd)
+        groups = _Groups(x, mean.shape[1])
+        y = (groups.cut(x) - groups.statistic(mean)) * groups.statistic(rstd)
+        if weight is not None:
+            y = y * groups.parameter(weight)
+        if bias is not None:
+            y = y + groups.parameter(bias)
+        return groups.whole(y).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        """Sums of each channel come first: the parameters' gradients are sums of these over the
+        batch, and the means over a group are sums of these over its channels."""
+        x, weight, mean, rstd = ctx.saved_tensors
+        groups = _Groups(x, mean.shape[1])
+        rstd = groups.statistic(rstd)
+        normal, wide = (groups.cut(x) - groups.statistic(mean)) * rstd, groups.cut(grad)
+        along, total = (y.sum([groups.space], True) for y in (wide * normal, wide))
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            of_channel = 1.0 if weight is None else groups.parameter(weight)
+            mean_along, mean_total = (
+                (sums * of_channel).sum([groups.channel], True) / groups.members
+                for sums in (along, total)
+            )
+            inner = wide * of_channel - mean_total - normal * mean_along
+            grad_x = groups.whole(rstd * inner).to(x.dtype)
+        like = x.dtype if weight is None else weight.dtype
+        of_parameters = (
+            sums.sum([0]).reshape(-1).to(like) if needed else None
+            for sums, needed in zip((along, total), ctx.needs_input_grad[1:3])
+        )
+        return grad_x, *of_parameters, None, None
+
+
 # Softmax ------------------------------------------------------------------------------------------
 
 
@@ -253,10 +327,17 @@ def _log_softmax_backward(grad, output, dim, input_dtype):
     return (wide - torch.exp(_wide(output)) * wide.sum([dim], True)).to(input_dtype)
 
 
+def _silu_backward(grad, x):
+    """By the sigmoid, which is cheap enough to be computed again where x is read twice."""
+    wide = _wide(x)
+    sigmoid = torch.sigmoid(wide)
+    return (_wide(grad) * (sigmoid * (1 + wide * (1 - sigmoid)))).to(x.dtype)
+
+
 # Elementwise --------------------------------------------------------------------------------------
 # PyTorch's own.
 _POINTWISE = """
-    gelu_backward threshold_backward tanh_backward sigmoid_backward silu_backward mish_backward
+    gelu_backward threshold_backward tanh_backward sigmoid_backward mish_backward
     hardtanh_backward leaky_relu_backward elu_backward softplus_backward hardswish_backward
     hardsigmoid_backward log_sigmoid_backward softshrink_backward hardshrink_backward
     _prelu_kernel_backward
@@ -279,6 +360,7 @@ def _table() -> dict[Any, Callable]:
             _aten.native_layer_norm_backward.default: _layer_norm_backward,
             _aten.native_group_norm.default: _group_norm,
             _aten.native_group_norm_backward.default: _group_norm_backward,
+            _aten.silu_backward.default: _silu_backward,
             _aten._softmax_backward_data.default: _softmax_backward,
             _aten._log_softmax_backward_data.default: _log_softmax_backward,
         }

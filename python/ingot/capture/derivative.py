@@ -23,14 +23,19 @@ from torch.fx.experimental.symbolic_shapes import (
     StatelessSymbolicContext,
 )
 
-from ingot.capture.backward_operators import BY_RESULT, BatchNormByStatistics
+from ingot.capture.backward_operators import (
+    BY_RESULT,
+    BatchNormByStatistics,
+    GroupNormByStatistics,
+)
 from ingot.capture.captured import Region
 from ingot.capture.feed import MEASURING
 from ingot.capture.joining import join_gradients, lay_out_as, lay_out_gradient
-from ingot.capture.nodes import mutates
+from ingot.capture.layout import has_channels_innermost
+from ingot.capture.nodes import is_group_norm, mutates
 from ingot.capture.reference import Reference
 from ingot.capture.sharing import share
-from ingot.runtime.layouts import JoinedLayout, memory_holds
+from ingot.runtime.layouts import JoinedLayout, ResultLayout, concrete, memory_holds
 from ingot.runtime.signature import BATCH
 
 _aten = torch.ops.aten
@@ -102,8 +107,8 @@ def derivative_of(
         graph = make_fx(traced.gradients, decompositions)(*traced.inputs())
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     gradients = placeholders[len(placeholders) - sum(traced.differentiable) :]
-    _simplify(graph.graph)
     _measure_gradients(graph.graph, gradients)
+    _simplify(graph.graph)
     sums = None
     if any(node.target is _aten.slice_backward.default for node in graph.graph.nodes):
         sums = copied(graph)
@@ -237,7 +242,8 @@ def _expand_behind(node: torch.fx.Node) -> None:
 
 def _measure_gradients(graph: torch.fx.Graph, gradients: Sequence[torch.fx.Node]) -> None:
     """Reads sizes off the gradients that are given, where they tell: a tensor of which nothing else
-    is read would be kept for them."""
+    is read would be kept for them. Equal ones are read off one tensor, so that what is made by them
+    is seen to be equal."""
     dimensions = {
         size.node.expr: (gradient, dimension)
         for gradient in gradients
@@ -246,14 +252,14 @@ def _measure_gradients(graph: torch.fx.Graph, gradients: Sequence[torch.fx.Node]
     }
     for node in graph.nodes:
         if node.target is _aten.sym_size.int:
-            node.args = dimensions.get(node.meta["val"].node.expr, node.args)
+            node.args = dimensions.setdefault(node.meta["val"].node.expr, node.args)
 
 
 def _share(graph: torch.fx.Graph) -> None:
     """Each product that reads a tensor under autocast brings a cast of it, for one."""
     if any(mutates(node) for node in graph.nodes):
         return
-    share(graph, lambda node: True)
+    share(graph, lambda node: True, results=True)
     for node in list(graph.nodes):  # once it is known how many read each
         if node.target is _aten.reshape.default:
             _reshape_once(node)
@@ -344,8 +350,11 @@ class _Trace:
         self.places = sorted(set(reference.products.values()))
         norms = reference.statistics if by_statistics else {}
         self.statistics = [place for places in norms.values() for place in places.values()]
+        batch = _batch_of(region, leaves)
         layouts = (region.result_layouts[place] for place in self.statistics)
-        self.examples = [leaves[0].new_empty(la.shape, dtype=la.dtype) for la in layouts]
+        self.examples = [
+            leaves[0].new_empty(concrete(la.shape, batch), dtype=la.dtype) for la in layouts
+        ]
         relus = relus_by_result(reference) if by_statistics else {}
         self.kept = list(relus.values())
         self.module = with_stored(reference, self.places, norms, relus)
@@ -353,12 +362,16 @@ class _Trace:
             results, products = self._run(leaves, self._nothing())
         self.differentiable = tuple(r.requires_grad for r in results)
         self.results, self.products = results, products
+        # As the region hands them out, which need not be as PyTorch's operators would.
+        self.laid_out = [
+            _laid_out(result, layout) for result, layout in zip(results, region.result_layouts)
+        ]
 
     def _nothing(self) -> list[None]:
         return [None] * (len(self.places) + len(self.statistics) + len(self.kept))
 
     def inputs(self) -> list[torch.Tensor]:
-        gradients = [r for r, has in zip(self.results, self.differentiable) if has]
+        gradients = [r for r, has in zip(self.laid_out, self.differentiable) if has]
         kept = [self.results[place] for place in self.kept]
         products, kept, gradients = (
             [torch.empty_like(t.detach()) for t in given]
@@ -384,6 +397,12 @@ class _Trace:
             results, _ = self._run(leaves, stored)
             results = [r for r, has in zip(results, self.differentiable) if has]
         return list(torch.autograd.grad(results, self.variables, given, allow_unused=True))
+
+
+def _laid_out(result: torch.Tensor, layout: ResultLayout | JoinedLayout) -> torch.Tensor:
+    if isinstance(layout, JoinedLayout) or not has_channels_innermost(layout.axes):
+        return result
+    return result.detach().movedim(1, -1).contiguous().movedim(-1, 1)
 
 
 def relus_by_result(reference: Reference) -> dict[str, int]:
@@ -432,8 +451,11 @@ def with_stored(
         made.append(used)
     for name, places in norms.items():
         node = copies[originals[name]]
-        node.args = ({kind: placeholder(at) for kind, at in places.items()}, *node.args)
-        node.target = batch_norm
+        given = {kind: placeholder(at) for kind, at in places.items()}
+        if is_group_norm(node):
+            node.args, node.target = (given, node.meta["val"].dtype, *node.args), group_norm
+        else:
+            node.args, node.target = (given, *node.args), batch_norm
     for name, place in relus.items():
         node = copies[originals[name]]
         node.args = (*node.args, placeholder(place))
@@ -451,6 +473,15 @@ def batch_norm(stored: dict[str, torch.Tensor | None], *args: Any):
     return BatchNormByStatistics.apply(x, weight, bias, *statistics)
 
 
+def group_norm(stored: dict[str, torch.Tensor | None], dtype: torch.dtype, x, *args: Any):
+    """dtype: of the result. Autocast, which may make it a wider one than x's, does not know of an
+    autograd.Function."""
+    if stored["mean"] is None:
+        return _aten.group_norm.default(x, *args)
+    _, weight, bias = (*args[:3], None, None)[:3]
+    return GroupNormByStatistics.apply(x.to(dtype), weight, bias, stored["mean"], stored["rstd"])
+
+
 def _relu(x: torch.Tensor, result: torch.Tensor | None) -> torch.Tensor:
     if result is None:
         return _aten.relu.default(x)
@@ -461,6 +492,7 @@ def _stored(stored: torch.Tensor | None, operator: Any, computed: torch.Tensor, 
     """operator, args: what computes it."""
     if stored is None:
         return computed
+    stored = stored.reshape(computed.shape)  # a region may hand it out under other dimensions
     if operator in BY_RESULT:
         return BY_RESULT[operator](stored, *args)
     # Flags have no derivative.
@@ -485,12 +517,19 @@ def _size_of_batch(region: Region, leaves: Sequence[torch.Tensor]) -> int:
 
 
 def _symbol(region: Region, fakes: Sequence[torch.Tensor]) -> Any:
+    size = _batch_of(region, fakes)
+    return size.node.expr if isinstance(size, torch.SymInt) else None
+
+
+def _batch_of(region: Region, fakes: Sequence[torch.Tensor]) -> Any:
+    """The size of the batch: a symbol's if there is one."""
+    found: Any = 1
     for index, fake in enumerate(fakes):
         for dimension in _batch_dimensions(region, index):
-            size = fake.shape[dimension]
-            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                return size.node.expr
-    return None
+            found = fake.shape[dimension]
+            if isinstance(found, torch.SymInt) and found.node.expr.is_Symbol:
+                return found
+    return found if isinstance(found, int) else 1
 
 
 def _fake(mode: FakeTensorMode, tensor: torch.Tensor, dynamic: tuple[int, ...]) -> torch.Tensor:

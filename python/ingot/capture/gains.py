@@ -17,8 +17,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ingot.capture.layout import has_channels_last, may_lie_channels_last, size_in_bytes
-from ingot.capture.nodes import JOINED, LOSS, named_arguments, operator_name, schema_name
+from ingot.capture.layout import (
+    has_channels_last,
+    hint,
+    may_lie_channels_last,
+    size_in_bytes,
+)
+from ingot.capture.nodes import (
+    JOINED,
+    LOSS,
+    is_group_norm,
+    named_arguments,
+    operator_name,
+    schema_name,
+)
 from ingot.capture.normalisations import is_norm_in_parts
 from ingot.capture.table import is_half
 
@@ -30,13 +42,17 @@ if TYPE_CHECKING:
 # two passes cost the host that much more than PyTorch's operators (49 of them cost ResNet-50 2.7 to
 # 3 ms of a step that takes 17, of which PyTorch's host needs 14 in bf16 and 12 in TF32).
 _LEAST_SAVED = 200e6
-# Not on a GPU until they were measured there.
-takes_channels_last = False
-
-_NORM = "ingot::batch_norm"
+_BATCH_NORM, _GROUP_NORM = "ingot::batch_norm", "aten::group_norm"
+_NORMS = {_BATCH_NORM, _GROUP_NORM}
 # How often a tensor of the result's size is read or written by PyTorch's operator, and not by a
 # region that has the operator inside: forward and backward.
-_SAVED = {_NORM: 0, "aten::add": 3, "aten::sub": 3, "aten::cat": 4}
+_SAVED = {_BATCH_NORM: 0, _GROUP_NORM: 2, "aten::add": 3, "aten::sub": 3, "aten::cat": 4}
+# A cast between 16 and 32 bits, in tensors of 32; PyTorch's copies of images around a group norm
+# whose channels lie innermost, there and back.
+_SAVED_BY_CAST, _SAVED_BY_TURNS = 3, 6
+# Of group norms whose channels lie innermost, statistics of channels, one for each sample: of fewer
+# the blocks of a backward pass, 32 a block, are too few (of 512, and 33 MB each, it was measured).
+_LEAST_OF_CHANNELS = 512
 _POINTWISE = """
     relu silu gelu hardswish hardsigmoid hardtanh relu6 leaky_relu mish elu softplus sigmoid tanh
     mul div neg
@@ -164,7 +180,7 @@ def least_saved(device_type: str) -> float:
 
 
 def may_pay(feed: Feed) -> bool:
-    norms = any(schema_name(node.target) == _NORM for node in feed.graph.nodes)
+    norms = any(schema_name(node.target) in _NORMS for node in feed.graph.nodes)
     return norms and feed.trains_chains and least_saved(feed.device_type) < float("inf")
 
 
@@ -176,7 +192,7 @@ def without_gain(cut: Cut, nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]
         if any(LOSS in node.meta for node in computing):
             continue
         strange = {node for node in computing if not _is_known(node)}
-        if computing and (strange or not _pays(cut, computing)):
+        if computing and (strange or not _pays(cut, chain)):
             found |= strange or set(chain)  # what is left without those is looked at again
     return found
 
@@ -208,22 +224,60 @@ def joins_parts(device_type: str, gradients: bool) -> bool:
     return takes_everything and not (gradients and least_saved(device_type) == float("inf"))
 
 
-def _pays(cut: Cut, computing: list[torch.fx.Node]) -> bool:
-    computing = [n for n in computing if schema_name(n.target) not in _PASSES]
+def _pays(cut: Cut, chain: list[torch.fx.Node]) -> bool:
+    computing = [n for n in chain if cut.computes(n) and schema_name(n.target) not in _PASSES]
     if any(JOINED in node.meta for node in computing):
         # In PyTorch's operators' place, of which there are more than a region's launches cost.
         return True
-    norms = [n for n in computing if schema_name(n.target) == _NORM]
+    norms = [n for n in computing if schema_name(n.target) in _NORMS]
     if len(computing) < 2 or not norms or not cut.feed.trains_chains:
         return False
     if any(cut.is_moved_elsewhere(norm) for norm in norms):
         return False
     inputs = [source for node in computing for source in node.all_input_nodes]
-    if not takes_channels_last and any(map(has_channels_last, inputs)):
+    turned = [norm for norm in norms if is_group_norm(norm) and has_channels_last(norm.args[0])]
+    if turned and not (all(map(_has_channels, turned)) and _lies_as_pytorchs(chain)):
         return False
     if any(is_half(source.meta.get("val")) for source in inputs) and cut.waits_for_host:
         return False
-    return bytes_saved(computing) >= least_saved(cut.device_type)
+    around = sum(map(_saved_around_norm, norms)) + sum(map(_saved_by_cast, chain))
+    return bytes_saved(computing) + around >= least_saved(cut.device_type)
+
+
+def _has_channels(norm: torch.fx.Node) -> bool:
+    samples, channels = norm.meta["val"].shape[:2]
+    return hint(samples) * hint(channels) >= _LEAST_OF_CHANNELS
+
+
+def _lies_as_pytorchs(chain: list[torch.fx.Node]) -> bool:
+    """Whether no result has to be turned to lie as PyTorch's: what reads it gives a gradient that
+    lies so, too."""
+    own = set(chain)
+    results = [node for node in chain if not own.issuperset(node.users)]
+    return all(
+        has_channels_last(node) or may_lie_channels_last(node)
+        for node in results
+        if isinstance(node.meta.get("val"), torch.Tensor) and node.meta["val"].dim() > 2
+    )
+
+
+def _saved_around_norm(norm: torch.fx.Node) -> float:
+    """Of what PyTorch does in front of a group norm, and the same backward: autocast's cast of what
+    comes in 16 bits, and a copy whose channels lie outermost."""
+    if not is_group_norm(norm):
+        return 0.0
+    x, value = norm.args[0], norm.meta["val"]
+    casts = is_half(x.meta.get("val")) and not is_half(value)
+    turns = _SAVED_BY_TURNS * has_channels_last(x)
+    return float((turns + _SAVED_BY_CAST * casts) * size_in_bytes(value))
+
+
+def _saved_by_cast(node: torch.fx.Node) -> float:
+    if schema_name(node.target) not in ("aten::to", "aten::_to_copy"):
+        return 0.0
+    before, after = node.args[0].meta.get("val"), node.meta.get("val")
+    widest = max(map(size_in_bytes, (before, after)))
+    return float(_SAVED_BY_CAST * widest * (is_half(before) != is_half(after)))
 
 
 def bytes_saved(nodes: Iterable[torch.fx.Node]) -> float:

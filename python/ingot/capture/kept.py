@@ -20,8 +20,15 @@ from ingot.capture.decisions import (
 )
 from ingot.capture.feed import needing_gradients
 from ingot.capture.layout import UnfitError, Value, size_in_bytes
-from ingot.capture.nodes import LOSS, OF_CONCATENATION, hands_out_memory, reached, schema_name
-from ingot.capture.normalisations import batch_statistics
+from ingot.capture.nodes import (
+    LOSS,
+    OF_CONCATENATION,
+    hands_out_memory,
+    is_group_norm,
+    reached,
+    schema_name,
+)
+from ingot.capture.normalisations import batch_statistics, group_statistics
 from ingot.capture.products import KEEPING_OPERANDS, PASSING_ON, PRODUCTS
 from ingot.capture.table import CASTS, COPYING, HALVES, SHAPE_OPERATORS
 from ingot.runtime.layouts import ResultLayout, TensorLayout
@@ -85,12 +92,12 @@ class Kept:
             self._sums()
             self._products()
             self._decisions()
-            self._batch_statistics()
+            self._statistics()
         self.written = frozenset(
             at
             for node, at in self.values.items()
-            if node in self.given
-            and hands_out_memory(node)
+            if at < len(self.given)
+            and hands_out_memory(self.given[at])
             and not _is_eagers_too(node, self._needing)
         )
         sources = {
@@ -135,10 +142,18 @@ class Kept:
         value = self.cut.entries[node].value
         if node in self.given:
             self.values[node] = self.given.index(node)
-        elif isinstance(value, Value) and value.id not in self.results:
+        elif self._is_written(node):
+            self.values[node] = self.results.index(value.id)
+        elif isinstance(value, Value):
             with contextlib.suppress(UnfitError):
                 layout = self.region.result_layout(value, value)
                 self.values[node] = self._add(value.id, layout, node.name)
+
+    def _is_written(self, node: torch.fx.Node) -> bool:
+        """Whether it is among the results, if under other dimensions, as those of an image that
+        were merged in front of it."""
+        value = self.cut.entries[node].value
+        return node in self.given or isinstance(value, Value) and value.id in self.results
 
     def _add(self, identity: int, layout: ResultLayout, name: str) -> int:
         self.results.append(identity)
@@ -180,7 +195,7 @@ class Kept:
             if schema_name(node.target) not in PASSING_ON or not self._is_read(node):
                 continue
             wanted = kept = self._is_kept_by_eager(node)
-            if node not in self.given:
+            if not self._is_written(node):
                 wanted = self._replaces_products(node) or (kept and _is_of_a_chain(node))
                 wanted = wanted or self._let_go_for(node) > _bytes(node)
             if wanted:
@@ -329,20 +344,21 @@ class Kept:
             if kept in self.nodes and not is_exact(kept, inside, stored):
                 self._store(kept)
 
-    def _batch_statistics(self) -> None:
-        """Of batch norms in training, what backward reads: mean and variance, or what follows from
-        it. The norm's own sweep makes them: behind a product from what is then rounded where a
-        16-bit result is stored, but x̂ must come from one and the same."""
+    def _statistics(self) -> None:
+        """Of batch norms in training, and of group norms, what backward reads: mean and variance,
+        or what follows from it. The norm's own sweep makes them: behind a product from what is then
+        rounded where a 16-bit result is stored, but x̂ must come from one and the same."""
         behind_product = self.cut.has_product(self.level)
         if behind_product and any(layout.dtype in HALVES for layout in self.layouts):
             return
         for node in self.nodes:
-            if node.target is not torch.ops.ingot.batch_norm.default or not node.args[6]:
-                continue
             value = self.cut.entries[node].value
-            for kind, (identity, layout) in batch_statistics(
-                self.region, value, not behind_product
-            ).items():
+            found: dict[str, tuple[int, ResultLayout]] = {}
+            if node.target is torch.ops.ingot.batch_norm.default and node.args[6]:
+                found = batch_statistics(self.region, value, not behind_product)
+            elif is_group_norm(node) and not behind_product:
+                found = group_statistics(self.region, value)
+            for kind, (identity, layout) in found.items():
                 at = self._add(identity, layout, f"{node.name}_{kind}")
                 self.statistics.setdefault(node, {})[kind] = at
 

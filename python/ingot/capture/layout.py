@@ -125,6 +125,13 @@ def has_channels_last(node: Any) -> bool:
     return max(inner[1:]) > 1 and value.stride(1) == 1
 
 
+def has_channels_innermost(axes: tuple) -> bool:
+    """axes: of each dimension of a result [N, C, ...]."""
+    sample, channels, space = axes[:1], axes[1:2], axes[2:]
+    flat = [axis for run in (*sample, *space, *channels) for axis in run]
+    return bool(space) and flat == sorted(flat)
+
+
 def hand_on_channels_last(graph: torch.fx.Graph) -> None:
     """To tensors [N, C, space] that lie so, which do not tell it themselves: any matrix may be
     transposed."""

@@ -312,6 +312,8 @@ class _Merging:
         made.meta = dict(node.meta)
         self.made.append(made)
         if isinstance(example(node), torch.Tensor):
+            if has_channels_last(node):
+                made.meta[CHANNELS_LAST] = True
             made.meta["val"] = self._flat_example(node)
             self._give_back(writer, node, made)
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ingot.capture.layout import UnfitError, Value, hint
 from ingot.capture.nodes import is_group_norm
-from ingot.capture.region import RegionBuilder, axis_names, json_shape
+from ingot.capture.region import RegionBuilder, axis_names, in_memory, json_shape
 from ingot.capture.table import HALVES, Call, row
 from ingot.runtime.layouts import ResultLayout
 from ingot.runtime.library import AXES
@@ -24,6 +25,18 @@ _MOST_OF_A_BLOCK = 1 << 13
 # Of larger samples, tokens of which one block takes a channel's statistics: enough that these are
 # a small part of what is read.
 _LEAST_OF_A_PART, _MOST_PARTS = 128, 16
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """What a group norm takes its statistics of: x, whose axes are those of its memory, cut along
+    `extents`, of which `axis` runs over the groups; in_parts: those of each channel first."""
+
+    x: Value
+    extents: tuple[int, int, int, int]
+    axis: int
+    eps: float
+    in_parts: bool = False
 
 
 def _flat_parameter(call: Call, name: str, x: Value) -> int:
@@ -121,6 +134,19 @@ def batch_statistics(
     return found
 
 
+def group_statistics(region: RegionBuilder, norm: Value) -> dict[str, tuple[int, ResultLayout]]:
+    """Of a group norm, what backward reads: mean and rstd of [sample, group]."""
+    of = region.grouped.get(norm.id)
+    if of is None:
+        return {}
+    mean, rstd = _moments(region, of)
+    extents = [1] * AXES
+    extents[0], extents[of.axis] = of.extents[0], of.extents[of.axis]
+    sizes, axes = (extents[0], extents[of.axis]), ((0,), (of.axis,))
+    layout = ResultLayout(sizes, axes, tuple(extents), _computed_in(of.x))
+    return {"mean": (mean, layout), "rstd": (rstd, layout)}
+
+
 @row("aten::batch_norm", "aten::_native_batch_norm_legit_no_training")
 def _aten_batch_norm(call: Call) -> Any:
     training = bool(call.get("training", False))
@@ -184,7 +210,12 @@ def _group_normalised(call: Call) -> Value:
     if flat != sorted(flat):
         raise UnfitError("a norm over transposed dimensions")
     attributes = {"groups": groups, "channels": place, "eps": call["eps"]}
-    return _affine(call, "group_norm", value, ("weight", "bias"), attributes)
+    made = _affine(call, "group_norm", value, ("weight", "bias"), attributes)
+    if place == "rows":
+        samples, count, *rest = value.extents
+        extents = (samples, groups, 1, count // groups * math.prod(rest))
+        call.region.grouped[made.id] = Grouped(value, extents, 1, call["eps"])
+    return made
 
 
 def norms_tokens(device_type: str) -> bool:
@@ -214,14 +245,15 @@ def _group_norm_of_tokens(call: Call, value: Value, groups: int) -> Value:
     samples, *others, channels = value.extents
     parameters = [_flat_parameter(call, name, value) for name in ("weight", "bias")]
     half = value.dtype in HALVES
-    x = region.cast(value, torch.float32) if half else value
-    # In the order of memory, in which its dimensions need not be.
-    plain = Value(x.id, x.extents, tuple((a,) for a in range(AXES)), x.extents, x.dtype)
+    x = region.cast(value, _computed_in(value))
+    plain = in_memory(x)
     grouped = (samples, math.prod(others), groups, channels // groups)
-    if _in_parts(value.extents[1:], groups):
-        made = _normalised_in_parts(region, plain, grouped, eps)
+    of = Grouped(plain, grouped, 2, eps, _in_parts(value.extents[1:], groups))
+    split = region.view(plain, grouped)
+    if of.in_parts:
+        mean, rstd = _moments(region, of)
+        made = region.emit("mul", [region.emit("sub", [split, mean]), rstd])
     else:
-        split = region.view(plain, grouped)
         made = region.emit("layer_norm", [split, -1, -1], {"axes": axis_names((1, 3)), "eps": eps})
     made = Value(made, grouped, plain.dims, grouped, x.dtype)
     identity = region.view(made, value.extents)
@@ -230,15 +262,35 @@ def _group_norm_of_tokens(call: Call, value: Value, groups: int) -> Value:
             if half:
                 parameter = region.emit("cast", [parameter], {"dtype": DTYPE_NAMES[x.dtype]})
             identity = region.emit(op, [identity, parameter])
-    return region.cast(call.like(x, identity), value.dtype)
+    made = region.cast(call.like(x, identity), value.dtype)
+    region.grouped[made.id] = of
+    return made
 
 
-def _normalised_in_parts(
-    region: RegionBuilder, x: Value, grouped: tuple[int, int, int, int], eps: float
-) -> int:
-    """x̂ of [sample, token, group, channel], the statistics of each channel over parts of the tokens
-    first, so that many blocks share a sample: a group's variance is the mean of the variances of
-    its parts, all of one size, and the variance of their means (the law of total variance)."""
+def _computed_in(value: Value) -> torch.dtype:
+    return torch.float32 if value.dtype in HALVES else value.dtype
+
+
+def _moments(region: RegionBuilder, of: Grouped) -> tuple[int, int]:
+    """Mean and rstd of each group."""
+    x = region.cast(of.x, _computed_in(of.x))
+    if of.in_parts:
+        mean, variance = _moments_in_parts(region, x, of.extents)
+    else:
+        split = region.view(x, of.extents)
+        axes = [axis for axis in (1, 2, 3) if axis != of.axis and of.extents[axis] != 1]
+        mean = region.emit("mean", [split], {"axes": axis_names(axes)})
+        variance = region.emit("var", [split], {"axes": axis_names(axes), "unbiased": False})
+    return mean, region.emit("rsqrt", [region.emit("add", [variance, region.constant(of.eps)])])
+
+
+def _moments_in_parts(
+    region: RegionBuilder, x: Value, grouped: tuple[int, int, int, int]
+) -> tuple[int, int]:
+    """Mean and variance of [sample, token, group, channel], the statistics of each channel over
+    parts of the tokens first, so that many blocks share a sample: a group's variance is the mean of
+    the variances of its parts, all of one size, and the variance of their means (the law of total
+    variance)."""
     samples, tokens, groups, channels = grouped
     parts = _parts_of(tokens)
     plain = tuple((axis,) for axis in range(AXES))
@@ -255,10 +307,7 @@ def _normalised_in_parts(
     mean = region.emit("mean", [means], across)
     apart = region.emit("sub", [means, mean])
     spread = region.emit("add", [variances, region.emit("mul", [apart, apart])])
-    variance = region.emit("mean", [spread], across)
-    rstd = region.emit("rsqrt", [region.emit("add", [variance, region.constant(eps)])])
-    centred = region.emit("sub", [region.view(x, grouped), mean])
-    return region.emit("mul", [centred, rstd])
+    return mean, region.emit("mean", [spread], across)
 
 
 def _parts_of(tokens: int) -> int:

@@ -23,7 +23,7 @@ class Reference:
     nodes (products, operands of such, decisions) whose values the region stores, with their place
     among the region's results; statistics:
     of its batch norms in training, the places of "mean" and "variance", or of "mean", "rstd" and,
-    where there is a weight, rstd times that ("scale")."""
+    where there is a weight, rstd times that ("scale"); of its group norms, of "mean" and "rstd"."""
 
     module: torch.fx.GraphModule
     products: dict[str, int]

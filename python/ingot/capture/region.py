@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -46,6 +47,7 @@ class RegionBuilder:
         self.roles: dict[Any, tuple[str, str]] = {}
         self.positions: set[Any] = set()  # nodes of tensors that hold 0, 1, 2, ...
         self._leaf_ids: dict[Any, int] = {}
+        self.grouped: dict[int, Any] = {}  # by a group norm's id, what its statistics are of
         self._viewed: dict[int, Value] = {}  # by a view's id, what it is a view of
         self._origin = ""
         self._source = ""
@@ -59,6 +61,7 @@ class RegionBuilder:
         del self.values[values:]
         del self.leaves[leaves:]
         self._leaf_ids = ids
+        self.grouped = {norm: of for norm, of in self.grouped.items() if norm < values}
 
     def set_origin(self, origin: str, source: str) -> None:
         self._origin, self._source = origin, source
@@ -186,11 +189,10 @@ class RegionBuilder:
         if tuple(own) == operand.extents and operand.dims == _where_held(operand, wanted):
             return operand.id
         # Equal extents alone say nothing: both sides of a square plane have the same.
-        for dims_of in (operand.dims, _where_held(operand, wanted)):
-            flat = [axis for axes in dims_of for axis in axes if own[axis] != 1]
-            if flat != sorted(flat):
-                raise UnfitError("operands whose dimensions lie on different axes")
-        return self.view(operand, own)
+        order = _order_in_memory(operand.dims, operand.extents)
+        if order is None or order != _order_in_memory(_where_held(operand, wanted), own):
+            raise UnfitError("operands whose dimensions lie on different axes")
+        return self.view(in_memory(operand), own)
 
     def result_layout(self, value: Value, computed: Value) -> ResultLayout:
         """Of a tensor like `value` in whose memory `computed` is written."""
@@ -210,6 +212,12 @@ class RegionBuilder:
         return JoinedLayout(joined.sizes, tuple(order), joined.dimension, parts)
 
 
+def in_memory(value: Value) -> Value:
+    """The same with its axes as dimensions: in the order of memory, in which those need not be."""
+    axes = tuple((axis,) for axis in range(AXES))
+    return Value(value.id, value.extents, axes, value.extents, value.dtype)
+
+
 def axis_names(axes: Sequence[int]) -> list[str]:
     return [AXIS_NAMES[axis] for axis in sorted(axes)]
 
@@ -227,6 +235,15 @@ def _padded_axes(operand: Operand, rank: int) -> tuple:
 def _where_held(value: Value, wanted: Sequence[tuple[int, ...]]) -> tuple:
     """The wanted axes of those dimensions along which a value varies."""
     return tuple(run if axes else () for axes, run in zip(value.dims, wanted))
+
+
+def _order_in_memory(dims: Sequence[tuple[int, ...]], extents: Sequence[int]) -> list[int] | None:
+    """Dimensions as they follow one another along the axes; None where one lies inside another, or
+    its own axes are not in order."""
+    of_axis = {axis: d for d, run in enumerate(dims) for axis in run if extents[axis] != 1}
+    order = [dimension for dimension, _ in itertools.groupby(of_axis[a] for a in sorted(of_axis))]
+    in_order = all(list(run) == sorted(run) for run in dims)
+    return order if in_order and len(order) == len(set(order)) else None
 
 
 def _broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:

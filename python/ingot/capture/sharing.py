@@ -23,16 +23,18 @@ from ingot.capture.table import SHAPE_OPERATORS, TABLE
 _MARKS = (BATCHED, JOINED, LEFT_ALONE, PART, WITHOUT_AUTOCAST)
 
 
-def share(graph: torch.fx.Graph, shareable: Callable[[torch.fx.Node], bool]) -> None:
+def share(
+    graph: torch.fx.Graph, shareable: Callable[[torch.fx.Node], bool], results: bool = False
+) -> None:
     """Of pure nodes that are `shareable` and alike, the first one stands for all; results of the
-    graph stay tensors of their own. Equal nodes have equal operands, so that nothing is reached
-    earlier or later than before."""
+    graph stay tensors of their own, unless `results` are gradients, which eager shares. Equal nodes
+    have equal operands, so that nothing is reached earlier or later than before."""
     first: dict[Any, torch.fx.Node] = {}
     for node in list(graph.nodes):
         if node.op != "call_function" or not is_pure(node) or not shareable(node):
             continue
         same = first.setdefault(_computed(node), node)
-        if same is not node and not any(user.op == "output" for user in node.users):
+        if same is not node and (results or not any(u.op == "output" for u in node.users)):
             node.replace_all_uses_with(same)
             graph.erase_node(node)
 

@@ -18,6 +18,7 @@ from ingot.capture.derivative import (
     Derivative,
     Substitute,
     batch_norm,
+    group_norm,
     relus_by_result,
     with_stored,
 )
@@ -60,6 +61,8 @@ def _with_all_stored(reference: Reference, derivative: Derivative) -> torch.fx.G
     for node in made.graph.nodes:
         if node.target is batch_norm:
             node.target = _batch_norm
+        elif node.target is group_norm:
+            node.target, node.args = _aten.group_norm.default, node.args[2:]
     return made
 
 

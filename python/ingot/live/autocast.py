@@ -17,6 +17,7 @@ from collections.abc import Container
 import torch
 
 from ingot.capture.feed import Feed, Placeholder, needing_gradients
+from ingot.capture.nodes import is_convolution
 
 _aten = torch.ops.aten
 # Smaller weights are cast, by the region, in less time than PyTorch takes to hand out its copy.
@@ -61,6 +62,23 @@ def cast_inputs(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) ->
             cast.meta["val"] = value.to(dtype)
             for user in users:
                 user.replace_input_with(node, cast)
+
+
+def cast_for_convolutions(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) -> None:
+    """Writes the casts that autocast makes of what convolutions read, so that what computes a
+    tensor writes it in 16 bits: where one convolution reads it, whose gradient eager casts back.
+    dtype, refused: as above."""
+    for node in list(feed.graph.nodes):
+        value = node.meta.get("val")
+        if node.op != "call_function" or getattr(value, "dtype", None) != torch.float32:
+            continue
+        users = [user for user in node.users if is_convolution(user) and user.args[0] is node]
+        if len(users) != 1 or users[0].name in refused:
+            continue
+        with feed.graph.inserting_before(users[0]):
+            cast = feed.graph.call_function(_aten._to_copy.default, (node,), {"dtype": dtype})
+        cast.meta["val"] = value.to(dtype)
+        users[0].replace_input_with(node, cast)
 
 
 def _products_of(node: torch.fx.Node, refused: Container[str]) -> list[torch.fx.Node]:

@@ -100,7 +100,7 @@ def _by_regions(derivative_of, region, device_type, precision, compile) -> tuple
         if any(mutates(node) for node in module.graph.nodes):
             raise CaptureError("it writes into tensors")
         _with_own_products(module.graph, precision, (transposed_product,))
-        if not region.reference.products and any(map(_has_channels_last, region.leaf_layouts)):
+        if not _multiplies(region) and any(map(_has_channels_last, region.leaf_layouts)):
             hand_on_channels_last(module.graph)
         captured = import_graph(_feed_of(module, derivative, region, device_type, staged=True))
         _check_gain(captured)
@@ -110,6 +110,10 @@ def _by_regions(derivative_of, region, device_type, precision, compile) -> tuple
     except Exception as error:  # a fault of ours must not stop a program that PyTorch can run
         logger.error("backward of %s failed: %r", region.graph["name"], error, exc_info=True)
     return None
+
+
+def _multiplies(region: Region) -> bool:
+    return any(schema_name(n.target) in PRODUCTS for n in region.reference.module.graph.nodes)
 
 
 def _has_channels_last(layout: LeafLayout) -> bool:

@@ -22,7 +22,7 @@ from ingot.capture.numbers import numbers_as_tensors
 from ingot.capture.products import PRODUCTS
 from ingot.capture.table import SHAPE_OPERATORS
 from ingot.live import lengths, policy
-from ingot.live.autocast import cast_by_torch, cast_inputs
+from ingot.live.autocast import cast_by_torch, cast_for_convolutions, cast_inputs
 from ingot.live.compiled import Compiled, RefusedError
 from ingot.live.memory import copies_of_inputs, copies_of_written, views_among_results
 from ingot.live.products import LEAST_WORK, product, with_own_products
@@ -142,6 +142,7 @@ class _Import:
             refused.update(dict.fromkeys(cast_by_torch(feed, autocast, refused), ""))
             if gradients:
                 cast_inputs(feed, autocast, refused)
+            cast_for_convolutions(feed, autocast, refused)
         own_products = _has_own_products(feed.device_type, autocast)
         own_products &= not (gradients and feed.tf32 and is_of_the_host(feed.graph.nodes))
         self.request, self.feed, self.refused, self.tf32 = request, feed, refused, tf32
