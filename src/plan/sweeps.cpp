@@ -166,8 +166,8 @@ class SweepBuilder {
   int host_of(ValueId id, int time) const {
     for (size_t i = 0; i < schedule_.groups.size(); ++i) {
       const Group& group = schedule_.groups[i];
-      const bool evaluates = cones_[i][static_cast<size_t>(id)] ||
-                             cones_[i][static_cast<size_t>(behind_copy(id))];
+      const bool evaluates =
+          cones_[i][static_cast<size_t>(id)] || cones_[i][static_cast<size_t>(behind_copy(id))];
       if (group.time >= had(id).time && group.time < time && evaluates && fills(id, group.space)) {
         return static_cast<int>(i);
       }

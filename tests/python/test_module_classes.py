@@ -185,3 +185,22 @@ def test_torch_jit_script_reads_the_original():
     torch.testing.assert_close(scripted(fed), optimised(fed))
     assert isinstance(optimised.layers, ingot.OptimizedModule)
     assert all(a is b for a, b in zip(scripted.parameters(), optimised.parameters()))
+
+
+def test_a_forward_that_is_replaced_in_the_class_is_seen():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(16, 8)
+
+        def forward(self, x):
+            return self.linear(x).relu()
+
+    x, before = torch.randn(4, 16), Model()
+    fast = ingot.optimize(before)
+    torch.testing.assert_close(fast(x), before(x))
+    Model.forward = lambda self, x: self.linear(x).tanh() * 2
+    after = Model()
+    for module, optimised in ((before, fast), (after, ingot.optimize(after))):
+        torch.testing.assert_close(optimised(x), module(x))
+        torch.testing.assert_close(optimised(x), torch.tanh(module.linear(x)) * 2)

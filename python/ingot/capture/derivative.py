@@ -9,6 +9,7 @@ nothing that backward does not read is left.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -331,12 +332,23 @@ def unwatched() -> Iterator[None]:
     try:
         # In this thread: one of the engine's may be waiting for what this one holds.
         with torch.autograd.set_multithreading_enabled(False):
-            with torch.autograd.set_detect_anomaly(False), hooks:
+            with torch.autograd.set_detect_anomaly(False), hooks, _by_its_own_engine():
                 yield
     finally:
         # torch.func's transforms forbid hooks while they run, and may fail before they allow them.
         if before is None and _autograd._saved_tensors_hooks_get_disabled_error_message():
             _autograd._saved_tensors_hooks_enable()
+
+
+def _by_its_own_engine() -> contextlib.AbstractContextManager:
+    """PyTorch's compiler of backward passes, where it is on, would take the recording for one."""
+    compiler = sys.modules.get("torch._dynamo.compiled_autograd")
+    disabled = getattr(compiler, "_disable", contextlib.nullcontext)
+    return (
+        disabled()
+        if getattr(compiler, "compiled_autograd_enabled", False)
+        else (contextlib.nullcontext())
+    )
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:

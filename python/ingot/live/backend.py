@@ -27,6 +27,7 @@ from ingot.capture.nodes import where
 from ingot.live import lengths, policy
 from ingot.live.compiled import Compiled
 from ingot.live.importing import Request, compile_whole
+from ingot.live.nested import write_out
 from ingot.live.overlaps import while_apart
 from ingot.live.pieces import compile_pieces
 from ingot.live.reporting import HOLDS_NOTHING
@@ -82,7 +83,11 @@ class Session:
     def warn(self, reason: str) -> None:
         if reason not in self.warned:
             self.warned.add(reason)
-            warnings.warn(f"ingot: {self.name}: {reason}", IngotWarning, stacklevel=2)
+            text = f"ingot: {self.name}: {reason}"
+            try:
+                warnings.warn(text, IngotWarning, stacklevel=2)
+            except IngotWarning:  # warnings are errors here, but nothing is wrong with the call
+                logger.warning(text)
 
     def tell(self, item: Unsupported) -> None:
         place = item.where and f" ({item.where})"
@@ -178,6 +183,7 @@ def switched_off() -> bool:
 def compile_graph(
     session: Session, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
 ) -> Callable:
+    write_out(gm)
     return compile_pieces(gm, example_inputs, partial(_compile_piece, session))
 
 

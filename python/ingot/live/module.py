@@ -9,6 +9,7 @@ hands the original's to TorchDynamo, whose backend Ingot is.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -54,6 +55,16 @@ def _after_ours(cls: type) -> tuple[type, ...]:
     return cls.__mro__[cls.__mro__.index(OptimizedModule) + 1 :]
 
 
+def _see_forward(cls: type[OptimizedModule]) -> None:
+    """Now, and again once somebody has put another function in its place in the user's class."""
+    cls._ingot_original = _original_forward(cls)
+    cls.forward = _presented_as(cls._ingot_original)
+    home = _original_class(cls)
+    watched = isinstance(inspect.getattr_static(home, "forward"), types.FunctionType)
+    cls._ingot_home = home if watched else cls
+    cls._ingot_found = cls._ingot_home.forward
+
+
 def _presented_as(original: Callable) -> Callable:
     """OptimizedModule's forward with the parameters of the original: trainers choose what to pass a
     model by them, and exporters name inputs after them."""
@@ -81,6 +92,9 @@ class OptimizedModule(nn.Module):
         # TorchDynamo, compiling for somebody else, takes the branch while it traces.
         if is_traced():
             return type(self)._ingot_original(self, *args, **kwargs)
+        cls = type(self)
+        if cls._ingot_home.forward is not cls._ingot_found:
+            _see_forward(cls)
         try:
             left = _own_left(self)
         except AttributeError:
@@ -91,6 +105,8 @@ class OptimizedModule(nn.Module):
             if self.training is training and _grad() is gradients and next(more, False):
                 return type(self)._ingot_original(self, *args, **kwargs)
         state = _own_state(self)
+        if state.original_forward is not cls._ingot_original:
+            state = _make_state(self, **state.settings())
         # What watches this thread's operators must see the original's.
         if nested(args, kwargs) or state.left.hold_again(self, args, kwargs) or intercepted():
             return type(self)._ingot_original(self, *args, **kwargs)
@@ -102,8 +118,7 @@ class OptimizedModule(nn.Module):
         if "_ingot_dynamic" not in cls.__dict__:
             super().__init_subclass__(**keywords)
         if "forward" not in cls.__dict__:
-            cls._ingot_original = _original_forward(cls)
-            cls.forward = _presented_as(cls._ingot_original)
+            _see_forward(cls)
 
     def _replicate_for_data_parallel(self) -> nn.Module:
         """DataParallel makes its replicas anew at every call: they share what was compiled."""
@@ -220,6 +235,8 @@ def _optimized_class(cls: type) -> type:
     # that class keeps the module.
     for made in type.__subclasses__(cls):
         if "_ingot_dynamic" in made.__dict__:
+            if made._ingot_home.forward is not made._ingot_found:
+                _see_forward(made)
             return made
     name = f"Optimized{cls.__name__}"
     body = {"__doc__": cls.__doc__, "__module__": cls.__module__, "_ingot_dynamic": True}

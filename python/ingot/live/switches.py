@@ -5,10 +5,12 @@ lost where they are cut apart: here each gets to say it by itself.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ingot.capture.captured import CaptureError
 from ingot.capture.nodes import LEFT_ALONE, WITHOUT_AUTOCAST, mutates
@@ -20,6 +22,8 @@ from ingot.live.unseen_writes import (
     written_otherwise,
 )
 
+# Operators of Python's that write into their first operand.
+_IN_PLACE = set("setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor imatmul".split())
 # Words in the names of the functions that switch.
 _GRADIENTS, _ENTER, _EXIT, INFERENCE = (
     "set_grad_enabled",
@@ -37,6 +41,17 @@ class Runner(torch.fx.Interpreter):
     def __init__(self, gm: torch.fx.GraphModule, watching: bool = False):
         super().__init__(gm)
         self._watching = watching
+        self._standing_in = _copies_of_attributes(gm) if watching and _may_write(gm) else {}
+
+    def fetch_attr(self, target: str) -> Any:
+        found = self._standing_in.get(target)
+        return super().fetch_attr(target) if found is None else found
+
+    def put_attributes_back(self, traced: torch.fx.GraphModule) -> None:
+        """Into what was traced, for the copies that stood in for them."""
+        own = {id(t): super(Runner, self).fetch_attr(at) for at, t in self._standing_in.items()}
+        for held in (vars(traced), traced._buffers, traced._parameters):
+            held.update({name: own[id(t)] for name, t in held.items() if id(t) in own})
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         self._entered: list[torch.autocast] = []
@@ -50,6 +65,8 @@ class Runner(torch.fx.Interpreter):
         finally:
             while self._entered:
                 self._entered.pop().__exit__(None, None, None)
+        if any(tensor._version for tensor in self._standing_in.values()):
+            raise CaptureError("it writes into tensors that are no inputs of its graph")
         if self._unseen:
             raise UnseenWritesError([*self._unseen, *self._otherwise])
         if self._otherwise:
@@ -91,6 +108,28 @@ class Runner(torch.fx.Interpreter):
         if target == "requires_grad_" and not self._gradients and _asks(*args[1:], **kwargs):
             raise CaptureError("its forward switches gradients on or off")
         return super().call_method(target, args, kwargs)
+
+
+def _may_write(gm: torch.fx.GraphModule) -> bool:
+    """Whether some operator writes into what it is given, by its name."""
+    return any(
+        name.endswith("_") and not name.endswith("__") or name in _IN_PLACE or "out" in node.kwargs
+        for node in gm.graph.nodes
+        if node.op in ("call_function", "call_method")
+        for name in [getattr(node.target, "__name__", str(node.target)).partition(".")[0]]
+    )
+
+
+def _copies_of_attributes(gm: torch.fx.GraphModule) -> dict[str, torch.Tensor]:
+    """Of tensors that a graph of Dynamo's holds itself, as an optimiser's step has its state:
+    tracing runs operators on those, and what is written would be written twice."""
+    paths = {str(node.target) for node in gm.graph.nodes if node.op == "get_attr"}
+    held = {path: operator.attrgetter(path)(gm) for path in paths}
+    return {
+        path: tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        for path, tensor in held.items()
+        if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor)
+    }
 
 
 def _asks(requires_grad: bool = True) -> bool:

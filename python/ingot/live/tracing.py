@@ -407,18 +407,18 @@ def _traced(gm: torch.fx.GraphModule, values: Sequence[Any]) -> tuple[torch.fx.G
     if mode is None:
         raise CaptureError("it takes no tensors")
     switches.refuse(gm.graph, switches.INFERENCE)  # which tracing does not note
+    runner = switches.Runner(gm, watching=True)
     try:
         # The mode may be our own: Dynamo's, found through its context, would not mix with it.
         with tracing(None), mode, enable_python_dispatcher(), preserve_node_meta():
-            traced = aliases.declared(
-                functional.traced(switches.Runner(gm, watching=True).run, values), values
-            )
+            traced = aliases.declared(functional.traced(runner.run, values), values)
             if any(mutates(node) for node in traced.graph.nodes):
                 traced = functional.without_writes(traced, values)
     except CaptureError:
         raise
     except Exception as error:  # many kinds
         raise CaptureError(f"it cannot be traced: {_first_line(error)}") from error
+    runner.put_attributes_back(traced)
     switches.settle(traced.graph, values)
     return traced.graph, traced
 
