@@ -39,6 +39,7 @@ ACTIVATIONS = {
 @pytest.fixture(autouse=True)
 def every_chain_pays(monkeypatch):
     monkeypatch.setattr(gains, "least_saved", lambda device_type: 0.0)
+    monkeypatch.setattr(gains, "takes_channels_last", True)
 
 
 def norm_of(norm: nn.Module) -> nn.Module:

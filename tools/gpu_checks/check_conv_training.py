@@ -1,9 +1,9 @@
-"""Training steps of chains of batch norms at real sizes: gradients against fp64, and times.
+"""Training steps of chains of norms at real sizes: gradients against fp64, and times.
 
 python check_conv_training.py [--seconds 60] [--rows A,B] [--all] [--least BYTES]
 
-Each row is a chain behind a convolution, of which the convolution's result is given: batch norm,
-with a sum, with an activation. Errors of the output, of all gradients and of running statistics are
+Each row is a chain behind a convolution, of which the convolution's result is given: batch or group
+norm, with a sum, with an activation. Errors of the output, of all gradients and of running statistics are
 relative Frobenius errors against fp64, the worst; Ingot's may be a small factor of eager's. Times
 are of forward and backward, interleaved rounds with cold L2, medians, and the 95 % interval of
 Ingot's over eager's; peak memory is of one step. --all takes chains that the rule for what pays
@@ -43,11 +43,15 @@ ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 5e-3}
 class Chain(nn.Module):
     def __init__(self, channels: int, kind: str):
         super().__init__()
-        self.norm, self.kind = nn.BatchNorm2d(channels), kind
+        self.kind = kind
+        groups = kind.startswith("gn")
+        self.norm = nn.GroupNorm(32, channels) if groups else nn.BatchNorm2d(channels)
         nn.init.normal_(self.norm.weight, 1.0, 0.3)
         nn.init.normal_(self.norm.bias)
 
     def forward(self, x, residual):
+        if self.kind == "gn_add_silu":
+            return F.silu(self.norm(x + residual))
         y = self.norm(x)
         if "add" in self.kind:
             y = y + residual
@@ -94,6 +98,11 @@ ROWS = [
     Row("bn_add_relu", LAST, B16),
     Row("bn_relu", (32, 128, 28, 28), B16),
     Row("bn_add_relu", (32, 512, 28, 28), B16),
+    Row("gn_silu", (16, 320, 64, 64), F32),
+    Row("gn_silu", (16, 320, 64, 64), B16),
+    Row("gn_add_silu", (16, 320, 64, 64), F32),
+    Row("gn_relu", (4, 128, 256, 256), F32),
+    Row("gn_silu", (16, 640, 32, 32), B16),
 ]
 
 
@@ -108,6 +117,8 @@ class Subject:
         ]
         self.given[0].mul_(2).add_(0.5)
         self.module = Chain(row.shape[1], row.kind).to(DEVICE).train()
+        if row.kind.startswith("gn"):  # which takes no parameters of another dtype
+            self.module.to(row.dtype)
 
     def run(self, module, dtype=None) -> list[torch.Tensor]:
         x, gradient, *residual = (t.to(dtype) if dtype else t for t in self.given)
@@ -190,6 +201,7 @@ def main() -> int:
     if arguments.all or arguments.least is not None:
         least = arguments.least or 0.0
         gains.least_saved = lambda device_type: least
+        gains.takes_channels_last = True
     wanted = arguments.rows.split(",") if arguments.rows else [""]
     started, missed, wrong, longest = time.monotonic(), 0, 0, 3.0
     for row in ROWS:

@@ -293,6 +293,11 @@ NETWORKS: tuple[Network, ...] = (
         images(8, 256, 32, 2),
     ),
     plain(
+        "diffusion",
+        lambda small: own.Diffusion(*((16, 2, 24) if small else (128, 3, 512))),
+        normal(((16, 4, 64, 64), (16, 512)), ((2, 4, 16, 16), (2, 24))),
+    ),
+    plain(
         "autoencoder",
         lambda small: own.Autoencoder(*((48, (32, 16, 8)) if small else (4096, (2048, 1024, 256)))),
         normal(((4096, 4096),), ((12, 48),)),

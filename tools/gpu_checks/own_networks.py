@@ -54,6 +54,54 @@ class UNet(nn.Module):
         return self.last(y)
 
 
+class _Denoising(nn.Module):
+    """A residual block that is told the time: group norms, SiLU, and a shift by channel."""
+
+    def __init__(self, inner: int, outer: int, times: int):
+        super().__init__()
+        self.norms = nn.ModuleList((nn.GroupNorm(8, inner), nn.GroupNorm(8, outer)))
+        self.first, self.second = (nn.Conv2d(n, outer, 3, padding=1) for n in (inner, outer))
+        self.shift = nn.Linear(times, outer)
+        self.aside = nn.Conv2d(inner, outer, 1) if inner != outer else nn.Identity()
+
+    def forward(self, x, time):
+        y = self.first(F.silu(self.norms[0](x)))
+        y = y + self.shift(F.silu(time))[:, :, None, None]
+        return self.aside(x) + self.second(F.silu(self.norms[1](y)))
+
+
+class Diffusion(nn.Module):
+    """What diffusion models denoise images with: a U-Net of such blocks, attention at its foot."""
+
+    def __init__(self, channels: int, depth: int, times: int):
+        super().__init__()
+        widths = [channels * 2**i for i in range(depth + 1)]
+        pairs = list(zip(widths, widths[1:]))
+        self.first, self.last = nn.Conv2d(4, channels, 3, padding=1), nn.Conv2d(channels, 4, 1)
+        self.down = nn.ModuleList(_Denoising(a, a, times) for a, _ in pairs)
+        self.shrink = nn.ModuleList(nn.Conv2d(a, b, 3, 2, 1) for a, b in pairs)
+        self.foot = nn.ModuleList(_Denoising(widths[-1], widths[-1], times) for _ in range(2))
+        self.norm = nn.GroupNorm(8, widths[-1])
+        self.attend = nn.MultiheadAttention(widths[-1], 4, batch_first=True)
+        self.grow = nn.ModuleList(nn.Conv2d(b, a, 3, padding=1) for a, b in pairs[::-1])
+        self.up = nn.ModuleList(_Denoising(2 * a, a, times) for a, _ in pairs[::-1])
+        self.end = nn.GroupNorm(8, channels)
+
+    def forward(self, image, time):
+        x, kept = self.first(image), []
+        for block, shrink in zip(self.down, self.shrink):
+            kept.append(block(x, time))
+            x = shrink(kept[-1])
+        x = self.foot[0](x, time)
+        tokens = self.norm(x).flatten(2).transpose(1, 2)
+        x = x + self.attend(tokens, tokens, tokens, need_weights=False)[0].mT.reshape(x.shape)
+        x = self.foot[1](x, time)
+        for grow, block in zip(self.grow, self.up):
+            x = grow(F.interpolate(x, scale_factor=2.0))
+            x = block(torch.cat([kept.pop(), x], dim=1), time)
+        return self.last(F.silu(self.end(x)))
+
+
 class Autoencoder(nn.Module):
     """Of vectors: GELU between layers, a sigmoid at the end."""
 
