@@ -100,6 +100,21 @@ def test_norms_of_other_kinds(options):
     compared(Net(**options), [torch.randn(4, 3, 6, 5)], 3)
 
 
+@pytest.mark.parametrize("innermost", [False, True])
+def test_a_batch_of_none(innermost):
+    torch.manual_seed(5)
+    made, x = Net(), torch.randn(2, 3, 6, 5)
+    if innermost:
+        made, x = lies_last(made, x)
+    module, twin, _ = three_of(made)
+    for m in (module, twin):
+        m(x).sum().backward()
+        m.zero_grad()
+        m(x[:0]).sum().backward()
+    for own, other in zip(module.parameters(), twin.parameters()):
+        torch.testing.assert_close(own.grad, other.grad)
+
+
 def test_frozen_parameters():
     torch.manual_seed(6)
     made = Net()

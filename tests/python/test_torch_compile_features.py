@@ -100,3 +100,25 @@ def test_what_is_not_taken_is_told_where_warnings_are_errors(wrap):
     with warnings.catch_warnings():
         warnings.simplefilter("error", ingot.IngotWarning)
         torch.testing.assert_close(wrap(module)(x), module(x))
+
+
+@pytest.mark.parametrize("wrap", [ingot.optimize, lambda m: torch.compile(m, backend="ingot")])
+def test_state_of_modules_that_are_called_whole_moves_once(wrap):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.norm = nn.Linear(16, 8), nn.BatchNorm1d(8)
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x):
+            self.calls.add_(1)
+            return self.norm(self.linear(x)).relu()
+
+    torch.manual_seed(0)
+    module, x = Model(), torch.randn(4, 16)
+    with torch._dynamo.config.patch(inline_inbuilt_nn_modules=False), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ingot.IngotWarning)
+        fast = wrap(module)
+        for _ in range(3):
+            fast(x).sum().backward()
+    assert (module.calls.item(), module.norm.num_batches_tracked.item()) == (3, 3)

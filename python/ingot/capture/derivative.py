@@ -343,12 +343,9 @@ def unwatched() -> Iterator[None]:
 def _by_its_own_engine() -> contextlib.AbstractContextManager:
     """PyTorch's compiler of backward passes, where it is on, would take the recording for one."""
     compiler = sys.modules.get("torch._dynamo.compiled_autograd")
-    disabled = getattr(compiler, "_disable", contextlib.nullcontext)
-    return (
-        disabled()
-        if getattr(compiler, "compiled_autograd_enabled", False)
-        else (contextlib.nullcontext())
-    )
+    if not getattr(compiler, "compiled_autograd_enabled", False):
+        return contextlib.nullcontext()
+    return getattr(compiler, "_disable", contextlib.nullcontext)()
 
 
 def _itself(tensor: torch.Tensor) -> torch.Tensor:

@@ -104,6 +104,11 @@ class Runner(torch.fx.Interpreter):
             return args[0].detach()
         return super().call_function(target, args, kwargs)
 
+    def call_module(self, target: Any, args: tuple, kwargs: dict) -> Any:
+        if self._watching and not isinstance(self.fetch_attr(target), torch.fx.GraphModule):
+            raise CaptureError(f"it calls {target} whole, whose state tracing would move")
+        return super().call_module(target, args, kwargs)
+
     def call_method(self, target: str, args: tuple, kwargs: dict) -> Any:
         if target == "requires_grad_" and not self._gradients and _asks(*args[1:], **kwargs):
             raise CaptureError("its forward switches gradients on or off")
