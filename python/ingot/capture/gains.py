@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 # two passes cost the host that much more than PyTorch's operators (49 of them cost ResNet-50 2.7 to
 # 3 ms of a step that takes 17, of which PyTorch's host needs 14 in bf16 and 12 in TF32).
 _LEAST_SAVED = 200e6
-# Whether chains of batch norms are whose channels lie innermost, for which PyTorch has good kernels:
+# Whether chains of batch norms are whose channels lie innermost: PyTorch has good kernels for them;
 # single blocks gained (0.87 to 1.00 of eager's time on an H100), ResNet-50 lost (1.10 and 1.42).
 takes_channels_last = False
 
