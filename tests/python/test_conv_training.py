@@ -259,7 +259,11 @@ class Chain(nn.Module):
 def test_gradients_of_any_strides(aside):
     torch.manual_seed(11)
     module, twin, _ = three_of(Chain(aside))
-    x, dense = torch.randn(4, 3, 5, 6), torch.randn(4, 8, 5, 6)
+    check_gradients_of_any_strides(module, twin, torch.randn(4, 3, 5, 6))
+
+
+def check_gradients_of_any_strides(module: nn.Module, twin: nn.Module, x: torch.Tensor) -> None:
+    dense = torch.randn(4, 8, 5, 6)
     for given in (
         dense,
         dense.contiguous(memory_format=torch.channels_last),
@@ -304,9 +308,9 @@ def small_leaves(region: Region) -> set[int]:
     return {at for at, value in enumerate(values) if value["shape"][0] != "B"}
 
 
-def test_peak_memory_of_a_training_step():
-    torch.manual_seed(14)
-    module, twin, _ = three_of(Net())
+def peaks_of_steps(made: nn.Module) -> list[int]:
+    """Of training steps, optimised and eager."""
+    module, twin, _ = three_of(made)
     x, peaks = torch.randn(16, 3, 32, 32), []
 
     def step(m):
@@ -316,6 +320,12 @@ def test_peak_memory_of_a_training_step():
     for m in (module, twin):
         step(m), step(m)
         peaks.append(peak_of(lambda m=m: step(m)))
+    return peaks
+
+
+def test_peak_memory_of_a_training_step():
+    torch.manual_seed(14)
+    peaks = peaks_of_steps(Net())
     # A third vector of statistics is kept beside mean and rstd, of 8 channels.
     assert peaks[0] <= peaks[1] + 2 * 64
 

@@ -3,13 +3,19 @@
 import pytest
 import torch
 from ingot.capture import gains, merged_axes, normalisations
-from test_conv_training import ACTIVATIONS, LAYERS, compared, norm_of
+from test_conv_training import (
+    ACTIVATIONS,
+    LAYERS,
+    check_gradients_of_any_strides,
+    compared,
+    norm_of,
+    peaks_of_steps,
+)
 from test_gradients import (
     backwards_of,
     calls_of,
     check_against_fp64,
     near_under_autocast,
-    peak_of,
     three_of,
 )
 from torch import nn
@@ -162,18 +168,7 @@ def test_gradients_of_any_strides(innermost):
     if innermost:
         made, x = lies_last(made, x)
     module, twin, _ = three_of(made)
-    dense = torch.randn(4, 8, 5, 6)
-    for given in (
-        dense,
-        dense.contiguous(memory_format=torch.channels_last),
-        torch.randn(4, 8, 7, 9)[:, :, 1:6, 2:8],
-        torch.randn(4, 8, 6, 5).mT,
-        torch.randn(4, 8, 1, 1).expand(4, 8, 5, 6),
-    ):
-        found, expected = (
-            torch.autograd.grad(m(x), list(m.parameters()), given) for m in (module, twin)
-        )
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    check_gradients_of_any_strides(module, twin, x)
     assert len(calls_of(module)) == 1
 
 
@@ -257,16 +252,7 @@ def test_terms_of_a_sum_get_one_gradient_and_the_sum_is_kept_for_them():
 
 def test_peak_memory_of_a_training_step():
     torch.manual_seed(14)
-    module, twin, _ = three_of(Net())
-    x, peaks = torch.randn(16, 3, 32, 32), []
-
-    def step(m):
-        m.zero_grad()
-        m(x).sum().backward()
-
-    for m in (module, twin):
-        step(m), step(m)
-        peaks.append(peak_of(lambda m=m: step(m)))
+    peaks = peaks_of_steps(Net())
     assert peaks[0] <= 0.9 * peaks[1]  # what the activations were applied to is not kept
 
 

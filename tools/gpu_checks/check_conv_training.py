@@ -5,10 +5,10 @@ python check_conv_training.py [--seconds 60] [--rows A,B] [--all] [--least BYTES
 Each row is a chain behind a convolution, of which the convolution's result is given: batch or group
 norm, with a sum, with an activation. Errors of the output, of all gradients and of running
 statistics are relative Frobenius errors against fp64, the worst; Ingot's may be a small factor of
-eager's. Times
-are of forward and backward, interleaved rounds with cold L2, medians, and the 95 % interval of
-Ingot's over eager's; peak memory is of one step. --all takes chains that the rule for what pays
-would leave to PyTorch, too (--least: from other bytes on than its own): for setting that rule.
+eager's. Times are of forward and backward, interleaved rounds with cold L2, medians, and the 95 %
+interval of Ingot's over eager's; peak memory is of one step. --all takes chains that the rule for
+what pays would leave to PyTorch, too (--least: from other bytes on than its own): for setting that
+rule.
 
 Exit status: 1 something was wrong, 3 time ran out, else 0.
 """

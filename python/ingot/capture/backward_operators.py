@@ -218,11 +218,7 @@ def _of_groups(parameter: torch.Tensor, groups: int) -> torch.Tensor:
 def _group_norm(x, weight, bias, N, C, HxW, group, eps):
     wide = _in_groups(_wide(x), group)
     mean, rstd = _statistics(wide, [2, 3], eps)
-    y = (wide - mean) * rstd
-    if weight is not None:
-        y = y * _of_groups(weight, group)
-    if bias is not None:
-        y = y + _of_groups(bias, group)
+    y = _affine((wide - mean) * rstd, weight, bias, (1, group, -1, 1))
     shape = (x.shape[0], group)
     return y.reshape(x.shape).to(x.dtype), mean.reshape(shape), rstd.reshape(shape)
 
@@ -249,6 +245,7 @@ class _Groups:
         self._sizes = (groups, x.shape[1] // groups)
         self._shape = x.shape
         self.channel, self.space = (3, 1) if self._inner else (2, 3)
+        self.parameters = (1, 1, *self._sizes) if self._inner else (1, *self._sizes, 1)
         self.members = self._sizes[1] * math.prod(x.shape[2:])
 
     def cut(self, x: torch.Tensor) -> torch.Tensor:
@@ -262,10 +259,6 @@ class _Groups:
             channels_last = (x.shape[0], *self._shape[2:], self._shape[1])
             return x.reshape(channels_last).movedim(-1, 1)
         return x.reshape(x.shape[0], *self._shape[1:])
-
-    def parameter(self, weight: torch.Tensor) -> torch.Tensor:
-        sizes = (1, 1, *self._sizes) if self._inner else (1, *self._sizes, 1)
-        return _wide(weight).reshape(sizes)
 
     def statistic(self, of_group: torch.Tensor) -> torch.Tensor:
         """[N, group]."""
@@ -282,11 +275,7 @@ class GroupNormByStatistics(torch.autograd.Function):
         ctx.save_for_backward(x, weight, mean, rstd)
         groups = _Groups(x, mean.shape[1])
         y = (groups.cut(x) - groups.statistic(mean)) * groups.statistic(rstd)
-        if weight is not None:
-            y = y * groups.parameter(weight)
-        if bias is not None:
-            y = y + groups.parameter(bias)
-        return groups.whole(y).to(x.dtype)
+        return groups.whole(_affine(y, weight, bias, groups.parameters)).to(x.dtype)
 
     @staticmethod
     def backward(ctx, grad):
@@ -299,7 +288,7 @@ class GroupNormByStatistics(torch.autograd.Function):
         along, total = (y.sum([groups.space], True) for y in (wide * normal, wide))
         grad_x = None
         if ctx.needs_input_grad[0]:
-            of_channel = 1.0 if weight is None else groups.parameter(weight)
+            of_channel = 1.0 if weight is None else _wide(weight).reshape(groups.parameters)
             mean_along, mean_total = (
                 (sums * of_channel).sum([groups.channel], True) / groups.members
                 for sums in (along, total)

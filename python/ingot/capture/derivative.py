@@ -359,7 +359,7 @@ class _Trace:
         self.places = sorted(set(reference.products.values()))
         norms = reference.statistics if by_statistics else {}
         self.statistics = [place for places in norms.values() for place in places.values()]
-        batch = _batch_of(region, leaves)
+        batch = _size_of_batch(region, leaves)
         layouts = (region.result_layouts[place] for place in self.statistics)
         self.examples = [
             leaves[0].new_empty(concrete(la.shape, batch), dtype=la.dtype) for la in layouts
@@ -526,19 +526,12 @@ def _size_of_batch(region: Region, leaves: Sequence[torch.Tensor]) -> int:
 
 
 def _symbol(region: Region, fakes: Sequence[torch.Tensor]) -> Any:
-    size = _batch_of(region, fakes)
-    return size.node.expr if isinstance(size, torch.SymInt) else None
-
-
-def _batch_of(region: Region, fakes: Sequence[torch.Tensor]) -> Any:
-    """The size of the batch: a symbol's if there is one."""
-    found: Any = 1
     for index, fake in enumerate(fakes):
         for dimension in _batch_dimensions(region, index):
-            found = fake.shape[dimension]
-            if isinstance(found, torch.SymInt) and found.node.expr.is_Symbol:
-                return found
-    return found if isinstance(found, int) else 1
+            size = fake.shape[dimension]
+            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                return size.node.expr
+    return None
 
 
 def _fake(mode: FakeTensorMode, tensor: torch.Tensor, dynamic: tuple[int, ...]) -> torch.Tensor:

@@ -123,8 +123,7 @@ def batch_statistics(
     variance = region.emit("var", [x], {"axes": axes, "unbiased": False})
     if not with_scale:
         return {"mean": (mean, layout), "variance": (variance, layout)}
-    eps = region.constant(made["attributes"]["eps"])
-    rstd = region.emit("rsqrt", [region.emit("add", [variance, eps])])
+    rstd = _rstd(region, variance, made["attributes"]["eps"])
     found = {"mean": (mean, layout), "rstd": (rstd, layout)}
     weight = made["args"][1]
     if weight >= 0:
@@ -132,6 +131,10 @@ def batch_statistics(
         weight = region.emit("cast", [weight], {"dtype": DTYPE_NAMES[dtype]})
         found["scale"] = (region.emit("mul", [rstd, weight]), layout)
     return found
+
+
+def _rstd(region: RegionBuilder, variance: int, eps: float) -> int:
+    return region.emit("rsqrt", [region.emit("add", [variance, region.constant(eps)])])
 
 
 def group_statistics(region: RegionBuilder, norm: Value) -> dict[str, tuple[int, ResultLayout]]:
@@ -281,7 +284,7 @@ def _moments(region: RegionBuilder, of: Grouped) -> tuple[int, int]:
         axes = [axis for axis in (1, 2, 3) if axis != of.axis and of.extents[axis] != 1]
         mean = region.emit("mean", [split], {"axes": axis_names(axes)})
         variance = region.emit("var", [split], {"axes": axis_names(axes), "unbiased": False})
-    return mean, region.emit("rsqrt", [region.emit("add", [variance, region.constant(of.eps)])])
+    return mean, _rstd(region, variance, of.eps)
 
 
 def _moments_in_parts(

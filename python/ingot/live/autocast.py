@@ -57,11 +57,7 @@ def cast_inputs(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) ->
             continue
         users = _products_of(node, refused)
         if users:
-            with feed.graph.inserting_before(min(users)):
-                cast = feed.graph.call_function(_aten._to_copy.default, (node,), {"dtype": dtype})
-            cast.meta["val"] = value.to(dtype)
-            for user in users:
-                user.replace_input_with(node, cast)
+            _write_cast(feed, node, dtype, users)
 
 
 def cast_for_convolutions(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) -> None:
@@ -75,10 +71,18 @@ def cast_for_convolutions(feed: Feed, dtype: torch.dtype, refused: Container[str
         users = [user for user in node.users if is_convolution(user) and user.args[0] is node]
         if len(users) != 1 or users[0].name in refused:
             continue
-        with feed.graph.inserting_before(users[0]):
-            cast = feed.graph.call_function(_aten._to_copy.default, (node,), {"dtype": dtype})
-        cast.meta["val"] = value.to(dtype)
-        users[0].replace_input_with(node, cast)
+        _write_cast(feed, node, dtype, users)
+
+
+def _write_cast(
+    feed: Feed, node: torch.fx.Node, dtype: torch.dtype, users: list[torch.fx.Node]
+) -> None:
+    """users: of the node, those that are to read its cast."""
+    with feed.graph.inserting_before(min(users)):
+        cast = feed.graph.call_function(_aten._to_copy.default, (node,), {"dtype": dtype})
+    cast.meta["val"] = node.meta["val"].to(dtype)
+    for user in users:
+        user.replace_input_with(node, cast)
 
 
 def _products_of(node: torch.fx.Node, refused: Container[str]) -> list[torch.fx.Node]:

@@ -201,6 +201,8 @@ _own_left = OptimizedModule._ingot_left.__get__
 
 def _make_state(module: OptimizedModule, **settings) -> State:
     cls = type(module)
+    if cls._ingot_home.forward is not cls._ingot_found:
+        _see_forward(cls)
     state = State(cls._ingot_original, _original_class(cls).__name__, **settings)
     _set_state(module, state)
     return state
@@ -235,8 +237,6 @@ def _optimized_class(cls: type) -> type:
     # that class keeps the module.
     for made in type.__subclasses__(cls):
         if "_ingot_dynamic" in made.__dict__:
-            if made._ingot_home.forward is not made._ingot_found:
-                _see_forward(made)
             return made
     name = f"Optimized{cls.__name__}"
     body = {"__doc__": cls.__doc__, "__module__": cls.__module__, "_ingot_dynamic": True}

@@ -11,12 +11,13 @@ _CALL = getattr(torch.ops.higher_order, "invoke_subgraph", None)
 
 def write_out(gm: torch.fx.GraphModule) -> None:
     """Of a graph of TorchDynamo's."""
-    if _CALL is None or not any(node.target is _CALL for node in gm.graph.nodes):
-        return
+    changed = False
     while calls := [node for node in gm.graph.nodes if node.target is _CALL]:
         for call in calls:
             _write_out(gm, call)
-    gm.recompile()
+        changed = True
+    if changed:
+        gm.recompile()
 
 
 def _write_out(gm: torch.fx.GraphModule, call: torch.fx.Node) -> None:
