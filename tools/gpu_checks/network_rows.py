@@ -315,8 +315,9 @@ def same_random_numbers(subject, call: Call, made, eager_error: float, setting: 
     return f"with dropout it differs by {' (captured: '.join(differences)}) from eager"
 
 
-def timed(subject: Subject, setting: str, made: nn.Module, options: Options) -> dict:
-    call, device = subject.call(setting), options.device
+def contenders(subject: Subject, setting: str, made: nn.Module, options: Options) -> dict:
+    """What is timed, by name; torch.compile's is called once, so that it compiles here."""
+    call = subject.call(setting)
     eager = copy.deepcopy(subject.as_built)
     named: dict = {
         EAGER: lambda i: call.run(eager),
@@ -326,6 +327,12 @@ def timed(subject: Subject, setting: str, made: nn.Module, options: Options) -> 
         twin = copy.deepcopy(subject.as_built)
         compiled = torch.compile(twin, dynamic=False)
         named[COMPILE] = lambda i: call.run(twin, compiled)
+        named[COMPILE](0)
+    return named
+
+
+def timed(named: dict, options: Options) -> dict:
+    device = options.device
     peaks = {name: peak_bytes(lambda f=f: f(0), device) for name, f in named.items()}
     few = min(7, options.rounds)
     rounds = short_rounds(options.rounds, options.budget_s, fewest=few, calls=3, rest_s=0.02)
@@ -344,9 +351,10 @@ def row_of(subject: Subject, setting: str, options: Options) -> dict:
             row, made = check(subject, setting, folder)
             if row["wrong"]:
                 row["wrong"] = again(subject, setting, folder, options) and row["wrong"]
-        if options.rounds:
+            named = contenders(subject, setting, made, options) if options.rounds else {}
+        if named:
             with options.turns.alone():
-                row |= timed(subject, setting, made, options)
+                row |= timed(named, options)
     row["shape"] = " ".join("×".join(map(str, t.shape)) for t in tensors_of(subject.inputs))
     row["date"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return row

@@ -201,6 +201,39 @@ def _layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, ma
     return grad_x, grad_weight, _over_outer(wide, axes[0]).to(like) if mask[2] else None
 
 
+class RowNormByStatistics(torch.autograd.Function):
+    """Layer norm over the last dimensions, or without a mean RMS norm, from statistics that were
+    stored: [..., 1], of each row. normalized_shape: of those dimensions."""
+
+    @staticmethod
+    def forward(ctx, x, normalized_shape, weight, bias, mean, rstd):
+        ctx.save_for_backward(x, weight, mean, rstd)
+        ctx.axes = _inner(x, normalized_shape)
+        return _affine(_row_normal(x, mean, rstd), weight, bias, normalized_shape).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, mean, rstd = ctx.saved_tensors
+        normal, wide = _row_normal(x, mean, rstd), _wide(grad)
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            inner = wide if weight is None else wide * _wide(weight)
+            along = (inner * normal).mean(ctx.axes, True)
+            centred = inner if mean is None else inner - inner.mean(ctx.axes, True)
+            grad_x = (rstd * (centred - normal * along)).to(x.dtype)
+        like = x.dtype if weight is None else weight.dtype
+        of_parameters = (
+            _over_outer(sums, ctx.axes[0]).to(like) if needed else None
+            for sums, needed in zip((wide * normal, wide), ctx.needs_input_grad[2:4])
+        )
+        return grad_x, None, *of_parameters, None, None
+
+
+def _row_normal(x: torch.Tensor, mean: torch.Tensor | None, rstd: torch.Tensor) -> torch.Tensor:
+    x = _wide(x)
+    return (x if mean is None else x - mean) * rstd
+
+
 def _over_outer(x: torch.Tensor, count: int) -> torch.Tensor:
     """Of no dimensions, PyTorch's sum is that of all."""
     return x.sum(list(range(count))) if count else x

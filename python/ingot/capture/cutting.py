@@ -20,8 +20,9 @@ import ingot.capture.normalisations
 import ingot.capture.pointwise
 import ingot.capture.reductions
 import ingot.capture.views  # noqa: F401
+from ingot.capture import token_chains
 from ingot.capture.captured import CaptureError, Source, Unsupported
-from ingot.capture.feed import Feed
+from ingot.capture.feed import Feed, needing_gradients
 from ingot.capture.folding import evaluated
 from ingot.capture.gains import pays_alone, turns_too_little, without_gain
 from ingot.capture.host_time import is_of_the_host, pays_in_few_bits, pays_on_cpu
@@ -44,6 +45,7 @@ from ingot.capture.nodes import (
     schema_name,
     where,
 )
+from ingot.capture.products import PRODUCTS
 from ingot.capture.region import RegionBuilder
 from ingot.capture.stages import stages_of
 from ingot.capture.table import SHAPE_OPERATORS, TABLE, Call
@@ -371,6 +373,11 @@ class Cut:
         )
 
     @cached_property
+    def needing(self) -> set[torch.fx.Node]:
+        """Nodes with a gradient."""
+        return needing_gradients(self.feed)
+
+    @cached_property
     def waits_for_host(self) -> bool:
         """Whether a training step of the graph in few bits is not the GPU's time."""
         return self.device_type == "cuda" and is_of_the_host(self.feed.graph.nodes)
@@ -400,8 +407,11 @@ class Cut:
             # run.
             alone = len(computing) < 2 and not any(map(pays_alone, computing))
             small = not self.has_product(level) and (alone or turns_too_little(nodes))
-            small = small or (self.gradients and not self._pays(computing))
-            if computing and (small or not region.leaves):
+            gains_little = self.gradients and not self._pays(computing)
+            if gains_little and not small and token_chains.may_be_taken(self):
+                # What stands between the products may be worth a region all the same.
+                nodes = [node for node in nodes if schema_name(node.target) in PRODUCTS]
+            if computing and (small or gains_little or not region.leaves):
                 weak.update(node.name for node in nodes)
         return weak
 

@@ -28,12 +28,13 @@ from ingot.capture.backward_operators import (
     BY_RESULT,
     BatchNormByStatistics,
     GroupNormByStatistics,
+    RowNormByStatistics,
 )
 from ingot.capture.captured import Region
 from ingot.capture.feed import MEASURING
 from ingot.capture.joining import join_gradients, lay_out_as, lay_out_gradient
 from ingot.capture.layout import has_channels_innermost
-from ingot.capture.nodes import is_group_norm, mutates
+from ingot.capture.nodes import is_group_norm, is_row_norm, mutates, named_arguments
 from ingot.capture.reference import Reference
 from ingot.capture.sharing import share
 from ingot.runtime.layouts import JoinedLayout, ResultLayout, concrete, memory_holds
@@ -463,6 +464,11 @@ def with_stored(
         given = {kind: placeholder(at) for kind, at in places.items()}
         if is_group_norm(node):
             node.args, node.target = (given, node.meta["val"].dtype, *node.args), group_norm
+        elif is_row_norm(node):
+            plain, arguments = node.target, named_arguments(node)
+            node.target = row_norm
+            node.args = (given, node.meta["val"].dtype, plain, arguments)
+            node.kwargs = {}
         else:
             node.args, node.target = (given, *node.args), batch_norm
     for name, place in relus.items():
@@ -485,10 +491,23 @@ def batch_norm(stored: dict[str, torch.Tensor | None], *args: Any):
 def group_norm(stored: dict[str, torch.Tensor | None], dtype: torch.dtype, x, *args: Any):
     """dtype: of the result. Autocast, which may make it a wider one than x's, does not know of an
     autograd.Function."""
-    if stored["mean"] is None:
+    if stored["rstd"] is None:
         return _aten.group_norm.default(x, *args)
     _, weight, bias = (*args[:3], None, None)[:3]
     return GroupNormByStatistics.apply(x.to(dtype), weight, bias, stored["mean"], stored["rstd"])
+
+
+def row_norm(
+    stored: dict[str, torch.Tensor | None], dtype: torch.dtype, plain: Any, arguments: dict
+):
+    """plain: PyTorch's operator. dtype: as above."""
+    if stored["rstd"] is None:
+        return plain(**arguments)
+    x, shape = arguments["input"].to(dtype), arguments["normalized_shape"]
+    statistics = stored.get("mean"), stored["rstd"]
+    return RowNormByStatistics.apply(
+        x, shape, arguments["weight"], arguments.get("bias"), *statistics
+    )
 
 
 def _relu(x: torch.Tensor, result: torch.Tensor | None) -> torch.Tensor:

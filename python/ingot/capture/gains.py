@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ingot.capture import token_chains
 from ingot.capture.layout import (
     has_channels_last,
     hint,
@@ -195,10 +196,17 @@ def without_gain(cut: Cut, nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]
         computing = [node for node in chain if cut.computes(node)]
         if any(LOSS in node.meta for node in computing):
             continue
-        strange = {node for node in computing if not _is_known(node)}
-        if computing and (strange or not _pays(cut, chain)):
+        is_known, pays = _is_known, _pays
+        if token_chains.may_be_taken(cut) and not any(map(_is_of_images, computing)):
+            is_known, pays = token_chains.is_known, token_chains.pays
+        strange = {node for node in computing if not is_known(node)}
+        if computing and (strange or not pays(cut, chain)):
             found |= strange or set(chain)  # what is left without those is looked at again
     return found
+
+
+def _is_of_images(node: torch.fx.Node) -> bool:
+    return schema_name(node.target) in _NORMS or JOINED in node.meta
 
 
 def _is_known(node: torch.fx.Node) -> bool:

@@ -30,9 +30,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ingot.capture import token_chains
 from ingot.capture.gains import bytes_saved
 from ingot.capture.layout import elements, size_in_bytes
-from ingot.capture.nodes import is_convolution, schema_name
+from ingot.capture.nodes import is_convolution, is_row_norm, schema_name
 from ingot.capture.products import PRODUCTS
 from ingot.capture.table import CASTS, SHAPE_OPERATORS, is_half
 
@@ -55,6 +56,7 @@ _GUARD_SECONDS, _FEWEST_MODULES = 1.5e-6, 32
 _WITHOUT_PASS = {*PRODUCTS, *CASTS}
 # Of a region in 16 bits, where a step is the host's.
 _FEWEST_OPERATORS = 6
+_FEWEST_WITH_NORM = 4
 
 # On a CPU, forward and backward: seconds of an operator, of one that normalises, and of a region,
 # with those for each byte of its largest tensor. Fitted to the steps told of above.
@@ -117,7 +119,8 @@ def pays_in_few_bits(cut: Cut, computing: list[torch.fx.Node]) -> bool:
     behind = [node for node in computing if schema_name(node.target) not in _WITHOUT_PASS]
     gains = bool(behind) or (not halves and _gains_alone(products))
     operators = sum(schema_name(node.target) not in CASTS for node in computing)
-    relieves_host = halves and operators >= _FEWEST_OPERATORS
+    fewest = _FEWEST_WITH_NORM if any(map(is_row_norm, computing)) else _FEWEST_OPERATORS
+    relieves_host = halves and operators >= fewest
     return gains and (relieves_host or not cut.waits_for_host)
 
 
@@ -163,7 +166,8 @@ def pays_for_guards(cut: Cut) -> bool:
     if not products and not cut.taken:
         return True
     flops = sum(map(_product_flops, products))
-    gain = _PRODUCTS * flops * (1 / _FP32_FLOPS["eager"] - 1 / _FP32_FLOPS["ingot"])
+    gain = token_chains.host_seconds_saved(cut)
+    gain += _PRODUCTS * flops * (1 / _FP32_FLOPS["eager"] - 1 / _FP32_FLOPS["ingot"])
     gain += bytes_saved(cut.taken) / _BYTES
     return gain > modules * _GUARD_SECONDS
 

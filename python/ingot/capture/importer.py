@@ -13,9 +13,12 @@ from ingot.capture.joining import join_parts
 from ingot.capture.leading_axes import merge_leading_axes, merge_lengths
 from ingot.capture.losses import take_losses_apart
 from ingot.capture.merged_axes import merge_axes
+from ingot.capture.nodes import schema_name
 from ingot.capture.plain_products import take_products_apart
+from ingot.capture.products import PRODUCTS
 from ingot.capture.sharing import is_repeatable, share
 from ingot.capture.stages import compute_again
+from ingot.capture.token_chains import cast_in_front
 from ingot.capture.trial import chosen
 from ingot.capture.unbinding import unbind_parts
 from ingot.capture.windows import open_windows
@@ -82,6 +85,9 @@ def import_graph(
                 return assembled(cut)
             except NotStoredError as error:
                 alone = {error.node.name}
+        if autocast and gradients:
+            products = (n for n in cut.taken if schema_name(n.target) in PRODUCTS)
+            cast_in_front([n for n in products if n.name in alone], cut.taken)
         refused.update(dict.fromkeys(alone, ""))
 
 

@@ -25,10 +25,13 @@ from ingot.capture.nodes import (
     OF_CONCATENATION,
     hands_out_memory,
     is_group_norm,
+    is_mean_of_rows,
+    is_row_norm,
+    named_arguments,
     reached,
     schema_name,
 )
-from ingot.capture.normalisations import batch_statistics, group_statistics
+from ingot.capture.normalisations import batch_statistics, group_statistics, row_statistics
 from ingot.capture.products import KEEPING_OPERANDS, PASSING_ON, PRODUCTS
 from ingot.capture.table import CASTS, COPYING, HALVES, SHAPE_OPERATORS
 from ingot.runtime.layouts import ResultLayout, TensorLayout
@@ -98,7 +101,7 @@ class Kept:
             for node, at in self.values.items()
             if at < len(self.given)
             and hands_out_memory(self.given[at])
-            and not _is_eagers_too(node, self._needing)
+            and not _is_eagers_too(node, self.cut.needing)
         )
         sources = {
             at: source_of(node)
@@ -108,9 +111,9 @@ class Kept:
         self.written_leaves = frozenset(
             at
             for at, source in sources.items()
-            if source in self._needing
+            if source in self.cut.needing
             and self._is_read(self.region.leaves[at][0])
-            and not _is_eagers_too(source, self._needing)
+            and not _is_eagers_too(source, self.cut.needing)
         )
         self.written_inputs = frozenset(at for at, s in sources.items() if self._is_lent(s))
         self.tables = frozenset(
@@ -205,10 +208,6 @@ class Kept:
         return any(_keeps_operand(user) for user in node.users if user in self.nodes)
 
     @functools.cached_property
-    def _needing(self) -> set[torch.fx.Node]:
-        return needing_gradients(self.cut.feed)
-
-    @functools.cached_property
     def _surely_needing(self) -> set[torch.fx.Node]:
         return needing_gradients(self.cut.feed, assumed=False)
 
@@ -231,7 +230,7 @@ class Kept:
 
     def _is_beside_frozen(self, user: torch.fx.Node, operand: torch.fx.Node) -> bool:
         is_product = schema_name(user.target) in PRODUCTS
-        return is_product and not _multiplies_what_needs(user, operand, self._needing)
+        return is_product and not _multiplies_what_needs(user, operand, self.cut.needing)
 
     @functools.cached_property
     def _kept_by_us_alone(self) -> list[torch.fx.Node]:
@@ -242,7 +241,7 @@ class Kept:
             for leaf in dict.fromkeys(leaf for leaf, _ in self.region.leaves)
             if (source := source_of(leaf)).op != "get_attr"
             and (source not in state or state[source].source.kind == "input")
-            and not _is_eagers_too(source, self._needing)
+            and not _is_eagers_too(source, self.cut.needing)
         ]
 
     def _beneath(self, node: torch.fx.Node) -> set[torch.fx.Node]:
@@ -267,7 +266,7 @@ class Kept:
         scaled = {"aten::mul": node.all_input_nodes, "aten::div": node.args[:1]}
         once = operand in scaled.get(name, ()) and not node.kwargs
         others = (argument for argument in node.args if argument is not operand)
-        return once and node.args.count(operand) == 1 and self._needing.isdisjoint(others)
+        return once and node.args.count(operand) == 1 and self.cut.needing.isdisjoint(others)
 
     def _products(self) -> None:
         for node in self.nodes:
@@ -318,7 +317,7 @@ class Kept:
         ahead, seen = [operand], {operand}
         while ahead:
             node = ahead.pop()
-            if node in self._needing:
+            if node in self.cut.needing:
                 return False
             if node in self.nodes:
                 ahead += set(node.all_input_nodes) - seen
@@ -358,6 +357,11 @@ class Kept:
                 found = batch_statistics(self.region, value, not behind_product)
             elif is_group_norm(node) and not behind_product:
                 found = group_statistics(self.region, value)
+            elif is_row_norm(node) and not behind_product:
+                count = len(named_arguments(node)["normalized_shape"])
+                found = row_statistics(self.region, value, count)
+            elif is_mean_of_rows(node) and not behind_product and self._is_read(node):
+                self._store(node)
             for kind, (identity, layout) in found.items():
                 at = self._add(identity, layout, f"{node.name}_{kind}")
                 self.statistics.setdefault(node, {})[kind] = at

@@ -41,6 +41,8 @@ ASIDE = "ingot_aside"
 # In the meta of an operator upon a part of a concatenation: that operand, whose memory was the
 # concatenation's.
 OF_CONCATENATION = "ingot_of_concatenation"
+# In the meta of a cast that autocast makes in front of one product: that product's name.
+CAST_FOR = "ingot_cast_for"
 # In the meta of an operator that the forward keeps from the autocast around its call.
 WITHOUT_AUTOCAST = "ingot_without_autocast"
 
@@ -98,6 +100,20 @@ def is_convolution(node: torch.fx.Node) -> bool:
 
 def is_group_norm(node: torch.fx.Node) -> bool:
     return schema_name(node.target) == "aten::group_norm"
+
+
+def is_row_norm(node: torch.fx.Node) -> bool:
+    """Whether it norms each row of its last dimensions."""
+    return schema_name(node.target) in ("aten::layer_norm", "aten::rms_norm")
+
+
+def is_mean_of_rows(node: torch.fx.Node) -> bool:
+    """As an RMS norm that is written by hand takes of squares."""
+    if schema_name(node.target) != "aten::mean" or len(node.args) < 2:
+        return False
+    dims, value = node.args[1], node.args[0].meta["val"]
+    dims = dims if isinstance(dims, (list, tuple)) else [dims]
+    return [dim % value.dim() for dim in dims or ()] == [value.dim() - 1]
 
 
 def is_batch_norm(node: torch.fx.Node) -> bool:

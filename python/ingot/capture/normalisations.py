@@ -150,6 +150,35 @@ def group_statistics(region: RegionBuilder, norm: Value) -> dict[str, tuple[int,
     return {"mean": (mean, layout), "rstd": (rstd, layout)}
 
 
+def row_statistics(
+    region: RegionBuilder, norm: Value, count: int
+) -> dict[str, tuple[int, ResultLayout]]:
+    """Of a layer or an RMS norm over the last `count` dimensions, what backward reads: rstd of each
+    row, and a layer norm's mean."""
+    made = region.values[norm.id]
+    if made["op"] not in ("layer_norm", "rms_norm"):
+        return {}
+    x, dtype = made["args"][0], norm.dtype
+    if dtype in HALVES:
+        dtype = torch.float32
+        x = region.emit("cast", [x], {"dtype": DTYPE_NAMES[dtype]})
+    extents, rows = list(norm.extents), len(norm.sizes) - count
+    for run in norm.dims[rows:]:
+        for axis in run:
+            extents[axis] = 1
+    sizes = (*norm.sizes[:rows], *[1] * count)
+    layout = ResultLayout(sizes, (*norm.dims[:rows], *[()] * count), tuple(extents), dtype)
+    along = {"axes": made["attributes"]["axes"]}
+    found = {}
+    if made["op"] == "layer_norm":
+        found["mean"] = (region.emit("mean", [x], along), layout)
+        spread = region.emit("var", [x], {**along, "unbiased": False})
+    else:
+        spread = region.emit("mean", [region.emit("mul", [x, x])], along)
+    found["rstd"] = (_rstd(region, spread, made["attributes"]["eps"]), layout)
+    return found
+
+
 @row("aten::batch_norm", "aten::_native_batch_norm_legit_no_training")
 def _aten_batch_norm(call: Call) -> Any:
     training = bool(call.get("training", False))

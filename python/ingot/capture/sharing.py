@@ -9,6 +9,7 @@ import torch
 
 from ingot.capture.nodes import (
     BATCHED,
+    CAST_FOR,
     JOINED,
     LEFT_ALONE,
     PART,
@@ -55,4 +56,4 @@ def _computed(node: torch.fx.Node) -> tuple:
     if isinstance(size, torch.SymInt):
         return (size.node.expr,)
     marks = tuple(mark in node.meta for mark in _MARKS)
-    return node.target, repr(node.args), repr(node.kwargs), marks
+    return node.target, repr(node.args), repr(node.kwargs), marks, node.meta.get(CAST_FOR)
