@@ -33,7 +33,7 @@ from ingot.capture.nodes import (
 )
 from ingot.capture.normalisations import batch_statistics, group_statistics, row_statistics
 from ingot.capture.products import KEEPING_OPERANDS, PASSING_ON, PRODUCTS
-from ingot.capture.table import CASTS, COPYING, HALVES, SHAPE_OPERATORS
+from ingot.capture.table import CASTS, COPYING, HALVES, SHAPE_OPERATORS, is_half
 from ingot.runtime.layouts import ResultLayout, TensorLayout
 
 # For whose derivatives eager keeps what they are applied to.
@@ -344,27 +344,33 @@ class Kept:
                 self._store(kept)
 
     def _statistics(self) -> None:
-        """Of batch norms in training, and of group norms, what backward reads: mean and variance,
-        or what follows from it. The norm's own sweep makes them: behind a product from what is then
-        rounded where a 16-bit result is stored, but x̂ must come from one and the same."""
+        """Of norms, what backward reads: mean and variance, or what follows from it. The norm's own
+        sweep makes them: behind a product from what is then rounded where a 16-bit result is
+        stored, but x̂ must come from one and the same."""
         behind_product = self.cut.has_product(self.level)
-        if behind_product and any(layout.dtype in HALVES for layout in self.layouts):
-            return
+        rounded = behind_product and any(layout.dtype in HALVES for layout in self.layouts)
         for node in self.nodes:
-            value = self.cut.entries[node].value
-            found: dict[str, tuple[int, ResultLayout]] = {}
-            if node.target is torch.ops.ingot.batch_norm.default and node.args[6]:
-                found = batch_statistics(self.region, value, not behind_product)
-            elif is_group_norm(node) and not behind_product:
-                found = group_statistics(self.region, value)
-            elif is_row_norm(node) and not behind_product:
-                count = len(named_arguments(node)["normalized_shape"])
-                found = row_statistics(self.region, value, count)
-            elif is_mean_of_rows(node) and not behind_product and self._is_read(node):
-                self._store(node)
-            for kind, (identity, layout) in found.items():
+            of_rows = is_row_norm(node) or is_mean_of_rows(node)
+            if rounded and not (of_rows and not is_half(node.args[0].meta["val"])):
+                continue
+            for kind, (identity, layout) in self._statistics_of(node, behind_product).items():
                 at = self._add(identity, layout, f"{node.name}_{kind}")
                 self.statistics.setdefault(node, {})[kind] = at
+
+    def _statistics_of(
+        self, node: torch.fx.Node, behind_product: bool
+    ) -> dict[str, tuple[int, ResultLayout]]:
+        value = self.cut.entries[node].value
+        if node.target is torch.ops.ingot.batch_norm.default and node.args[6]:
+            return batch_statistics(self.region, value, not behind_product)
+        if is_group_norm(node) and not behind_product:
+            return group_statistics(self.region, value)
+        if is_row_norm(node):
+            count = len(named_arguments(node)["normalized_shape"])
+            return row_statistics(self.region, value, count)
+        if is_mean_of_rows(node) and self._is_read(node):
+            self._store(node)
+        return {}
 
 
 def _is_view(node: torch.fx.Node) -> bool:
