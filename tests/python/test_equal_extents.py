@@ -32,6 +32,7 @@ class Square(nn.Module):
         self.vector, self.matrix = nn.Parameter(torch.randn(N)), nn.Parameter(torch.randn(N, N))
         self.cube = nn.Parameter(torch.randn(N, N, N))
         self.batch_norm = nn.BatchNorm1d(N)
+        self.image_norm = nn.BatchNorm2d(N)
         self.instance_norm = nn.InstanceNorm2d(N, track_running_stats=True)
         self.register_buffer("ones", torch.ones(N))
         self.convolution = nn.Conv2d(N, N, 3, padding=1)
@@ -64,6 +65,18 @@ def _unread_instance_norm(m, x):
     h = m.linear(x)
     m.instance_norm(h)
     return h * 2
+
+
+def _unread_batch_norm(m, x):
+    m.image_norm(x.relu() * 2)
+    return x.sin() * 2 + m.linear(x)
+
+
+def _in_other_dtypes(m, x):
+    h = 1e4 * m.linear(x).sigmoid() + 1e4
+    narrow = h.half()  # a sum of which is infinite in 16 bits
+    wide = torch.linalg.vector_norm(h, dim=-1, dtype=torch.float64)
+    return narrow.sum(-1, dtype=torch.float32), narrow.mean(0, dtype=torch.float32), wide * 2
 
 
 def _of_single_numbers(m, x):
@@ -115,6 +128,8 @@ PROGRAMS = {
     ),
     "attention of a convolution's planes": (_attention_of_planes, [("B", N, N, N)]),
     "an instance norm that nothing reads": (_unread_instance_norm, [("B", N, N, N)]),
+    "a batch norm of images that nothing reads": (_unread_batch_norm, [("B", N, N, N)]),
+    "sums in another dtype": (_in_other_dtypes, [("B", N)]),
     "a step to the other end": (
         lambda m, x: torch.lerp(m.linear(x) * 1e6, x, 1.0) + torch.lerp(x * 1e6, x, m.ones),
         [("B", N)],

@@ -3,10 +3,13 @@ where that is less than its terms."""
 
 from __future__ import annotations
 
+import itertools
+
 import ingot
 import pytest
+import selection
 import torch
-from test_gradients import calls_of
+from test_gradients import calls_of, check_against_fp64, three_of
 from test_kept import kept_bytes
 from torch import nn
 
@@ -86,3 +89,39 @@ def test_a_sum_is_not_stored_where_that_takes_no_less(reader):
     stored = [len(c.region.graph["results"]) - len(c.region.results) for c in calls_of(optimised)]
     assert sum(stored) == count and stored
     assert kept_bytes(optimised, ids) <= kept_bytes(module, ids)
+
+
+class Turned(nn.Module):
+    """A value that a product reads, and that is handed out turned."""
+
+    def __init__(self, value, turn):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 8)
+        self.value, self.turn = value, turn
+
+    def forward(self, x):
+        v = self.value(self, x)
+        return self.turn(v), self.b(v).relu()
+
+
+VALUES = {
+    "a norm": lambda m, x: nn.functional.layer_norm(x, (16,)),
+    "a norm behind a product": lambda m, x: nn.functional.layer_norm(m.a(x), (16,)),
+    "a difference": lambda m, x: x - x.logsumexp(-1, True),
+    "an activation of a product": lambda m, x: torch.nn.functional.gelu(m.a(x)),
+}
+TURNS = {
+    "turned": lambda v: v.mT.contiguous(),
+    "turned and flat": lambda v: v.mT.reshape(-1),
+    "in heads": lambda v: v.unflatten(-1, (4, 4)).transpose(-3, -2).contiguous(),
+}
+
+
+@pytest.mark.parametrize("shape", selection.every(2, [(16, 16), (6, 16), (3, 16, 16)]))
+@pytest.mark.parametrize("names", selection.every(4, itertools.product(VALUES, TURNS)))
+def test_what_is_handed_out_turned_is_not_read_as_it_lies(names, shape):
+    value, turn = names
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module, twin, exact = three_of(Turned(VALUES[value], TURNS[turn]))
+    check_against_fp64(module, twin, exact, [torch.randn(shape)])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -145,9 +146,9 @@ class Kept:
         value = self.cut.entries[node].value
         if node in self.given:
             self.values[node] = self.given.index(node)
-        elif self._is_written(node):
-            self.values[node] = self.results.index(value.id)
-        elif isinstance(value, Value):
+        elif (place := self._place(value)) is not None:
+            self.values[node] = place
+        elif isinstance(value, Value) and value.id not in self.results:
             with contextlib.suppress(UnfitError):
                 layout = self.region.result_layout(value, value)
                 self.values[node] = self._add(value.id, layout, node.name)
@@ -155,8 +156,14 @@ class Kept:
     def _is_written(self, node: torch.fx.Node) -> bool:
         """Whether it is among the results, if under other dimensions, as those of an image that
         were merged in front of it."""
-        value = self.cut.entries[node].value
-        return node in self.given or isinstance(value, Value) and value.id in self.results
+        return node in self.given or self._place(self.cut.entries[node].value) is not None
+
+    def _place(self, value: Any) -> int | None:
+        """Of a result that has the value's elements in their order: not turned."""
+        if not isinstance(value, Value):
+            return None
+        places = (at for at, each in enumerate(self.results) if each == value.id)
+        return next((at for at in places if _in_order(self.layouts[at], value)), None)
 
     def _add(self, identity: int, layout: ResultLayout, name: str) -> int:
         self.results.append(identity)
@@ -371,6 +378,12 @@ class Kept:
         if is_mean_of_rows(node) and self._is_read(node):
             self._store(node)
         return {}
+
+
+def _in_order(layout: ResultLayout, value: Value) -> bool:
+    axes = [axis for run in layout.axes for axis in run if layout.extents[axis] != 1]
+    own = [axis for run in value.dims for axis in run if value.extents[axis] != 1]
+    return axes == own
 
 
 def _is_view(node: torch.fx.Node) -> bool:

@@ -23,6 +23,7 @@ from ingot.capture.layout import CHANNELS_LAST, has_channels_last
 from ingot.capture.nodes import (
     LEFT_ALONE,
     is_group_norm,
+    moves_statistics,
     names_four_dimensions,
     only,
     schema_name,
@@ -282,7 +283,7 @@ class _Merging:
             if any(len(sizes_of(n)) >= _LEAST_RANK and self._closes(n) for n in tensors):
                 self._rewrite(node)
         for node in reversed(self.made):
-            if not node.users:
+            if not node.users and not moves_statistics(node):
                 self.graph.erase_node(node)
 
     def _closes(self, node: torch.fx.Node) -> bool:

@@ -29,8 +29,11 @@ def _reduced(value: Value, dims: Sequence[int], keepdim: bool, identity: int, dt
 
 
 def reduced_along(call: Call, op: str, dims: Any, attributes: dict | None = None) -> Value:
-    """A reduction of the argument `self`."""
+    """A reduction of the argument `self`, computed in the dtype that is asked for."""
     value = call.value("self")
+    asked = call.get("dtype")
+    if asked in FLOATING and asked != value.dtype:
+        value = call.region.cast(value, asked)
     chosen = call.dimensions(value, dims)
     axes = call.axes(value, chosen)
     identity = call.region.emit(op, [value.id], {"axes": axis_names(axes), **(attributes or {})})
