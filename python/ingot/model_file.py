@@ -70,7 +70,11 @@ class ModelFile:
             raise ModelFileError(f"{self.path}: get_inputs() gives no tensor")
         if device is None:
             return inputs
-        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs)
+
+        def moved(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.detach().to(device).requires_grad_(tensor.requires_grad)
+
+        return pytree.tree_map_only(torch.Tensor, moved, inputs)
 
     def at_home(self) -> contextlib.AbstractContextManager:
         """For code of the file's that is called otherwise than by this object's methods."""

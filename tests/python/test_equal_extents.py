@@ -178,3 +178,13 @@ def test_a_few_random_programs_of_equal_extents():
 def test_random_programs_of_equal_extents():
     seeds = random.sample(range(10**6, 10**9), COUNT) if COUNT else range(100, 164)
     agree(seeds, draw_program, difference)
+
+
+def test_a_product_of_all_three_is_what_overflows_in_addcmul():
+    def function(m, x):
+        y = m.linear(x) * 0 + 1.9e19
+        return torch.addcmul(y, y, y, value=-0.5) * 1
+
+    model = Square(function)
+    x = torch.randn(3, N)
+    assert torch.equal(ingot.optimize(model)(x), model(x))

@@ -53,6 +53,16 @@ def why(result) -> str:
     return "\n".join(f"{c.name} [{c.mode}] {c.outcome}: {c.message}" for c in result.failures)
 
 
+def test_inputs_that_ask_for_gradients(tmp_path):
+    original = model(
+        "return torch.relu(self.gemm(x))", inputs="[torch.rand(16, 12, requires_grad=True)]"
+    )
+    result = verify(tmp_path, original)
+    assert result.verified, why(result)
+    wrong = original.replace("self.gemm(x)", "self.gemm(x) + 1e-3")
+    assert not verify(tmp_path, original, wrong).verified
+
+
 @pytest.mark.thorough
 def test_complex_outputs(tmp_path):
     original = model("return torch.fft.rfft(self.gemm(x))")

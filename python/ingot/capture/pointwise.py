@@ -272,9 +272,10 @@ def _masked_fill(call: Call) -> Value:
 @row("aten::addcmul", "aten::addcdiv")
 def _addc(call: Call) -> Value:
     op = "mul" if call["name"] == "aten::addcmul" else "div"
-    term = pointwise(call, op, [call["tensor1"], call["tensor2"]])
-    if call.number("value", 1) != 1:
-        term = pointwise(call, "mul", [term, call.number("value")])
+    first = call["tensor1"]
+    if call.number("value", 1) != 1:  # as PyTorch: what overflows is a product of all three
+        first = pointwise(call, "mul", [first, call.number("value")])
+    term = pointwise(call, op, [first, call["tensor2"]])
     return pointwise(call, "add", [call["self"], term])
 
 
