@@ -227,3 +227,34 @@ def test_not_taken_on_a_cpu(monkeypatch):
     module = three_of(network())[0]
     module(torch.randn(3, 5, WIDTH)).sum().backward()
     assert not calls_of(module)
+
+
+def second_derivatives(module, x):
+    parameters = list(module.parameters())
+    first = torch.autograd.grad(module(x).pow(3).sum(), parameters, create_graph=True)
+    return torch.autograd.grad(sum(g.square().sum() for g in first), parameters)
+
+
+class Feed(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.norm, self.up, self.down = norm(), nn.Linear(WIDTH, 24), nn.Linear(24, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+@pytest.mark.parametrize("beside", ["no product", "products"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_second_derivatives(norm, beside, monkeypatch):
+    """The statistics that were stored depend on what was normed."""
+    if beside == "products":
+        monkeypatch.setattr(cutting.Cut, "_pays", lambda cut, computing: True)
+    torch.manual_seed(5)
+    module, twin, exact = three_of(nn.Sequential(Feed(NORMS[norm]), Feed(NORMS[norm])))
+    x = torch.randn(6, WIDTH)
+    found, eager = second_derivatives(module, x), second_derivatives(twin, x)
+    truth = second_derivatives(exact, x.double())
+    assert calls_of(module)
+    for own, other, exactly in zip(found, eager, truth):
+        assert error(own, exactly) <= max(4 * error(other, exactly), 1e-5)

@@ -20,6 +20,7 @@ from ingot.capture.derivative import (
     batch_norm,
     group_norm,
     relus_by_result,
+    row_norm,
     with_stored,
 )
 from ingot.capture.reference import Reference
@@ -63,6 +64,9 @@ def _with_all_stored(reference: Reference, derivative: Derivative) -> torch.fx.G
             node.target = _batch_norm
         elif node.target is group_norm:
             node.target, node.args = _aten.group_norm.default, node.args[2:]
+        elif node.target is row_norm:
+            *_, node.target, node.kwargs = node.args
+            node.args = ()
     return made
 
 
