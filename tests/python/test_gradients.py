@@ -382,12 +382,15 @@ def test_peak_memory_of_a_training_step(model, of_input):
     assert peaks[0] <= peaks[1]
 
 
+STATISTICS = ["layer_norm_mean", "layer_norm_rstd"]
+
+
 @pytest.mark.parametrize(
     ("between", "kept"),
     [
-        (nn.functional.gelu, ["linear", "layer_norm", "gelu"]),
+        (nn.functional.gelu, ["linear", "layer_norm", "gelu", *STATISTICS]),
         # As PyTorch does: what relu makes, which the next product's weight wants, decides alone.
-        (torch.relu, ["relu", "layer_norm"]),
+        (torch.relu, ["relu", "layer_norm", *STATISTICS]),
     ],
 )
 def test_forward_keeps_operands_that_it_writes_and_no_product_that_nobody_reads(between, kept):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from ingot.capture import token_chains
 from ingot.capture.host_time import is_of_the_host, pays_for_guards, pays_in_few_bits
 from torch import nn
 
@@ -100,7 +101,7 @@ def network(rows: int, width: int, modules: int = 40, **of_cut) -> SimpleNamespa
         computing[number % len(computing)].meta.setdefault("nn_module_stack", {})[str(number)] = ""
     feed = SimpleNamespace(graph=graph, tf32=of_cut.pop("tf32", False))
     given = {"taken": dict.fromkeys(computing, 0), "autocast": False, "device_type": "cuda"}
-    return SimpleNamespace(feed=feed, **{**given, **of_cut})
+    return SimpleNamespace(feed=feed, **{**given, "gradients": False, **of_cut})
 
 
 def test_a_network_is_taken_where_it_gains_more_than_guards_cost():
@@ -125,3 +126,35 @@ def test_chains_alone_must_save_enough():
         return SimpleNamespace(**{**vars(cut), "taken": taken, "autocast": True})
 
     assert not pays_for_guards(chain(256)) and pays_for_guards(chain(65536))
+
+
+class Added(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x):
+        return self.norm(x + x.detach())
+
+
+class HandRMS(nn.Module):
+    def forward(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+def chain_pays(norm: nn.Module, rows: int, is_host: bool, **of_cut) -> bool:
+    graph = in_fp32(graph_of(Added(norm), rows, 1024))
+    computing = [node for node in graph.nodes if node.op == "call_function"]
+    chain = [node for node in computing if "detach" not in node.name]
+    feed = SimpleNamespace(graph=graph, tf32=False, trains_chains=True)
+    given = {"autocast": True, "device_type": "cuda", "gradients": True, "waits_for_host": is_host}
+    whole = {"needing": set(graph.nodes), "computes": lambda node: node in chain}
+    return token_chains.pays(SimpleNamespace(feed=feed, **{**given, **whole, **of_cut}), chain)
+
+
+def test_a_chain_of_tokens_must_relieve_the_host_or_save_bytes():
+    few, many = nn.LayerNorm(1024), HandRMS()
+    assert not chain_pays(few, 65536, True) and chain_pays(many, 64, True)
+    assert not chain_pays(few, 65536, False) and chain_pays(many, 65536, False)
+    for other in ({"device_type": "cpu"}, {"gradients": False}, {"autocast": False}):
+        assert not chain_pays(many, 65536, True, **other)

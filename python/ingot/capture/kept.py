@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -381,9 +382,23 @@ class Kept:
 
 
 def _in_order(layout: ResultLayout, value: Value) -> bool:
-    axes = [axis for run in layout.axes for axis in run if layout.extents[axis] != 1]
-    own = [axis for run in value.dims for axis in run if value.extents[axis] != 1]
-    return axes == own
+    """Whether a result's elements follow one another as the value's, whatever dimensions they are
+    cut into."""
+    own = _runs(value.extents, value.dims)
+    return isinstance(layout, ResultLayout) and _runs(layout.extents, layout.axes) == own
+
+
+def _runs(extents: Sequence[int], dims: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Sizes and strides of dense memory in the order of a tensor's dimensions, those put together
+    that lie as one."""
+    found: list[tuple[int, int]] = []
+    for axis in (axis for run in dims for axis in run if extents[axis] != 1):
+        size, stride = extents[axis], math.prod(extents[axis + 1 :])
+        if found and found[-1][1] == size * stride:
+            found[-1] = (found[-1][0] * size, stride)
+        else:
+            found.append((size, stride))
+    return found
 
 
 def _is_view(node: torch.fx.Node) -> bool:
