@@ -433,11 +433,13 @@ def test_a_second_derivative_reads_what_was_copied_where_it_is():
 
 @pytest.mark.thorough
 def test_residual_layers_keep_two_tensors_a_layer():
-    """A product and a sum: the norm between them is computed again."""
+    """A product and a sum, with each row's mean and deviation: the norm between them is computed
+    again."""
     module, x = residual(12), torch.randn(48, 64)
     optimised = ingot.optimize(module)
     gradients_of(optimised, [x])
-    assert kept_bytes(optimised, x) <= (2 * 12 + 3) * x.nbytes
+    statistics = 2 * 12 * x[:, 0].nbytes
+    assert kept_bytes(optimised, x) <= (2 * 12 + 3) * x.nbytes + statistics
     assert kept_bytes(module, x) >= 3 * 12 * x.nbytes
 
 
