@@ -71,3 +71,30 @@ def test_numbers_are_rounded_as_pytorch_rounds_them(dtype):
             yield module(torch.randn(6, 16), 1.003 * step)
 
     compare(lambda: Cast(None, False), script, gradients=(False,), tolerance=1e-5, taken=False)
+
+
+class Dropping(nn.Module):
+    def __init__(self, rate):
+        super().__init__()
+        self.first, self.last, self.rate = nn.Linear(16, 24), nn.Linear(24, 8), rate
+
+    def forward(self, x):
+        h = nn.functional.dropout(torch.relu(self.first(x)), self.rate, self.training)
+        return torch.tanh(self.last(h)) * self.rate
+
+
+def test_a_number_where_no_size_is_symbolic():
+    """Modules of one class with rates of their own: at a batch of one the rate alone is a symbol."""
+
+    def script(module):
+        for batch, rate in ((6, 0.1), (1, 0.1), (1, 0.3), (1, 0.5)):
+            module.rate = rate
+            torch.manual_seed(batch)
+            yield module(torch.randn(batch, 16).requires_grad_())
+        if hasattr(module, "_ingot"):
+            graphs = module._ingot.graphs
+            assert not any(graph.problem for graph in graphs)
+            assert all(graph.compiled.captured.regions for graph in graphs)
+
+    for rate in (0.1, 0.2):
+        compare(lambda rate=rate: Dropping(rate), script)

@@ -279,6 +279,9 @@ def _with_batch(values: list, found: Sequence[Placeholder]) -> Iterator[tuple[li
             yield settled, None
             return
     values = [_with_numbers(value) for value in values]
+    if any(map(_holds_number, values)):  # a symbol of Dynamo's: there are no others beside it
+        yield values, None
+        return
     batched = [
         at
         for at, (value, known) in enumerate(zip(values, found))
@@ -339,9 +342,16 @@ def _with_numbers(value: Any, number: Callable[[Any], int] = int) -> Any:
     """number: int, which binds a symbolic size, or hint, which does not."""
     if isinstance(value, torch.SymInt):
         return number(value)
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, torch.Tensor) or _holds_number(value):
         return value
     return _like(value, list(map(number, value.shape)), list(map(number, value.stride())))
+
+
+def _holds_number(value: Any) -> bool:
+    """Whether it is Dynamo's for a number that changes from call to call, and knows its symbol:
+    another tensor in its place would not."""
+    is_scalar = isinstance(value, FakeTensor) and value.dim() == 0
+    return is_scalar and getattr(value, "item_memo", None) is not None
 
 
 def _is_bound(value: Any) -> bool:
