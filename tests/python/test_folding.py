@@ -1,5 +1,7 @@
 """What follows from numbers alone is computed once, when a forward is captured."""
 
+import copy
+
 import ingot
 import pytest
 import torch
@@ -78,23 +80,34 @@ def test_results_are_pytorchs(function):
     compare(lambda: Model(function), two_calls)
 
 
-def operators_of(function) -> set[str]:
+def operators_of(function, dtype=torch.float32) -> set[str]:
     """That run at each call."""
-    made = ingot.optimize(Model(function))
-    made(torch.randn(4, SIDE, WIDTH))
+    made = ingot.optimize(Model(function).to(dtype))
+    made(torch.randn(4, SIDE, WIDTH, dtype=dtype))
     (graph,) = made._ingot.graphs
     found = {o["what"] for region in graph.compiled.captured.regions for o in region.operators}
     steps = graph.compiled.captured.steps
     return found | {schema_name(s.target) for s in steps if isinstance(s, TorchStep)}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("function", [windows, buckets], ids=lambda f: f.__name__)
-def test_a_mask_costs_a_call_nothing(function):
-    assert operators_of(function) <= {"linear", "mul", "relu", "add"}
+def test_a_mask_costs_a_call_nothing(function, dtype):
+    assert operators_of(function, dtype) <= {"linear", "mul", "relu", "add"}
+
+
+def test_masks_in_16_bits():
+    for dtype in (torch.bfloat16, torch.float16):
+        module = Model(windows).to(dtype)
+        twin = copy.deepcopy(module)
+        made, x = ingot.optimize(module), torch.randn(4, SIDE, WIDTH, dtype=dtype)
+        torch.testing.assert_close(made(x), twin(x))
 
 
 def test_what_may_change_is_computed_at_each_call():
-    assert any("cumsum" in name for name in operators_of(in_halves))
+    assert not any("cumsum" in name for name in operators_of(in_halves))
+    with torch.autocast("cpu", torch.bfloat16):  # which has it computed in fp32
+        assert any("cumsum" in name for name in operators_of(in_halves))
     assert any("rand" in name for name in operators_of(drawn))
 
 

@@ -27,12 +27,17 @@ class Block(nn.Module):
 
 
 def chosen(
-    graph: torch.fx.Graph, device_type: str = "cuda", beside: Sequence = (), tf32: bool = False
+    graph: torch.fx.Graph,
+    device_type: str = "cuda",
+    beside: Sequence = (),
+    tf32: bool = False,
+    autocast: bool = False,
 ) -> bool:
     """beside: what the graph holds besides."""
     computing = [node for node in graph.nodes if node.op == "call_function"]
     waits = device_type == "cuda" and is_of_the_host([*graph.nodes, *beside])
-    cut = SimpleNamespace(waits_for_host=waits, feed=SimpleNamespace(tf32=tf32))
+    feed = SimpleNamespace(tf32=tf32)
+    cut = SimpleNamespace(waits_for_host=waits, autocast=autocast, feed=feed)
     return pays_in_few_bits(cut, computing)
 
 
@@ -52,6 +57,25 @@ def test_a_region_of_more_operators_relieves_the_host_in_16_bits():
     graph = graph_of(nn.Sequential(Block(64), Block(64)), 32, 64)
     assert is_of_the_host(graph.nodes) and chosen(graph)
     assert not chosen(in_fp32(graph), tf32=True)
+
+
+class Normed(nn.Module):
+    def __init__(self, width, drops):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.drop = nn.Dropout(0.0) if drops else nn.Identity()
+
+    def forward(self, x):
+        return self.norm(x + self.drop(self.linear(x)))
+
+
+@pytest.mark.parametrize("drops", [False, True])
+def test_around_a_norm_fewer_do_and_fewest_where_autocast_casts(drops):
+    graph = graph_of(Normed(64, drops), 32, 64)  # three operators: a rate of zero drops nothing
+    assert not chosen(graph, autocast=True)
+    four = graph_of(nn.Sequential(Normed(64, drops), nn.ReLU()), 32, 64)
+    assert chosen(four, autocast=True) and not chosen(four)
+    assert chosen(graph_of(nn.Sequential(Normed(64, drops), nn.ReLU(), nn.ReLU()), 32, 64))
 
 
 def test_a_plain_product_in_halves_is_pytorchs_on_any_device():
@@ -100,8 +124,9 @@ def network(rows: int, width: int, modules: int = 40, **of_cut) -> SimpleNamespa
     for number in range(modules):
         computing[number % len(computing)].meta.setdefault("nn_module_stack", {})[str(number)] = ""
     feed = SimpleNamespace(graph=graph, tf32=of_cut.pop("tf32", False))
-    given = {"taken": dict.fromkeys(computing, 0), "autocast": False, "device_type": "cuda"}
-    return SimpleNamespace(feed=feed, **{**given, "gradients": False, **of_cut})
+    given = {"taken": dict.fromkeys(computing, 0), "device_type": "cuda", "gradients": False}
+    few_bits = {"multiplies_in_few_bits": feed.tf32}
+    return SimpleNamespace(feed=feed, **{**given, **few_bits, **of_cut})
 
 
 def test_a_network_is_taken_where_it_gains_more_than_guards_cost():
@@ -123,7 +148,7 @@ def test_chains_alone_must_save_enough():
     def chain(rows: int) -> SimpleNamespace:
         cut = network(rows, 1024)
         taken = {n: 0 for n in cut.taken if "gelu" in str(n.target) or "add" in str(n.target)}
-        return SimpleNamespace(**{**vars(cut), "taken": taken, "autocast": True})
+        return SimpleNamespace(**{**vars(cut), "taken": taken, "multiplies_in_few_bits": True})
 
     assert not pays_for_guards(chain(256)) and pays_for_guards(chain(65536))
 
@@ -147,7 +172,8 @@ def chain_pays(norm: nn.Module, rows: int, is_host: bool, **of_cut) -> bool:
     computing = [node for node in graph.nodes if node.op == "call_function"]
     chain = [node for node in computing if "detach" not in node.name]
     feed = SimpleNamespace(graph=graph, tf32=False, trains_chains=True)
-    given = {"autocast": True, "device_type": "cuda", "gradients": True, "waits_for_host": is_host}
+    given = {"device_type": "cuda", "gradients": True, "waits_for_host": is_host}
+    given["multiplies_in_few_bits"] = True
     whole = {"needing": set(graph.nodes), "computes": lambda node: node in chain}
     return token_chains.pays(SimpleNamespace(feed=feed, **{**given, **whole, **of_cut}), chain)
 
@@ -156,5 +182,5 @@ def test_a_chain_of_tokens_must_relieve_the_host_or_save_bytes():
     few, many = nn.LayerNorm(1024), HandRMS()
     assert not chain_pays(few, 65536, True) and chain_pays(many, 64, True)
     assert not chain_pays(few, 65536, False) and chain_pays(many, 65536, False)
-    for other in ({"device_type": "cpu"}, {"gradients": False}, {"autocast": False}):
+    for other in ({"device_type": "cpu"}, {"gradients": False}, {"multiplies_in_few_bits": False}):
         assert not chain_pays(many, 65536, True, **other)

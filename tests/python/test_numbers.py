@@ -84,7 +84,7 @@ class Dropping(nn.Module):
 
 
 def test_a_number_where_no_size_is_symbolic():
-    """Modules of one class with rates of their own: at a batch of one the rate alone is a symbol."""
+    """Modules of one class, each with its rate: at a batch of one the rate alone is a symbol."""
 
     def script(module):
         for batch, rate in ((6, 0.1), (1, 0.1), (1, 0.3), (1, 0.5)):

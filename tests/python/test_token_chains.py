@@ -116,6 +116,33 @@ def test_autocast(kind, norm):
     takes_chains(three[0])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", [PreNorm, PostNorm])
+@pytest.mark.parametrize("norm", NORMS)
+def test_weights_of_16_bits(kind, norm, dtype):
+    """As language models are tuned: no autocast, but casts that are written in the forward."""
+    module, twin, exact = three_of(network(kind, NORMS[norm]).to(dtype))
+    x = torch.randn(3, 5, WIDTH, dtype=dtype)
+    found, eager, truth = (gradients_of(each, [x]) for each in (module, twin, exact))
+    rounding = torch.finfo(dtype).eps
+    for own, other, exactly in zip(found, eager, truth):
+        assert own.dtype == other.dtype
+        if exactly.norm() > 1e-2:  # not rounding alone
+            assert error(own, exactly) <= max(2 * rounding, 1.5 * error(other, exactly))
+    takes_chains(module)
+
+
+def test_looked_for_where_products_are_of_16_bits(monkeypatch):
+    """On a GPU, whatever makes them so."""
+    seen = []
+    monkeypatch.setattr(token_chains, "may_be_taken", lambda cut: seen.append(cut) or True)
+    for dtype, few in ((torch.bfloat16, True), (torch.float32, False)):
+        seen.clear()
+        module, *_ = three_of(network().to(dtype))
+        module(torch.randn(3, 5, WIDTH, dtype=dtype)).sum().backward()
+        assert seen and all(cut.multiplies_in_few_bits == few for cut in seen)
+
+
 class Three(nn.Module):
     def __init__(self):
         super().__init__()

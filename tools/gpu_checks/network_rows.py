@@ -24,12 +24,13 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from turns import Turns
 
-SETTINGS = ("fp32", "tf32", "bf16")
+# bf16: by autocast; bf16_weights: modules and inputs of that dtype, as language models are tuned.
+SETTINGS = ("fp32", "tf32", "bf16", "bf16_weights")
 MODES = ("eval", "training")
 SEED = 11
 # An error may be this many times eager's own of that tensor, or the median of eager's over all.
 FACTOR = 4.0
-ROUNDING = {"fp32": 2e-6, "tf32": 5e-4, "bf16": 5e-3}
+ROUNDING = {"fp32": 2e-6, "tf32": 5e-4, "bf16": 5e-3, "bf16_weights": 5e-3}
 # A tensor this much smaller than the others holds rounding alone: the gradient of a bias in front
 # of a batch norm, the mean of what another norm has centred.
 NOTHING = 1e-9
@@ -65,6 +66,10 @@ def tensors_of(result: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
 
 
+def in_dtype_of(setting: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.bfloat16() if setting == "bf16_weights" and tensor.is_floating_point() else tensor
+
+
 def without_randomness(module: nn.Module) -> bool:
     """Sets every rate of dropout to zero; whether there was one."""
     found = False
@@ -82,12 +87,8 @@ class Call:
     """One call of a module in a mode: its outputs, and in training the gradients and buffers."""
 
     def __init__(self, mode: str, setting: str, inputs: Any, weights: list | None = None):
-        self.training, self.setting, self.inputs, self.weights = (
-            mode == "training",
-            setting,
-            inputs,
-            weights,
-        )
+        self.training, self.setting, self.weights = mode == "training", setting, weights
+        self.inputs = pytree.tree_map(lambda tensor: in_dtype_of(setting, tensor), inputs)
 
     def forward(self, module: Callable) -> Any:
         args, kwargs = self.inputs, {}
@@ -217,6 +218,11 @@ class Subject:
     def call(self, setting: str) -> Call:
         return Call(self.mode, setting, self.inputs, self.weights)
 
+    def copied(self, setting: str, silent: bool = False) -> nn.Module:
+        """silent: without dropout."""
+        module = copy.deepcopy(self.silent if silent else self.as_built)
+        return module.bfloat16() if setting == "bf16_weights" else module
+
 
 def seconds_of(call: Callable, device: torch.device) -> tuple[Any, float]:
     def wait() -> None:
@@ -269,9 +275,8 @@ def check(subject: Subject, setting: str, folder: str) -> tuple[dict, nn.Module]
     """Results against fp64, and how long the first call took; the module that was optimised."""
     call, device = subject.call(setting), subject.device
     torch._dynamo.reset()
-    expected = call.everything(copy.deepcopy(subject.silent))
-    own = copy.deepcopy(subject.silent)
-    made = optimised(own, folder)
+    expected = call.everything(subject.copied(setting, silent=True))
+    made = optimised(subject.copied(setting, silent=True), folder)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found, seconds = seconds_of(lambda: call.everything(made), device)
@@ -285,8 +290,7 @@ def check(subject: Subject, setting: str, folder: str) -> tuple[dict, nn.Module]
         **taken_by(made),
     }
     if subject.is_random:
-        own = copy.deepcopy(subject.as_built)
-        made = optimised(own, folder)
+        made = optimised(subject.copied(setting), folder)
         row["wrong"] = wrong or same_random_numbers(subject, call, made, eager_error, setting)
     return row, made
 
@@ -305,7 +309,7 @@ def same_random_numbers(subject, call: Call, made, eager_error: float, setting: 
     found, differences = call.everything(made), []
     limit = 2 * FACTOR * eager_error + ROUNDING[setting]
     for captured in (False, True):
-        twin = copy.deepcopy(subject.as_built)
+        twin = subject.copied(setting)
         expected = call.everything(twin, torch.compile(twin, backend="eager") if captured else None)
         outputs = {k: v for k, v in matter(expected).items() if k.startswith("output")}
         difference = max(errors(found, outputs).values(), default=0.0)
@@ -318,13 +322,13 @@ def same_random_numbers(subject, call: Call, made, eager_error: float, setting: 
 def contenders(subject: Subject, setting: str, made: nn.Module, options: Options) -> dict:
     """What is timed, by name; torch.compile's is called once, so that it compiles here."""
     call = subject.call(setting)
-    eager = copy.deepcopy(subject.as_built)
+    eager = subject.copied(setting)
     named: dict = {
         EAGER: lambda i: call.run(eager),
         INGOT: lambda i: call.run(made),
     }
     if options.compiled:
-        twin = copy.deepcopy(subject.as_built)
+        twin = subject.copied(setting)
         compiled = torch.compile(twin, dynamic=False)
         named[COMPILE] = lambda i: call.run(twin, compiled)
         named[COMPILE](0)

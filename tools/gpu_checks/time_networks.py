@@ -1,12 +1,14 @@
 """Whole networks under Ingot beside eager: right against fp64, and how long they take.
 
 python time_networks.py [--device cuda|cpu] [--small] [--seconds 500] [--networks A,B]
-                        [--settings fp32,tf32,bf16] [--modes eval,training] [--rounds 20]
-                        [--times 1] [--jobs 1] [--compile] [--out FILE] [--again] [--list]
+                        [--settings fp32,tf32,bf16,bf16_weights] [--modes eval,training]
+                        [--rounds 20] [--times 1] [--jobs 1] [--compile] [--out FILE] [--again]
+                        [--list]
 
 Each network (networks.py) runs in a process of its own. A row is a network in a setting (fp32;
-tf32: PyTorch allows TF32; bf16: autocast) and a mode (eval without gradients; a training step:
-forward, backward, gradients of all parameters). Outputs, gradients and moved buffers may be no
+tf32: PyTorch allows TF32; bf16: autocast; bf16_weights: a module of that dtype, not among the
+settings unless it is named) and a mode (eval without gradients; a training step: forward, backward,
+gradients of all parameters). Outputs, gradients and moved buffers may be no
 worse against fp64 than a small factor of eager's own error; with dropout they are those of eager
 from the same seed. Then times: interleaved rounds, cold L2, medians, and Ingot's time over eager's
 with its 95 % interval. --rounds 0 takes none. With --times K the batch is K times as large, so that
@@ -96,7 +98,7 @@ def key(network: str, pair: tuple[str, str], arguments: argparse.Namespace) -> t
 
 def line(row: dict) -> str:
     times = f"×{row['times']} " if row.get("times", 1) > 1 else ""
-    what = f"{row['network']:24} {times}{row['setting']:5} {row['mode']:9}"
+    what = f"{row['network']:24} {times}{row['setting']:12} {row['mode']:9}"
     if "first_call_s" not in row:
         return f"{what} WRONG {row['wrong']}"
     counts = f"{row['operators']:4} operators in {row['regions']:3} regions"

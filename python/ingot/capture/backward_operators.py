@@ -36,10 +36,11 @@ def _affine(x: torch.Tensor, weight, bias, shape: Sequence[int]) -> torch.Tensor
     return x if bias is None else x + _wide(bias).reshape(shape)
 
 
-def _through_statistics(grad, normal, scale, axes: Sequence[int]):
-    """The gradient of x where x̂ = (x - mean)·rstd, from that of x̂; scale: rstd."""
+def _through_statistics(grad, normal, scale, axes: Sequence[int], centred: bool = True):
+    """The gradient of x where x̂ = (x - mean)·rstd, from that of x̂; scale: rstd. centred: whether
+    there is a mean."""
     along = (grad * normal).mean(axes, True)
-    return scale * (grad - grad.mean(axes, True) - normal * along)
+    return scale * ((grad - grad.mean(axes, True) if centred else grad) - normal * along)
 
 
 # Batch norm -------------------------------------------------------------------------------------
@@ -189,13 +190,16 @@ def _layer_norm(x, normalized_shape, weight, bias, eps):
 
 
 def _layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, mask):
-    axes = _inner(x, normalized_shape)
-    wide = _wide(grad)
-    normal = (_wide(x) - mean) * rstd
+    return _row_norm_backward(grad, x, mean, rstd, weight, _inner(x, normalized_shape), mask)
+
+
+def _row_norm_backward(grad, x, mean, rstd, weight, axes, mask):
+    """Gradients of x, weight and bias, where the mask wants them. mean: None, of an RMS norm."""
+    wide, normal = _wide(grad), _row_normal(x, mean, rstd)
     grad_x = None
     if mask[0]:
         inner = wide if weight is None else wide * _wide(weight)
-        grad_x = _through_statistics(inner, normal, rstd, axes).to(x.dtype)
+        grad_x = _through_statistics(inner, normal, rstd, axes, mean is not None).to(x.dtype)
     like = x.dtype if weight is None else weight.dtype
     grad_weight = _over_outer(wide * normal, axes[0]).to(like) if mask[1] else None
     return grad_x, grad_weight, _over_outer(wide, axes[0]).to(like) if mask[2] else None
@@ -214,19 +218,10 @@ class RowNormByStatistics(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         x, weight, mean, rstd = ctx.saved_tensors
-        normal, wide = _row_normal(x, mean, rstd), _wide(grad)
-        grad_x = None
-        if ctx.needs_input_grad[0]:
-            inner = wide if weight is None else wide * _wide(weight)
-            along = (inner * normal).mean(ctx.axes, True)
-            centred = inner if mean is None else inner - inner.mean(ctx.axes, True)
-            grad_x = (rstd * (centred - normal * along)).to(x.dtype)
-        like = x.dtype if weight is None else weight.dtype
-        of_parameters = (
-            _over_outer(sums, ctx.axes[0]).to(like) if needed else None
-            for sums, needed in zip((wide * normal, wide), ctx.needs_input_grad[2:4])
-        )
-        return grad_x, None, *of_parameters, None, None
+        x_wanted, _, *parameters_wanted = ctx.needs_input_grad[:4]
+        mask = x_wanted, *parameters_wanted
+        grad_x, *rest = _row_norm_backward(grad, x, mean, rstd, weight, ctx.axes, mask)
+        return grad_x, None, *rest, None, None
 
 
 def _row_normal(x: torch.Tensor, mean: torch.Tensor | None, rstd: torch.Tensor) -> torch.Tensor:

@@ -48,7 +48,7 @@ from ingot.capture.nodes import (
 from ingot.capture.products import PRODUCTS
 from ingot.capture.region import RegionBuilder
 from ingot.capture.stages import stages_of
-from ingot.capture.table import SHAPE_OPERATORS, TABLE, Call
+from ingot.capture.table import SHAPE_OPERATORS, TABLE, Call, is_half
 from ingot.runtime.signature import DTYPE_NAMES
 
 _LAST = 1 << 30
@@ -382,6 +382,14 @@ class Cut:
         """Whether a training step of the graph in few bits is not the GPU's time."""
         return self.device_type == "cuda" and is_of_the_host(self.feed.graph.nodes)
 
+    @cached_property
+    def multiplies_in_few_bits(self) -> bool:
+        """Whether products may be PyTorch's in a training step, which are as fast: in TF32, under
+        autocast, and of 16-bit operands."""
+        nodes = self.feed.graph.nodes
+        products = (node for node in nodes if schema_name(node.target) in PRODUCTS)
+        return self.feed.tf32 or self.autocast or any(is_half(n.meta.get("val")) for n in products)
+
     def computes(self, node: torch.fx.Node) -> bool:
         """Whether a node of a region is more than a view of a tensor, or a number."""
         return (
@@ -391,29 +399,41 @@ class Cut:
         )
 
     def weak_nodes(self) -> set[str]:
-        """Nodes of regions too small to be worth a program of their own."""
-        weak = set()
+        """Nodes of regions too small to be worth a program of their own. Of those around a product
+        the smallest alone: what they leave may make others large enough."""
+        weak: set[str] = set()
+        gaining_little: list[tuple[int, list[torch.fx.Node]]] = []
         for level, region in self.regions.items():
             nodes = [
                 node
                 for node, own in self.taken.items()
                 if own == level and node.name not in self.refused and PART not in node.meta
             ]
-            if self.gradients and not self.has_product(level):
+            multiplies = self.has_product(level)
+            if self.gradients and not multiplies:
                 weak.update(node.name for node in without_gain(self, nodes))
                 continue
             computing = [node for node in nodes if self.computes(node)]
             # What reads no tensor (it takes the shape of one) has nothing to say where it should
             # run.
             alone = len(computing) < 2 and not any(map(pays_alone, computing))
-            small = not self.has_product(level) and (alone or turns_too_little(nodes))
-            gains_little = self.gradients and not self._pays(computing)
-            if gains_little and not small and token_chains.may_be_taken(self):
-                # What stands between the products may be worth a region all the same.
-                nodes = [node for node in nodes if schema_name(node.target) in PRODUCTS]
-            if computing and (small or gains_little or not region.leaves):
+            small = not multiplies and (alone or turns_too_little(nodes))
+            if computing and (small or not region.leaves):
                 weak.update(node.name for node in nodes)
+            elif computing and self.gradients and not self._pays(computing):
+                gaining_little.append((len(computing), nodes))
+        fewest = min((count for count, _ in gaining_little), default=0)
+        for count, nodes in gaining_little:
+            if count == fewest:
+                weak.update(node.name for node in self._left_of(nodes))
         return weak
+
+    def _left_of(self, nodes: list[torch.fx.Node]) -> list[torch.fx.Node]:
+        """Of a region that gains little: what stands between its products may be worth one all the
+        same."""
+        if not token_chains.may_be_taken(self):
+            return nodes
+        return [node for node in nodes if schema_name(node.target) in PRODUCTS]
 
     def _pays(self, computing: list[torch.fx.Node]) -> bool:
         """Whether a region with a product is worth its two passes where gradients are needed."""

@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 from ingot.capture.feed import Feed
 from ingot.capture.nodes import hands_out_memory, is_pure, schema_name
 from ingot.capture.products import PRODUCTS
+from ingot.capture.table import is_half
 
 _aten = torch.ops.aten
 # Of a tensor these read no more than its type and where it is.
@@ -24,7 +25,6 @@ _MADE_LIKE = {
 }
 # Constants stay for as long as what was captured, where the forward has them for a while.
 _MOST_BYTES, _MOST_BYTES_TOGETHER = 1 << 20, 1 << 24
-_UNTOUCHED_BY_AUTOCAST = (torch.float32, torch.float64)
 
 
 def fold_constants(feed: Feed) -> None:
@@ -83,8 +83,8 @@ def _has_fixed_value(node: torch.fx.Node) -> bool:
         return False
     if any(not isinstance(size, int) for size in value.shape):
         return False
-    if value.is_floating_point() and value.dtype not in _UNTOUCHED_BY_AUTOCAST:
-        return False
+    if is_half(value) and torch.is_autocast_enabled(value.device.type):
+        return False  # some operators of it are run in 32 bits
     if node.op == "get_attr":
         return str(node.target).startswith("_tensor_constant")
     return (

@@ -4,13 +4,14 @@ In 16 bits a product takes a tenth of fp32's time, in TF32 a seventh, and a trai
 network is then often the host's: there what the GPU saves is not seen, and what a region costs the
 host must be less than what PyTorch's operators in its place do. Where the host is the slower of the
 two by this estimate, a region in 16 bits is taken from a few operators on, fewer around a layer
-norm, which under autocast brings casts along, and none in TF32. (Of
-steps that are the host's by it, on H100s in 16 bits: a BERT's with 14 regions of twelve operators
-each took 0.78 of eager's time, a GPT-2's with 13 of seventeen 0.79, a DeiT's with 13 of eleven
-0.70, a Swin's with 16 of nine 0.80, a translator's with 17 of ten 0.93, a mixer's with 24 of six
-0.93, a gMLP's with 61 of four 0.92, by an interval from 0.89 to 1.14. In TF32, on H200s: a
-translator's with 35 of five 1.22, a gMLP's with 61 of four 1.05. A BERT's with dropout and 23
-regions of five around layer norms, in 16 bits: 0.74.)
+norm, which under autocast brings casts along, and none in TF32. (Of steps that are the host's by
+it, on H100s in 16 bits: a BERT's with 14 regions of twelve operators each took 0.78 of eager's
+time, a GPT-2's with 13 of seventeen 0.79, a DeiT's with 13 of eleven 0.70, a Swin's with 16 of nine
+0.80, a translator's with 17 of ten 0.93, a mixer's with 24 of six 0.93, a gMLP's with 61 of four
+0.92, by an interval from 0.89 to 1.14. In TF32, on H200s: a translator's with 35 of five 1.22, a
+gMLP's with 61 of four 1.05. A BERT's with dropout and 23 regions of five around layer norms, in 16
+bits: 0.74. With weights of 16 bits, where nothing is cast, on H100s: a BERT's with regions of five
+0.79 to 0.94, a mixer's with 24 of four 1.10 to 1.15, a translator's with 17 of four 1.03 to 1.07.)
 
 On a CPU PyTorch's operators find their operands in its caches, and a region's two passes cost the
 host five times an operator's: there a region with gradients is taken where its operators cost more.
@@ -37,17 +38,17 @@ from ingot.capture.gains import bytes_saved
 from ingot.capture.layout import elements, size_in_bytes
 from ingot.capture.nodes import is_convolution, is_row_norm, schema_name
 from ingot.capture.products import PRODUCTS
-from ingot.capture.table import CASTS, SHAPE_OPERATORS, is_half
+from ingot.capture.table import CASTS, CHANGES_NOTHING, SHAPE_OPERATORS, is_half
+from ingot.capture.token_chains import BYTES_A_SECOND, OPERATOR_SECONDS
 
 if TYPE_CHECKING:
     from ingot.capture.cutting import Cut
 
-# Forward and backward of an operator: seconds of an H200's host, and passes over its result. (A
-# BERT's step under autocast: some 340 operators, 21 ms of which the GPU is busy for 10.)
-_HOST_SECONDS, _PASSES = 40e-6, 5
+# Over an operator's result, forward and backward.
+_PASSES = 5
 # Forward, and both operands' gradients.
 _PRODUCTS = 3
-_FLOPS, _TF32_FLOPS, _BYTES = 6e14, 3e14, 4e12  # a second
+_FLOPS, _TF32_FLOPS = 6e14, 3e14  # a second
 # Of TF32's accuracy, by Ingot; and what a region of products alone must gain of a training step.
 _SCALED_FLOPS, _LONE_SECONDS = 5e14, 250e-6
 _FP32_FLOPS = {"eager": 5e13, "ingot": 2.5e14}
@@ -56,8 +57,8 @@ _CONVOLUTIONS_PART = 0.5
 # Of a module: on H200s 2.3 to 4 µs, of which a part is hidden behind the GPU's work.
 _GUARD_SECONDS, _FEWEST_MODULES = 1.5e-6, 32
 _WITHOUT_PASS = {*PRODUCTS, *CASTS}
-# Of a region in 16 bits, where a step is the host's.
-_FEWEST_OPERATORS, _FEWEST_WITH_NORM = 6, 4
+# Of a region in 16 bits, where a step is the host's; around a norm, which autocast wraps in casts.
+_FEWEST_OPERATORS, _FEWEST_WITH_NORM, _FEWEST_WITH_CASTS = 6, 5, 4
 
 # On a CPU, forward and backward: seconds of an operator, of one that normalises, and of a region,
 # with those for each byte of its largest tensor. Fitted to the steps told of above.
@@ -119,10 +120,20 @@ def pays_in_few_bits(cut: Cut, computing: list[torch.fx.Node]) -> bool:
         return True
     behind = [node for node in computing if schema_name(node.target) not in _WITHOUT_PASS]
     gains = bool(behind) or (not halves and _gains_alone(products))
-    operators = sum(schema_name(node.target) not in CASTS for node in computing)
-    fewest = _FEWEST_WITH_NORM if any(map(is_row_norm, computing)) else _FEWEST_OPERATORS
-    relieves_host = halves and operators >= fewest
+    relieves_host = halves and _operators(computing) >= _fewest(cut, computing)
     return gains and (relieves_host or not cut.waits_for_host)
+
+
+def _operators(computing: list[torch.fx.Node]) -> int:
+    """Those that PyTorch runs in a region's place, casts apart."""
+    names = map(schema_name, (node.target for node in computing))
+    return sum(name not in CASTS and name not in CHANGES_NOTHING for name in names)
+
+
+def _fewest(cut: Cut, computing: list[torch.fx.Node]) -> int:
+    if not any(map(is_row_norm, computing)):
+        return _FEWEST_OPERATORS
+    return _FEWEST_WITH_CASTS if cut.autocast else _FEWEST_WITH_NORM
 
 
 def _gains_alone(products: list[torch.fx.Node]) -> bool:
@@ -140,12 +151,12 @@ def is_of_the_host(nodes: Iterable[torch.fx.Node]) -> bool:
     for node in nodes:
         if node.op != "call_function" or schema_name(node.target) in SHAPE_OPERATORS:
             continue
-        host += _HOST_SECONDS
+        host += OPERATOR_SECONDS
         rate = _FLOPS if is_half(node.meta.get("val")) else _TF32_FLOPS
         if schema_name(node.target) in PRODUCTS:
             device += _PRODUCTS * _product_flops(node) / rate
             continue
-        device += _PASSES * size_in_bytes(node.meta.get("val")) / _BYTES
+        device += _PASSES * size_in_bytes(node.meta.get("val")) / BYTES_A_SECOND
         if is_convolution(node):
             device += _PRODUCTS * _convolution_flops(node) / (rate * _CONVOLUTIONS_PART)
     return host > device
@@ -159,7 +170,7 @@ def pays_for_guards(cut: Cut) -> bool:
     modules = _modules(cut.feed.graph.nodes)
     if modules < _FEWEST_MODULES:
         return True
-    few_bits = cut.feed.tf32 or cut.autocast
+    few_bits = cut.multiplies_in_few_bits
     nodes = cut.taken if few_bits else cut.feed.graph.nodes
     products = [node for node in nodes if schema_name(node.target) in PRODUCTS]
     if products and few_bits:
@@ -169,7 +180,7 @@ def pays_for_guards(cut: Cut) -> bool:
     flops = sum(map(_product_flops, products))
     gain = token_chains.host_seconds_saved(cut)
     gain += _PRODUCTS * flops * (1 / _FP32_FLOPS["eager"] - 1 / _FP32_FLOPS["ingot"])
-    gain += bytes_saved(cut.taken) / _BYTES
+    gain += bytes_saved(cut.taken) / BYTES_A_SECOND
     return gain > modules * _GUARD_SECONDS
 
 

@@ -39,6 +39,19 @@ class Writer:
         return self.call(torch.ops.aten.slice.Tensor, sizes, x, dim, start, end, step)
 
 
+def write_cast(
+    value: torch.fx.Node, dtype: torch.dtype, readers: Sequence[torch.fx.Node]
+) -> torch.fx.Node:
+    """A cast of what is read, in front of those that are to read the cast in its place."""
+    to_copy, how = torch.ops.aten._to_copy.default, {"dtype": dtype}
+    with value.graph.inserting_before(min(readers)):
+        cast = value.graph.call_function(to_copy, (value,), how)
+    cast.meta["val"] = value.meta["val"].to(dtype)
+    for reader in readers:
+        reader.replace_input_with(value, cast)
+    return cast
+
+
 def example(argument: Any) -> Any:
     """The tensor (without data) that a node stands for."""
     return argument.meta.get("val") if isinstance(argument, torch.fx.Node) else argument

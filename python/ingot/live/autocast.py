@@ -18,6 +18,7 @@ import torch
 
 from ingot.capture.feed import Feed, Placeholder, needing_gradients
 from ingot.capture.nodes import is_convolution
+from ingot.capture.surgery import write_cast
 
 _aten = torch.ops.aten
 # Smaller weights are cast, by the region, in less time than PyTorch takes to hand out its copy.
@@ -57,7 +58,7 @@ def cast_inputs(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) ->
             continue
         users = _products_of(node, refused)
         if users:
-            _write_cast(feed, node, dtype, users)
+            write_cast(node, dtype, users)
 
 
 def cast_for_convolutions(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) -> None:
@@ -71,18 +72,7 @@ def cast_for_convolutions(feed: Feed, dtype: torch.dtype, refused: Container[str
         users = [user for user in node.users if is_convolution(user) and user.args[0] is node]
         if len(users) != 1 or users[0].name in refused:
             continue
-        _write_cast(feed, node, dtype, users)
-
-
-def _write_cast(
-    feed: Feed, node: torch.fx.Node, dtype: torch.dtype, users: list[torch.fx.Node]
-) -> None:
-    """users: of the node, those that are to read its cast."""
-    with feed.graph.inserting_before(min(users)):
-        cast = feed.graph.call_function(_aten._to_copy.default, (node,), {"dtype": dtype})
-    cast.meta["val"] = node.meta["val"].to(dtype)
-    for user in users:
-        user.replace_input_with(node, cast)
+        write_cast(node, dtype, users)
 
 
 def _products_of(node: torch.fx.Node, refused: Container[str]) -> list[torch.fx.Node]:
