@@ -176,6 +176,27 @@ class Model(original.Model):
 def get_inputs():
     return [tensor.to({dtype}) for tensor in original.get_inputs()]
 """
+# Rows of a result that do not start at multiples of 16 bytes, as a vocabulary's of 50257 words.
+UNEVEN_MODEL = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(768, 50257, dtype={dtype})
+
+    def forward(self, x):
+        return torch.relu(self.head(x)) + 1
+
+
+def get_inputs():
+    return [torch.rand(4096, 768).to({dtype})]
+
+
+def get_init_inputs():
+    return []
+"""
 HALF_MODELS = ("gemm_scale_bn", "gemm_bn_scale_softmax", "linear_gelu")
 # Under tf32: a bundled model and its constants, so that each tile of the tf32 product is met.
 TF32_MODELS = (
@@ -257,6 +278,9 @@ def half_models(folder: Path) -> list[Path]:
                 encoding="utf-8",
             )
             models.append(path)
+    for dtype in ("torch.bfloat16", "torch.float16"):
+        models.append(folder / f"uneven_{dtype.removeprefix('torch.')}.py")
+        models[-1].write_text(UNEVEN_MODEL.format(dtype=dtype), encoding="utf-8")
     return models
 
 

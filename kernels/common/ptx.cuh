@@ -96,6 +96,12 @@ INGOT_D float load_shared(u32 address) {
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(v) : "r"(address));
   return v;
 }
+// Of any 16-bit type.
+INGOT_D u16 load_shared_half(u32 address) {
+  u16 bits;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(address));
+  return bits;
+}
 INGOT_D i32 load_shared_int(u32 address) {
   i32 v;
   asm volatile("ld.shared.s32 %0, [%1];" : "=r"(v) : "r"(address));

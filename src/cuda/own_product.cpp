@@ -84,6 +84,24 @@ double epilogue_flops(const Plan& plan, const Sweep& sweep) {
   return flops;
 }
 
+// Bytes that an epilogue reads for each element beside what it was given by the product.
+double epilogue_bytes(const Plan& plan, const Sweep& sweep) {
+  const int64_t full = plan.graph[sweep.matmul].shape.elements(kPlanningBatch);
+  const auto is_read = [&](ValueId id) {
+    return std::any_of(sweep.body.begin(), sweep.body.end(), [&](ValueId reader) {
+      const std::vector<ValueId>& args = plan.graph[reader].args;
+      return std::find(args.begin(), args.end(), id) != args.end();
+    });
+  };
+  double bytes = 0;
+  for (const ValueId id : sweep.loads) {
+    const Node& node = plan.graph[id];
+    const bool is_matrix = node.shape.elements(kPlanningBatch) == full;
+    if (is_matrix && is_read(id)) bytes += static_cast<double>(size_of(node.dtype));
+  }
+  return bytes;
+}
+
 }  // namespace
 
 std::unique_ptr<OwnProduct> OwnProduct::make(const Plan& plan, int sweep, Modules& modules,
@@ -131,7 +149,7 @@ OwnProduct::OwnProduct(ProductFamily family, const Plan& plan, int sweep, Module
       tuning_(tuning),
       epilogue_(std::move(epilogue)),
       epilogue_cost_{epilogue_.moments, write_behind_product(plan, sweep).size(),
-                     epilogue_flops(plan, sweep_)} {
+                     epilogue_flops(plan, sweep_), epilogue_bytes(plan, sweep_)} {
   if (epilogue_.merge) merge_.emplace(*epilogue_.merge, modules);
 }
 

@@ -71,16 +71,38 @@ ProductPlan library_plan(const ProductShape& shape, const char* reason) {
   return plan;
 }
 
-// Microseconds of the kernels that do what an epilogue would have done: launches, and reading and
-// writing the result once more.
-double behind_library_us(const ProductShape& shape, size_t kernels) {
+double elements_of(const ProductShape& shape) {
+  return static_cast<double>(shape.batches) * static_cast<double>(shape.m) *
+         static_cast<double>(shape.n);
+}
+
+// Microseconds of the kernels that do what an epilogue would have done: launches, reading and
+// writing the result once more, and what is read beside it.
+double behind_library_us(const ProductShape& shape, const ProductTuning::EpilogueCost& epilogue) {
   constexpr double kBytesPerMicrosecond = 3.85e6;
   // A low guess beside TF32, where ours is to be faster for certain.
   const double launch = shape.scheme == hopper::Scheme::scaled ? 2 : 3;
-  const double elements = static_cast<double>(shape.batches) * static_cast<double>(shape.m) *
-                          static_cast<double>(shape.n);
-  const double bytes = 2.0 * size_of(shape.element) * elements;
-  return static_cast<double>(kernels) * (launch + bytes / kBytesPerMicrosecond);
+  const double bytes = 2.0 * size_of(shape.element) * elements_of(shape);
+  const double beside = epilogue.bytes_read * elements_of(shape) / kBytesPerMicrosecond;
+  const auto kernels = static_cast<double>(epilogue.kernels_behind);
+  return kernels * (launch + bytes / kBytesPerMicrosecond) + beside;
+}
+
+// What reading matrices adds to a kernel: each thread reads what lies beside its accumulators, in
+// pieces of 16 bytes, while nothing multiplies. (H100, bf16, ten shapes: 1.3 to 1.5 MB a
+// microsecond.)
+double reading_us(const ProductShape& shape, double bytes) {
+  constexpr double kBytesPerMicrosecond = 1.4e6;
+  return bytes * elements_of(shape) / kBytesPerMicrosecond;
+}
+
+// Whether an epilogue may take longer to read matrices than a kernel behind a library's product,
+// which finds the product's result in the L2 cache if that is small.
+bool reads_longer(const ProductShape& shape, const ProductTuning::EpilogueCost& epilogue) {
+  constexpr double kKeptBytes = 32e6;
+  const bool halves = shape.element != hopper::Element::f32;
+  return halves && epilogue.bytes_read > 0 &&
+         elements_of(shape) * static_cast<double>(size_of(shape.element)) <= kKeptBytes;
 }
 
 // What arithmetic adds to a kernel in whose epilogue nothing multiplies: eight warps a
@@ -88,9 +110,7 @@ double behind_library_us(const ProductShape& shape, size_t kernels) {
 // column's sum: 96 µs more than the product; H200.)
 double epilogue_us(const ProductShape& shape, double flops, const Target& target) {
   constexpr double kOfFullRate = 0.4;
-  const double elements = static_cast<double>(shape.batches) * static_cast<double>(shape.m) *
-                          static_cast<double>(shape.n);
-  return 1e6 * elements * flops / (kOfFullRate * scalar_rate(target));
+  return 1e6 * elements_of(shape) * flops / (kOfFullRate * scalar_rate(target));
 }
 
 std::string layout_of(const hopper::OperandShape& operand, int64_t k) {
@@ -166,11 +186,15 @@ ProductTuning::Choice ProductTuning::choose(ProductFamily family, const ProductS
   }
   choice.plan = plan_own_product(family, shape, target_);
   choice.by = "estimated";
-  const double library = choice.plan.library_us + behind_library_us(shape, epilogue.kernels_behind);
-  // The library's TF32 is as fast as ours but for the arithmetic; its fp32 is not.
-  const bool is_near = choice.plan.scheme == hopper::Scheme::scaled && choice.plan.library_us > 0;
-  const double arithmetic = is_near ? epilogue_us(shape, epilogue.flops, target_) : 0;
-  if ((choice.plan.library_faster || is_near) && library < choice.plan.estimated_us + arithmetic) {
+  const double library = choice.plan.library_us + behind_library_us(shape, epilogue);
+  // The library's TF32 and its 16 bits are as fast as ours but for the epilogue; its fp32 is not.
+  const bool scaled = choice.plan.scheme == hopper::Scheme::scaled;
+  const bool reads = reads_longer(shape, epilogue);
+  double own = choice.plan.estimated_us;
+  if (scaled) own += epilogue_us(shape, epilogue.flops, target_);
+  if (reads) own += reading_us(shape, epilogue.bytes_read);
+  const bool is_near = (scaled || reads) && choice.plan.library_us > 0;
+  if ((choice.plan.library_faster || is_near) && library < own) {
     choice.name = kLibrary;
     choice.plan = library_plan(shape, "estimated: the library is faster at this size");
     return choice;

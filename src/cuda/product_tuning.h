@@ -37,6 +37,7 @@ class ProductTuning {
     int statistics = 0;         // partial ones that it emits
     size_t kernels_behind = 0;  // that the library's product would need to do the same
     double flops = 0;           // of an element of the result (plan/cost.h)
+    double bytes_read = 0;      // of matrices, for an element of the result
   };
   Choice choose(ProductFamily family, const hopper::ProductShape& shape,
                 const EpilogueCost& epilogue) const;

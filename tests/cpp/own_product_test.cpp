@@ -129,7 +129,9 @@ TEST(OwnProduct, TakeSixteenBitOperandsOnHopperAsTheyAre) {
     EXPECT_THAT(sweep["kernels"][0]["text"].get<std::string>(), HasSubstr("product_half"));
     // Rows of the result that are not whole pieces of 16 bytes.
     const nlohmann::json odd = sweep_of(hopper, linear(dtype, 383));
-    EXPECT_THAT(odd["provider"].get<std::string>(), HasSubstr("cuBLASLt"));
+    EXPECT_EQ(odd["provider"], name_of(ProductFamily::hopper, element));
+    EXPECT_THAT(odd["kernels"][0]["text"].get<std::string>(), HasSubstr(", 2, false>"));
+    EXPECT_THAT(sweep["kernels"][0]["text"].get<std::string>(), Not(HasSubstr("false>")));
     EXPECT_THAT(sweep_of(R"({"device": "cuda", "sm": 80})", linear(dtype, 384))["reason"],
                 HasSubstr("16-bit"));
   }
@@ -155,6 +157,29 @@ TEST(OwnProduct, DescribeSixteenBitMatricesToTheCopyEngine) {
   EXPECT_EQ(plan.x_map.columns, 520u);
   shape.x.row_stride = 521;
   EXPECT_EQ(hopper::plan_product(shape, {}).variant, hopper::Variant::unsupported);
+}
+
+// cuBLAS has slow kernels for those; its estimate says so.
+TEST(OwnProduct, StoreSixteenBitRowsOfAnyAlignment) {
+  hopper::ProductShape shape;
+  shape.m = 4096, shape.n = 50257, shape.k = 768;
+  shape.x = shape.w = {768, 1, true};
+  shape.element = hopper::Element::bf16;
+  const auto planned = [&](int64_t stride, bool aligned) {
+    shape.y_stride = stride, shape.y_aligned = aligned;
+    return hopper::plan_product(shape, {});
+  };
+  const hopper::ProductPlan whole = planned(50264, true);
+  EXPECT_TRUE(whole.tma_store);
+  for (const hopper::ProductPlan& plan :
+       {planned(50257, true), planned(50258, true), planned(50264, false)}) {
+    EXPECT_EQ(plan.variant, hopper::Variant::half);
+    EXPECT_FALSE(plan.tma_store);
+    EXPECT_EQ(plan.shared_bytes, whole.shared_bytes) << "rows are put together there all the same";
+    EXPECT_GT(plan.estimated_us, whole.estimated_us);
+  }
+  EXPECT_GT(planned(50257, true).library_us, 5 * whole.library_us);
+  EXPECT_GT(planned(50258, true).library_us, 3 * whole.library_us);
 }
 
 hopper::ProductShape scaled_shape(int64_t m, int64_t n, int64_t k) {

@@ -333,6 +333,30 @@ TEST(Plan, PutsProductsThatMeetOneAfterTheOther) {
       ElementsAre(SweepKind::product, SweepKind::product, SweepKind::product, SweepKind::map));
 }
 
+// silu(x·W₁ᵀ) · (x·W₂ᵀ) in bf16: an epilogue would wait for the first product's result.
+TEST(Plan, LeavesWhatFollowsFromTwoLongProductsOfHalvesToOneSweep) {
+  const auto gated = [](DType dtype, int64_t k) {
+    GraphBuilder builder;
+    const ValueId x = builder.leaf(LeafRole::input, "x", dtype, {true, 1, 1, k});
+    std::vector<ValueId> products;
+    for (const char* name : {"w1", "w2"}) {
+      const ValueId w = builder.leaf(LeafRole::parameter, name, dtype, {false, 64, 1, k});
+      products.push_back(builder.matmul(x, w, true));
+    }
+    const ValueId gate = builder.pointwise(PointwiseOp::sigmoid_, {products[0]});
+    builder.result(builder.pointwise(PointwiseOp::mul_, {gate, products[1]}), "y");
+    Target target = target_with(true);
+    target.fused_half = true;
+    return kinds(make_plan(builder.take(), target, Precision::fp32));
+  };
+  const auto one_sweep = ElementsAre(SweepKind::product, SweepKind::product, SweepKind::map);
+  const auto epilogues = ElementsAre(SweepKind::product, SweepKind::product);
+  EXPECT_THAT(gated(DType::bf16, 1024), one_sweep);
+  EXPECT_THAT(gated(DType::f16, 4096), one_sweep);
+  EXPECT_THAT(gated(DType::bf16, 768), epilogues);
+  EXPECT_THAT(gated(DType::f32, 4096), epilogues);
+}
+
 TEST(Plan, StoresWhatIsReadAnywayInALaterMap) {
   // Behind dh = dy·Wᵀ: the gradients dh·u and dh·g, and u·g, which does not wait for the product.
   GraphBuilder builder;

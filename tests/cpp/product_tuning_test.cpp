@@ -149,6 +149,24 @@ TEST_F(ProductTuningTest, DeepFilesCountAsAbsent) {
   EXPECT_EQ(product(1000)["tuning"], tuning);
 }
 
+// An epilogue that reads a matrix waits for it; a sweep behind a library's product does not.
+TEST(ProductTuning, CountsWhatAnEpilogueReadsInSixteenBits) {
+  hopper::ProductShape shape;
+  shape.m = 4096, shape.n = 2816, shape.k = 1024;
+  shape.x = shape.w = {1024, 1, true};
+  shape.y_stride = shape.n;
+  shape.element = hopper::Element::bf16;
+  Target target;
+  target.units = 132;
+  const ProductTuning tuning(ProgramOptions(), target, "");
+  ProductTuning::EpilogueCost epilogue = {0, 1, 0, 0};
+  EXPECT_NE(tuning.choose(ProductFamily::hopper, shape, epilogue).name, ProductTuning::kLibrary);
+  epilogue.bytes_read = 2;
+  EXPECT_EQ(tuning.choose(ProductFamily::hopper, shape, epilogue).name, ProductTuning::kLibrary);
+  shape.m *= 4;  // the library's result would not stay in the L2 cache
+  EXPECT_NE(tuning.choose(ProductFamily::hopper, shape, epilogue).name, ProductTuning::kLibrary);
+}
+
 // What is measured for one says nothing of the others.
 TEST_F(ProductTuningTest, EveryTypeAndSchemeHasMeasurementsOfItsOwn) {
   using hopper::Element;

@@ -125,3 +125,34 @@ def test_what_is_handed_out_turned_is_not_read_as_it_lies(names, shape):
     torch.manual_seed(0)
     module, twin, exact = three_of(Turned(VALUES[value], TURNS[turn]))
     check_against_fp64(module, twin, exact, [torch.randn(shape)])
+
+
+OTHER_DIMENSIONS = {
+    "pairs": lambda h: h.unsqueeze(1),
+    "a row": lambda h: h.unsqueeze(0),
+    "heads": lambda h: h.view(*h.shape[:-1], 2, 4),
+    "all in one": lambda h: h.flatten(),
+}
+
+
+class InOtherDimensions(nn.Module):
+    """A result in dimensions of its own, of what a product reads: heads and a projection."""
+
+    def __init__(self, activation, view):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.activation, self.view = activation, view
+
+    def forward(self, x):
+        h = self.activation(self.first(x))
+        return self.view(h), self.second(h)
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (3, 5, 8), (1, 8)])
+@pytest.mark.parametrize("activation", [torch.tanh, nn.functional.gelu, nn.functional.relu])
+@pytest.mark.parametrize("view", OTHER_DIMENSIONS)
+def test_what_is_handed_out_in_other_dimensions_is_read_backward(view, activation, shape):
+    torch.manual_seed(3)
+    three = three_of(InOtherDimensions(activation, OTHER_DIMENSIONS[view]))
+    check_against_fp64(*three, [torch.randn(shape)])
+    assert calls_of(three[0])

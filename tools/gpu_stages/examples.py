@@ -115,6 +115,7 @@ def call_small(device: str) -> None:
         print(f"called {path.stem}", flush=True)
     if device == "cuda":
         call_long_rows()
+        call_uneven_product()
 
 
 def call_long_rows() -> None:
@@ -141,6 +142,20 @@ def call_long_rows() -> None:
         taken = optimized.ingot_report()["operators_replaced"]
         assert taken, f"{module} was left to PyTorch"
         print(f"called {module} of {tuple(x.shape)}", flush=True)
+
+
+def call_uneven_product() -> None:
+    """Of 16 bits, with a result whose rows start anywhere."""
+    import ingot
+    import torch
+
+    head = torch.nn.Sequential(torch.nn.Linear(1024, 1001), torch.nn.Tanh())
+    x = torch.rand(333, 1024, device="cuda", dtype=torch.bfloat16)
+    optimized = ingot.optimize(head.to("cuda", torch.bfloat16), [x])
+    with torch.no_grad():
+        optimized(x)
+    torch.cuda.synchronize()
+    print("called a product of uneven rows", flush=True)
 
 
 def sanitizer_missing(settings: Settings) -> str:

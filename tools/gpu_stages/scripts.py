@@ -37,10 +37,12 @@ def stress(calls: int, settings: Settings) -> Outcome:
 
 
 def row_steps(settings: Settings) -> list[Step]:
-    return _parts(ROW_PARTS)
+    return [*_parts(ROW_PARTS), Step("heads", "heads")]
 
 
 def rows(part: str, settings: Settings) -> Outcome:
+    if part == "heads":
+        return check("check_heads.py", settings)
     return check("check_rows.py", settings, "--part", part)
 
 

@@ -8,7 +8,8 @@
 //            stages.cuh.
 // Pipeline   a consumer issues a stage's four wgmma before it waits for those of the stage before,
 //            so that the tensor cores never wait for it.
-// Result     16-bit; stmatrix turns yᵀ into rows of y in shared memory, TMA stores them.
+// Result     16-bit; stmatrix turns yᵀ into rows of y in shared memory. TMA stores them; where y's
+//            rows do not start at 16 bytes (50257 words of a vocabulary), a warp each row.
 #pragma once
 
 #include "common/scalar.cuh"
@@ -17,13 +18,15 @@
 
 namespace ingot::hopper {
 
-template <class Element_, int kSamples_, int kCluster_, int kStages_, int kStagingBuffers_>
+template <class Element_, int kSamples_, int kCluster_, int kStages_, int kStagingBuffers_,
+          bool kTmaStore_ = true>
 struct HalfConfig {
   using Element = Element_;  // f16 or bf16: of the operands and of the result
   static constexpr int kSamples = kSamples_;
   static constexpr int kCluster = kCluster_;
   static constexpr int kStages = kStages_;
   static constexpr int kStagingBuffers = kStagingBuffers_;
+  static constexpr bool kTmaStore = kTmaStore_;
   static constexpr bool kBatched = false;
   static constexpr int kFeatures = 128;
   static constexpr int kThreads = 384;
@@ -80,11 +83,31 @@ struct HalfConsumer {
   }
 };
 
+// Rows of 64 features from shared memory to rows of y of any alignment, four at a time by the
+// warpgroup's warps, two elements a lane; what lies past the matrix is left out. buffer: kPiece
+// rows of 128 bytes under the swizzle; m0: sample of the first.
+template <class Config>
+INGOT_D void store_rows(u32 buffer, const ThreadTile& tile, i32 m0, const ProductArgs& args) {
+  constexpr i32 kWarps = 4, kLanes = 32;
+#pragma unroll 4
+  for (i32 row = tile.warp; row < Config::kPiece; row += kWarps) {
+    if (m0 + row >= args.m) break;
+    u16* to = reinterpret_cast<u16*>(args.y) + (m0 + row) * args.y_stride + tile.box_n;
+#pragma unroll
+    for (i32 feature = tile.lane; feature < 64; feature += kLanes) {
+      const u32 chunk = static_cast<u32>((feature >> 3) ^ (row & 7));
+      const u32 from = buffer + static_cast<u32>(row) * 128 + (chunk << 4) + (feature & 7) * 2;
+      if (tile.box_n + feature < args.n) to[feature] = ptx::load_shared_half(from);
+    }
+  }
+}
+
 // Applies the epilogue and stores, in pieces of 64 samples by the warpgroup's 64 features: rows of
 // 128 bytes under the swizzle. Returns with the stores committed but maybe not read yet.
 template <class Config, class Epilogue, int kValues>
 INGOT_D void finish_half(float (&values)[kValues], const ThreadTile& tile, const TensorMap& y_map,
-                         u32 staging, TileEpilogue<Epilogue, kValues>& epilogue) {
+                         const ProductArgs& args, u32 staging,
+                         TileEpilogue<Epilogue, kValues>& epilogue) {
   constexpr int kGroups = Config::kPiece / 8, kBuffers = Config::kStagingBuffers;
   constexpr u32 kPieceBytes = Config::kPiece * 128;
   const bool leader = tile.warp == 0 && tile.lane == 0;
@@ -94,7 +117,7 @@ INGOT_D void finish_half(float (&values)[kValues], const ThreadTile& tile, const
 #pragma unroll
   for (int piece = 0; piece < Config::kSamples / Config::kPiece; ++piece) {
     epilogue.template apply<kGroups>(values, kGroups * piece);
-    if (leader && piece >= kBuffers) ptx::bulk_wait_read<kBuffers - 1>();
+    if (Config::kTmaStore && leader && piece >= kBuffers) ptx::bulk_wait_read<kBuffers - 1>();
     ptx::barrier_sync(tile.barrier, 128);
     const u32 buffer = staging + (piece % kBuffers) * kPieceBytes;
 #pragma unroll
@@ -107,11 +130,17 @@ INGOT_D void finish_half(float (&values)[kValues], const ThreadTile& tile, const
       }
       ptx::store_matrices_transposed(buffer + line + group * 8 * 128, matrices);
     }
-    ptx::fence_async_proxy();
-    ptx::barrier_sync(tile.barrier, 128);
-    if (leader) {
-      ptx::tma_store(&y_map, buffer, tile.box_n, tile.box_m + Config::kPiece * piece);
-      ptx::bulk_commit();
+    const i32 m0 = tile.box_m + Config::kPiece * piece;
+    if constexpr (Config::kTmaStore) {
+      ptx::fence_async_proxy();
+      ptx::barrier_sync(tile.barrier, 128);
+      if (leader) {
+        ptx::tma_store(&y_map, buffer, tile.box_n, m0);
+        ptx::bulk_commit();
+      }
+    } else {
+      ptx::barrier_sync(tile.barrier, 128);
+      store_rows<Config>(buffer, tile, m0, args);
     }
   }
 }
@@ -132,8 +161,8 @@ INGOT_D void product_half(const TensorMap& w_map, const TensorMap& x_map, const 
     TileEpilogue<Epilogue, kValues> epilogue(tile, args, params);
     if constexpr (Epilogue::kStore) {
       // The store before this one must have left the staging buffers.
-      if (place.thread == 0) ptx::bulk_wait_read<0>();
-      finish_half<Config>(sum, tile, y_map, place.staging, epilogue);
+      if (Config::kTmaStore && place.thread == 0) ptx::bulk_wait_read<0>();
+      finish_half<Config>(sum, tile, y_map, args, place.staging, epilogue);
     } else {
       epilogue.template apply<kValues / 4>(sum, 0);
     }

@@ -320,7 +320,7 @@ inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice
   plan.header = "product/hopper/" + name + ".cuh";
   plan.config = config_text(choice, plan.tma_store);
   TileChoice stored = choice;
-  if (!plan.tma_store) stored.staging = 0;
+  if (!plan.tma_store && choice.variant != Variant::half) stored.staging = 0;
   plan.shared_bytes = shared_bytes(stored);
   plan.cluster = unsigned(cluster_of(choice));
   plan.tile_samples = choice.samples * choice.sample_blocks;
@@ -411,9 +411,8 @@ inline ProductPlan plan_product(const ProductShape& shape, const DeviceLimits& d
     plan.reason = "its sums are longer than " + std::to_string(most_terms) + " terms";
     return plan;
   }
-  const bool rows_fit = shape.x.tensor_map_rows(shape.element) &&
-                        shape.w.tensor_map_rows(shape.element) &&
-                        (!shape.stores_result || (shape.y_aligned && shape.y_stride % 8 == 0));
+  const bool rows_fit =
+      shape.x.tensor_map_rows(shape.element) && shape.w.tensor_map_rows(shape.element);
   if (shape.element != Element::f32 && !rows_fit) {
     plan.reason = "its rows are not contiguous in K or not whole pieces of 16 bytes";
     return plan;

@@ -92,7 +92,8 @@ struct ProductShape {
 };
 
 inline bool stores_by_tma(const ProductShape& shape) {
-  return shape.stores_result && shape.y_aligned && shape.y_stride % 4 == 0;
+  return shape.stores_result && shape.y_aligned &&
+         shape.y_stride * size_of(shape.element) % 16 == 0;
 }
 
 // For kernels that have no other scheme: fp32's accuracy serves where less is asked for.
@@ -243,7 +244,7 @@ inline std::string config_text(const TileChoice& c, bool tma_store) {
       return "SplitBothConfig<" + flag(c.w_along_k) + ", " + flag(c.x_along_k) + batched + ">";
     case Variant::half:
       return std::string("HalfConfig<ingot::") + (c.element == Element::bf16 ? "bf16" : "f16") +
-             ", " + blocks + ", " + number(c.staging) + ">";
+             ", " + blocks + ", " + number(c.staging) + (tma_store ? "" : ", false") + ">";
     default:
       return (c.variant == Variant::scaled    ? "ScaledConfig<"
               : c.variant == Variant::crossed ? "CrossedConfig<"

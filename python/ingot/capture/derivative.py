@@ -385,10 +385,18 @@ class _Trace:
         kept = [self.results[place] for place in self.kept]
         products, kept, gradients = (
             [torch.empty_like(t.detach()) for t in given]
-            for given in (self.products, kept, gradients)
+            for given in (map(self._as_stored, self.places, self.products), kept, gradients)
         )
         leaves = [leaf.detach() for leaf in self.leaves]
         return [*leaves, *products, *self.examples, *kept, *gradients]
+
+    def _as_stored(self, place: int, product: torch.Tensor) -> torch.Tensor:
+        """Under the dimensions of the result that it is stored as: h.view(...) for an h."""
+        if place >= len(self.results):
+            return product
+        result = self.laid_out[place]
+        same = result.dim() == product.dim() and all(map(_same_size, result.shape, product.shape))
+        return product if same else result
 
     def _run(self, leaves, stored):
         leaves = [

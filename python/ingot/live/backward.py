@@ -21,6 +21,7 @@ from ingot.capture.products import PRODUCTS
 from ingot.capture.table import SHAPE_OPERATORS
 from ingot.live.again import Again
 from ingot.live.operands import apart
+from ingot.live.padded import PADDED, pad_gradients
 from ingot.live.products import (
     compile_product,
     product,
@@ -133,6 +134,7 @@ def _by_operators(derivative, region, device_type, precision, compile) -> tuple:
 
 
 def _with_own_products(graph: torch.fx.Graph, precision: str, allowed: Sequence) -> None:
+    pad_gradients(graph)
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in (_aten.mm.default, _aten.bmm.default):
             continue
@@ -201,7 +203,8 @@ def _check_gain(captured: Captured) -> None:
 def _is_free(step: TorchStep) -> bool:
     """A product, which is the same either way, or what computes nothing: the cast of a weight's
     gradient under autocast is PyTorch's in its own backward pass, too."""
-    if step.target in (product, transposed_product) or isinstance(step.target, type(operator.mul)):
+    own = (product, transposed_product, *PADDED)
+    if step.target in own or isinstance(step.target, type(operator.mul)):
         return True
     name = schema_name(step.target)
     return name in PRODUCTS or name in _COMPUTES_NOTHING or name.startswith("aten::sym_")
