@@ -76,24 +76,24 @@ double elements_of(const ProductShape& shape) {
          static_cast<double>(shape.n);
 }
 
-// Microseconds of the kernels that do what an epilogue would have done: launches, reading and
-// writing the result once more, and what is read beside it.
-double behind_library_us(const ProductShape& shape, const ProductTuning::EpilogueCost& epilogue) {
-  constexpr double kBytesPerMicrosecond = 3.85e6;
+// Of sweeps.
+constexpr double kBytesPerMicrosecond = 3.85e6;
+
+// Microseconds of the kernels that do what an epilogue would have done: launches, and reading and
+// writing the result once more.
+double behind_library_us(const ProductShape& shape, size_t kernels) {
   // A low guess beside TF32, where ours is to be faster for certain.
   const double launch = shape.scheme == hopper::Scheme::scaled ? 2 : 3;
   const double bytes = 2.0 * size_of(shape.element) * elements_of(shape);
-  const double beside = epilogue.bytes_read * elements_of(shape) / kBytesPerMicrosecond;
-  const auto kernels = static_cast<double>(epilogue.kernels_behind);
-  return kernels * (launch + bytes / kBytesPerMicrosecond) + beside;
+  return static_cast<double>(kernels) * (launch + bytes / kBytesPerMicrosecond);
 }
 
-// What reading matrices adds to a kernel: each thread reads what lies beside its accumulators, in
-// pieces of 16 bytes, while nothing multiplies. (H100, bf16, ten shapes: 1.3 to 1.5 MB a
-// microsecond.)
+// By how much longer reading matrices takes an epilogue than a sweep: each thread reads what lies
+// beside its accumulators, in pieces of 16 bytes, while nothing multiplies. (H100, bf16, ten
+// shapes: 1.3 to 1.5 MB a microsecond.)
 double reading_us(const ProductShape& shape, double bytes) {
-  constexpr double kBytesPerMicrosecond = 1.4e6;
-  return bytes * elements_of(shape) / kBytesPerMicrosecond;
+  constexpr double kByEpilogue = 1.4e6;
+  return bytes * elements_of(shape) * (1 / kByEpilogue - 1 / kBytesPerMicrosecond);
 }
 
 // Whether an epilogue may take longer to read matrices than a kernel behind a library's product,
@@ -186,7 +186,7 @@ ProductTuning::Choice ProductTuning::choose(ProductFamily family, const ProductS
   }
   choice.plan = plan_own_product(family, shape, target_);
   choice.by = "estimated";
-  const double library = choice.plan.library_us + behind_library_us(shape, epilogue);
+  const double library = choice.plan.library_us + behind_library_us(shape, epilogue.kernels_behind);
   // The library's TF32 and its 16 bits are as fast as ours but for the epilogue; its fp32 is not.
   const bool scaled = choice.plan.scheme == hopper::Scheme::scaled;
   const bool reads = reads_longer(shape, epilogue);

@@ -283,6 +283,7 @@ class Scheduler {
       if (own.via != Via::product || group_of(own).space != node.shape) return;
       products.push_back(group_of(own).matmul);
     }
+    if (products.empty()) return;
     const auto waits = [&](ValueId product) { return waits_for_reads(graph_[product]); };
     if (std::all_of(products.begin(), products.end(), waits) && !has_batch_statistics()) {
       for (const ValueId product : products) {

@@ -37,7 +37,8 @@ def chosen(
     computing = [node for node in graph.nodes if node.op == "call_function"]
     waits = device_type == "cuda" and is_of_the_host([*graph.nodes, *beside])
     feed = SimpleNamespace(tf32=tf32)
-    cut = SimpleNamespace(waits_for_host=waits, autocast=autocast, feed=feed)
+    given = {"device_type": device_type, "autocast": autocast, "feed": feed}
+    cut = SimpleNamespace(waits_for_host=waits, **given)
     return pays_in_few_bits(cut, computing)
 
 

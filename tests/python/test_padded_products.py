@@ -94,11 +94,13 @@ def product(words: int, rows: int = 4096, dtype=torch.bfloat16) -> torch.fx.Node
 
 def test_alone_it_is_worth_a_region_whatever_the_host_does():
     feed = SimpleNamespace(tf32=False)
-    cut = SimpleNamespace(waits_for_host=True, autocast=False, feed=feed)
+    cut = SimpleNamespace(device_type="cuda", waits_for_host=True, autocast=False, feed=feed)
 
-    def pays(*given):
+    def pays(*given, device_type="cuda"):
+        cut.device_type = device_type
         return host_time.pays_in_few_bits(cut, [product(*given)])
 
+    assert not pays(50257, device_type="cpu")
     assert pays(50257) and pays(30522) and pays(50257, 4096, torch.float16)
     assert not pays(50264) and not pays(50257, 16) and not pays(129)
 

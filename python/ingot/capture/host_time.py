@@ -121,7 +121,7 @@ def pays_in_few_bits(cut: Cut, computing: list[torch.fx.Node]) -> bool:
     halves = any(is_half(node.meta.get("val")) for node in products)
     if not halves and not (products and cut.feed.tf32):
         return True
-    if _gains_by_alignment(products):
+    if cut.device_type == "cuda" and _gains_by_alignment(products):
         return True
     behind = [node for node in computing if schema_name(node.target) not in _WITHOUT_PASS]
     gains = bool(behind) or (not halves and _gains_alone(products))
