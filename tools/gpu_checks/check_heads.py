@@ -1,6 +1,6 @@
 """Checks 16-bit products whose rows do not start at multiples of 16 bytes on a GPU, against fp64.
 
-python check_heads.py [--seconds S]
+python check_heads.py [--device cuda] [--seconds S]
 
 Heads over vocabularies of odd and even lengths, alone and with what follows in the epilogue, in
 bf16 and fp16: results, written into memory full of NaN and held to eager's error and layout, and
@@ -101,6 +101,7 @@ def training_of(shape: tuple, follows: bool, dtype: torch.dtype) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda", choices=("cuda",))
     parser.add_argument("--seconds", type=float, default=120.0)
     deadline = time.monotonic() + parser.parse_args().seconds
     host_time._LONE_SECONDS = 0.0  # they are smaller than what is worth a region of its own
