@@ -6,8 +6,9 @@ import ingot
 import pytest
 import torch
 from ingot.capture import gains
+from ingot.capture.captured import TorchStep
 from ingot.capture.joining import join_gradients, join_parts
-from ingot.capture.nodes import JOINED, PART
+from ingot.capture.nodes import JOINED, PART, schema_name
 from ingot.runtime.layouts import JoinedLayout, LeafLayout, ResultLayout
 from ingot.runtime.library import AXES
 from ingot.runtime.signature import BATCH
@@ -241,6 +242,18 @@ def test_rotary_attention_has_regions_forward_and_backward(taken, groups, settin
     assert any(isinstance(layout, JoinedLayout) for layout in layouts)
     with torch.no_grad():
         torch.testing.assert_close(made(x.to(dtype)), twin(x.to(dtype)), rtol=2e-2, atol=2e-2)
+
+
+def test_halves_are_read_where_they_lie(taken):
+    """Without gradients, too, where dimensions that no operator tells apart are merged first."""
+    made = ingot.optimize(Attention())
+    with torch.no_grad():
+        made(torch.randn(5, LENGTH, WIDTH))
+    (graph,) = made._ingot.graphs
+    steps = [step for step in graph.compiled.captured.steps if isinstance(step, TorchStep)]
+    left = [schema_name(step.target) for step in steps]
+    assert regions_with_parts(made)
+    assert left.count("aten::flatten") == 1 and "aten::slice" not in left  # the heads' results
 
 
 def test_a_joined_result_lies_as_pytorch_lays_it_out(taken):

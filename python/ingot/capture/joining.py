@@ -193,10 +193,13 @@ class _Parts:
 
 def _mark(node: torch.fx.Node, dim: int, start: int, end: int) -> None:
     whole = node.args[0]
-    sizes = list(example(whole).shape)
+    value = example(whole)
+    sizes = list(value.shape)
     sizes[dim] = end - start
     node.args, node.kwargs = (whole, dim, start, end, 1), {}
-    node.meta = {**node.meta, PART: True, "val": example(whole).new_empty(sizes)}
+    # As it lies in the whole: what took it for dense would have it copied.
+    part = value.new_empty_strided(sizes, value.stride())
+    node.meta = {**node.meta, PART: True, "val": part}
 
 
 def _slice(node: torch.fx.Node) -> tuple[torch.fx.Node, int, int, int] | None:
