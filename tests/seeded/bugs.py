@@ -449,9 +449,23 @@ BUGS = [
     Bug(
         "an epilogue's arithmetic costs nothing",
         "src/cuda/product_tuning.cpp",
-        "is_near ? epilogue_us(shape, epilogue.flops, target_) : 0;",
-        "is_near ? epilogue_us(shape, 0, target_) : 0;",
+        "own += epilogue_us(shape, epilogue.flops, target_);",
+        "own += epilogue_us(shape, 0, target_);",
         "python tests/python/test_tuning.py",
+    ),
+    Bug(
+        "an epilogue reads matrices for nothing",
+        "src/cuda/product_tuning.cpp",
+        "own += reading_us(shape, epilogue.bytes_read);",
+        "own += reading_us(shape, 0);",
+        "asan ProductTuning.*",
+    ),
+    Bug(
+        "rows of padded gradients end in what was there",
+        "python/ingot/live/padded.py",
+        "copy[:, columns:] = 0",
+        "copy[:, columns:] = 1",
+        "python tests/python/test_padded_products.py",
     ),
     Bug(
         "a result without a gradient has one of zeros",
