@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from ingot.capture import cutting, host_time
+from ingot.capture.table import has_uneven_rows
 from ingot.live import padded
 from test_gradients import calls_of, error, gradients_of, three_of
 from torch import nn
@@ -90,6 +91,12 @@ def product(words: int, rows: int = 4096, dtype=torch.bfloat16) -> torch.fx.Node
     x = torch.empty(rows, 768, dtype=dtype, device="meta")
     graph = torch.export.export(module, (x,)).graph
     return next(node for node in graph.nodes if "linear" in str(node.target))
+
+
+def test_rows_of_uneven_length():
+    halves = [torch.empty(shape, dtype=torch.bfloat16) for shape in ((), (0,), (3, 8), (8, 9))]
+    assert [has_uneven_rows(x) for x in halves] == [False, False, False, True]
+    assert not has_uneven_rows(torch.empty(8, 9)) and not has_uneven_rows(None)
 
 
 def test_alone_it_is_worth_a_region_whatever_the_host_does():

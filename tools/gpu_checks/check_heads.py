@@ -23,6 +23,7 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 import ingot  # noqa: E402
 from ingot.capture import host_time  # noqa: E402
+from measures import relative_error  # noqa: E402
 
 # Rows, K, N; trained: products that are large enough for padded copies.
 SHAPES = ((333, 1024, 1001), (300, 2048, 1030), (1, 768, 50257), (517, 64, 30522))
@@ -44,7 +45,7 @@ class Head(nn.Module):
 
 
 def error(found: torch.Tensor, truth: torch.Tensor) -> float:
-    return ((found.double() - truth).norm() / truth.norm()).item()
+    return relative_error([found], [truth])
 
 
 def fill_freed_memory() -> None:

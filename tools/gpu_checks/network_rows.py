@@ -24,12 +24,11 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from turns import Turns
 
-# bf16: by autocast; bf16_weights: modules and inputs of that dtype, as language models are tuned.
-SETTINGS = ("fp32", "tf32", "bf16", "bf16_weights")
-MODES = ("eval", "training")
 SEED = 11
 # An error may be this many times eager's own of that tensor, or the median of eager's over all.
 FACTOR = 4.0
+# By setting. bf16: by autocast; bf16_weights: modules and inputs of that dtype, as language models
+# are tuned.
 ROUNDING = {"fp32": 2e-6, "tf32": 5e-4, "bf16": 5e-3, "bf16_weights": 5e-3}
 # A tensor this much smaller than the others holds rounding alone: the gradient of a bias in front
 # of a batch norm, the mean of what another norm has centred.

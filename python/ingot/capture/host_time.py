@@ -38,7 +38,13 @@ from ingot.capture.gains import bytes_saved
 from ingot.capture.layout import elements, size_in_bytes
 from ingot.capture.nodes import is_convolution, is_row_norm, schema_name
 from ingot.capture.products import PRODUCTS
-from ingot.capture.table import CASTS, CHANGES_NOTHING, SHAPE_OPERATORS, is_half
+from ingot.capture.table import (
+    CASTS,
+    CHANGES_NOTHING,
+    SHAPE_OPERATORS,
+    has_uneven_rows,
+    is_half,
+)
 from ingot.capture.token_chains import BYTES_A_SECOND, OPERATOR_SECONDS
 
 if TYPE_CHECKING:
@@ -53,7 +59,7 @@ _FLOPS, _TF32_FLOPS = 6e14, 3e14  # a second
 _SCALED_FLOPS, _LONE_SECONDS = 5e14, 250e-6
 # Of PyTorch's products in 16 bits with rows that do not start at multiples of 16 bytes, of even and
 # of odd lengths; and what a copy of such rows takes, in passes.
-_UNEVEN_FLOPS, _PIECE, _COPIES = (1.8e14, 9.5e13), 8, 5
+_UNEVEN_FLOPS, _COPIES = (1.8e14, 9.5e13), 5
 _FP32_FLOPS = {"eager": 5e13, "ingot": 2.5e14}
 # Of what its products reach, what convolutions do.
 _CONVOLUTIONS_PART = 0.5
@@ -147,9 +153,8 @@ def _gains_by_alignment(products: list[torch.fx.Node]) -> bool:
     saved = 0.0
     for node in products:
         value = node.meta.get("val")
-        length = value.shape[-1]
-        if is_half(value) and isinstance(length, int) and length % _PIECE:
-            slow = _UNEVEN_FLOPS[length % 2]
+        if has_uneven_rows(value):
+            slow = _UNEVEN_FLOPS[value.shape[-1] % 2]
             saved += _PRODUCTS * _product_flops(node) * (1 / slow - 1 / _FLOPS)
             saved -= _COPIES * size_in_bytes(value) / BYTES_A_SECOND
     return saved > _LONE_SECONDS

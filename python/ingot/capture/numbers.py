@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ingot.capture.nodes import named_arguments
-from ingot.capture.surgery import example
+from ingot.capture.surgery import example, last_input
 
 _aten = torch.ops.aten
 # With what takes a tensor in the place of the number, in the order of the operands.
@@ -58,11 +58,8 @@ def _fits(node: torch.fx.Node, like: torch.Tensor) -> bool:
 
 
 def _tensor_of(number: torch.fx.Node, like: torch.Tensor) -> torch.fx.Node:
-    behind = number
-    while behind.op == "placeholder" and behind.next.op == "placeholder":
-        behind = behind.next
     how = {"dtype": like.dtype, "device": like.device}
-    with number.graph.inserting_after(behind):
+    with number.graph.inserting_after(last_input(number)):
         tensor = number.graph.call_function(_aten.scalar_tensor.default, (number,), how)
     tensor.meta["val"] = like.new_empty(())
     return tensor

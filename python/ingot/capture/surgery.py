@@ -39,6 +39,13 @@ class Writer:
         return self.call(torch.ops.aten.slice.Tensor, sizes, x, dim, start, end, step)
 
 
+def last_input(node: torch.fx.Node) -> torch.fx.Node:
+    """The node; of an input, the last of them: what is made of one comes behind all."""
+    while node.op == "placeholder" and node.next.op == "placeholder":
+        node = node.next
+    return node
+
+
 def write_cast(
     value: torch.fx.Node, dtype: torch.dtype, readers: Sequence[torch.fx.Node]
 ) -> torch.fx.Node:

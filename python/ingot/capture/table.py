@@ -18,11 +18,19 @@ from ingot.capture.layout import Leaf, UnfitError, Value
 from ingot.capture.region import Operand, RegionBuilder
 
 HALVES = (torch.float16, torch.bfloat16)
+PIECE = 8  # elements of 16 bits in 16 bytes
 FLOATING = (torch.float32, torch.float64, *HALVES)
 
 
 def is_half(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype in HALVES
+
+
+def has_uneven_rows(value: Any) -> bool:
+    """Of 16 bits: whether rows do not start at multiples of 16 bytes, where they lie densely."""
+    if not is_half(value) or not value.dim() or not isinstance(value.shape[-1], int):
+        return False
+    return value.shape[-1] % PIECE != 0
 
 
 class Call:

@@ -13,11 +13,10 @@ import torch
 from torch.nn import functional as F
 
 from ingot.capture.layout import hint
-from ingot.capture.surgery import example
-from ingot.capture.table import is_half
+from ingot.capture.surgery import example, last_input
+from ingot.capture.table import PIECE, has_uneven_rows, is_half
 
 _aten = torch.ops.aten
-_PIECE = 8  # elements of 16 bits in 16 bytes
 # Multiplications from which a copy costs less than the slow product.
 _LEAST_WORK = 1 << 31
 
@@ -43,26 +42,21 @@ def pad_gradients(graph: torch.fx.Graph) -> None:
 
 def _is_slow(gradient: torch.fx.Node, product: torch.fx.Node) -> bool:
     rows, result = example(gradient), example(product)
-    if not is_half(rows) or rows.device.type != "cuda" or not is_half(result):
+    if not has_uneven_rows(rows) or rows.device.type != "cuda" or not is_half(result):
         return False
-    uneven = rows.dim() == 2 and isinstance(rows.shape[1], int) and rows.shape[1] % _PIECE
-    inner = hint(result.shape[1])
-    return bool(uneven) and hint(rows.shape[0]) * hint(rows.shape[1]) * inner >= _LEAST_WORK
+    return hint(rows.shape[0]) * rows.shape[1] * hint(result.shape[1]) >= _LEAST_WORK
 
 
 def _copy_of(gradient: torch.fx.Node) -> torch.fx.Node:
-    behind = gradient
-    while behind.op == "placeholder" and behind.next.op == "placeholder":
-        behind = behind.next
     value = example(gradient)
-    with gradient.graph.inserting_after(behind):
+    with gradient.graph.inserting_after(last_input(gradient)):
         copy = gradient.graph.call_function(padded, (gradient,))
     copy.meta["val"] = value.new_empty((value.shape[0], _whole(value.shape[1])))
     return copy
 
 
 def _whole(length: int) -> int:
-    return -(-length // _PIECE) * _PIECE
+    return -(-length // PIECE) * PIECE
 
 
 def padded(x: torch.Tensor) -> torch.Tensor:
