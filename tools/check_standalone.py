@@ -3,7 +3,8 @@
 The files are written as `ingot optimize --standalone` writes them and compiled by their own code:
 the two seed models for compute capability 8.0 and 9.0, the others for 9.0. A warning of nvcc, a
 register spill, local memory, or more than 90 seconds of a core for an architecture and extension
-are failures (a file has two: what runs without gradients, and what stores what backward reads).
+are failures (a file has up to three: what runs without gradients, what stores what backward reads,
+and backward).
 What was compiled before, with the same text, stays in build/standalone. Without nvcc, or with a
 PyTorch without CUDA, nothing can be compiled, which is said.
 """
@@ -46,8 +47,8 @@ from ingot.model_file import load_model_file
 file = load_model_file(Path(sys.argv[1]), class_name="ModelNew")
 namespace = sys.modules[file.Model.__module__]
 texts = [namespace._INGOT_PLAIN]
-if hasattr(namespace, "_INGOT_STORING"):
-    texts.append(namespace._INGOT_STORING)
+for others in ("_INGOT_STORING", "_INGOT_BACKWARD"):
+    texts += [getattr(namespace, others)] if hasattr(namespace, others) else []
 for text in texts:
     extension = namespace._ingot_extension(text)
     print("library", extension.__file__)

@@ -27,10 +27,12 @@ from ingot.model_capture import captured_graph, import_whole
 from ingot.model_file import ModelFile
 from ingot.model_writer import WIDTH, bullet, environment, in_docstring
 from ingot.runtime.library import STATUS_UNSUPPORTED, IngotError
-from ingot.standalone.forward import Constants, ForwardPrinter, Signature, access
+from ingot.standalone.constants import Constants
+from ingot.standalone.forward import ForwardPrinter, Signature, access
 from ingot.standalone.printing import BATCH_NORM, Names, UnprintableError, tuple_text, value_text
+from ingot.standalone.programs import FileProgram, Layouts, check_written, cuda_sources
 from ingot.standalone.reads import Reads
-from ingot.standalone.regions import FileRegion, Layouts, cuda_sources
+from ingot.standalone.regions import FileRegion, sources_of
 
 # Names that the written text imports.
 _IMPORTED = ("functools", "os", "re", "torch", "warnings")
@@ -68,8 +70,8 @@ class Standalone:
             self.signature = Signature(type(self.module).forward, self.inputs)
             self.regions: dict[tuple, FileRegion] = {}
             self.modes = self._modes()
-            self._name_regions()
             self.constants = Constants()
+            self._name_regions()
             for mode in self.modes:
                 self._body(mode, "")
             self.common, self.sources = self._sources()
@@ -117,7 +119,7 @@ class Standalone:
             refused.update(more)
 
     def _layouts(self, captured: Captured) -> Layouts:
-        return Layouts(captured, self.module, _tensors(self.inputs))
+        return Layouts(captured, sources_of(captured, self.module, _tensors(self.inputs)))
 
     def _twin(self, region: Region, storing: Captured) -> tuple[Region, Layouts] | None:
         """The same region as captured for gradients, which may compute statistics beside."""
@@ -137,10 +139,10 @@ class Standalone:
         made = FileRegion(region, layouts, *how)
         known = self.regions.get(made.key())
         if known is None:
-            made.name = "region"
-            cuda_sources([made])  # raises where it cannot be written
+            check_written(made)
             multiplies = twin is not None and made.has_product()
-            made.take_gradients(FileRegion(*twin, *how) if multiplies else None)
+            storing = FileRegion(*twin, *how) if multiplies else None
+            made.take_gradients(storing, batched_inputs(_tensors(self.inputs))[1])
             known = self.regions[made.key()] = made
         return known
 
@@ -159,6 +161,14 @@ class Standalone:
             region.class_name = "_Ingot" + camel
             if region.storing not in (None, region):
                 region.storing.name = names.new(region.name + "_storing")
+        known: dict[tuple, FileProgram] = {}
+        for region in self.regions.values():
+            if region.backward is not None:
+                own = region.name
+                region.backward.share(
+                    known, self.constants, lambda kind, own=own: names.new(f"{own}_{kind}")
+                )
+        self.backward = list(known.values())
         classes = [r.class_name for r in self.regions.values()]
         for at, region in enumerate(self.regions.values()):
             if classes.count(region.class_name) > 1:
@@ -173,7 +183,7 @@ class Standalone:
     def _sources(self) -> tuple[str, dict[str, dict]]:
         if not self.regions:
             return "", {}
-        return cuda_sources([*self._listed(), *self._storing_regions()])
+        return cuda_sources([*self._listed(), *self._storing_regions(), *self.backward])
 
     def _report(self) -> dict:
         report = empty_report()
@@ -216,8 +226,11 @@ class Standalone:
             common=self.common,
             groups=groups,
             regions=self._listed(),
+            backward=self.backward,
             **self._needed(),
-            programs=", ".join(name for r in self._listed() for name in r.programs()),
+            programs=", ".join(
+                name for r in [*self._listed(), *self.backward] for name in r.programs()
+            ),
             modules=self._modules(),
             declined=self._declined(),
             batch_norm=any(BATCH_NORM in line for _, lines in branches for line in lines),
@@ -249,6 +262,9 @@ class Standalone:
         if storing := self._storing_regions():
             what = "The same, with the results of products, which backward reads."
             groups.append(("_INGOT_STORING", what, storing))
+        if self.backward:
+            what = "What backward runs; products over the batch are for the example's."
+            groups.append(("_INGOT_BACKWARD", what, self.backward))
         return [
             (name, what, "\n".join(self.sources[r.name]["source"] for r in regions))
             for name, what, regions in groups

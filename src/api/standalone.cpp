@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <optional>
 #include <set>
 
 #include "standalone/standalone.h"
@@ -34,6 +35,14 @@ std::vector<std::array<int64_t, kAxes>> strides_of(const json& given, size_t lea
   return strides;
 }
 
+std::optional<int64_t> batch_of(const json& given) {
+  if (given.is_null()) return {};
+  if (!given.is_number_integer() || given.get<int64_t>() < 1) {
+    fail(INGOT_INVALID_ARGUMENT, "option 'batches': {} is no batch size", shown(given));
+  }
+  return given.get<int64_t>();
+}
+
 }  // namespace
 
 json standalone_source(std::span<const Program* const> programs, std::string_view options_json) {
@@ -46,6 +55,8 @@ json standalone_source(std::span<const Program* const> programs, std::string_vie
     return list;
   };
   const json names = listed("names"), strides = listed("leaf_strides");
+  const bool any = options.contains("batches");
+  const json batches = any ? listed("batches") : json::array();
   std::vector<standalone::Request> requests;
   std::set<std::string> known;
   for (size_t i = 0; i < programs.size(); ++i) {
@@ -59,7 +70,8 @@ json standalone_source(std::span<const Program* const> programs, std::string_vie
       fail(INGOT_INVALID_ARGUMENT, "option 'names': {} is no identifier, or there twice",
            shown(names[i]));
     }
-    requests.push_back({&program.plan, name, strides_of(strides[i], program.leaves.size())});
+    requests.push_back({&program.plan, name, strides_of(strides[i], program.leaves.size()),
+                        any ? batch_of(batches[i]) : std::nullopt});
   }
   return standalone::write_source(requests);
 }

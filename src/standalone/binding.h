@@ -19,6 +19,8 @@ class Binding {
   explicit Binding(const Request& request);
 
   const Plan& plan() const { return *request_.plan; }
+  // The only size that there will be.
+  std::optional<int64_t> only_batch() const { return request_.batch; }
   // "tensors[3]", "workspace + v6_mul".
   std::string address(ValueId value) const;
   std::string buffer_name(int buffer) const { return buffer_names_[static_cast<size_t>(buffer)]; }

@@ -129,7 +129,7 @@ class ProductWriter {
     return shape;
   }
 
-  // The plans of every number of samples: which of few tiles each takes.
+  // The plans of every number of samples that there may be: which of few tiles each takes.
   void find_tiles() {
     const bool here = arch_of(plan_.target.sm).hopper_kernels;
     const auto limits = hopper::limits_of(here ? plan_.target.units : kHopper.multiprocessors);
@@ -137,7 +137,8 @@ class ProductWriter {
       add(portable_, portable::plan_product(hopper::as_split(shape(1)), bytes));
     }
     const int64_t each = samples_per_entry();
-    hopper::ProductShape wanted = shape(each);
+    const std::optional<int64_t> only = batched() ? binding_.only_batch() : std::nullopt;
+    hopper::ProductShape wanted = shape(each * only.value_or(1));
     ProductPlan last;
     do {
       ProductPlan plan = hopper::plan_product(wanted, limits);
@@ -148,7 +149,7 @@ class ProductWriter {
         last = std::move(plan);
       }
       wanted.m += each;
-    } while (batched() && wanted.m <= kMostSamples);
+    } while (batched() && !only && wanted.m <= kMostSamples);
     ranges_.back().first = int64_t{1} << 30;
   }
 

@@ -13,6 +13,7 @@
 
 #include <array>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,6 +27,7 @@ struct Request {
   std::string name;  // "training"
   // Of each leaf, over the graph's axes; those of a dense tensor in the axes' order where empty.
   std::vector<std::array<int64_t, kAxes>> leaf_strides;
+  std::optional<int64_t> batch = {};  // the only size that it will be called with
 };
 
 // {"common": headers and what all programs use, "programs": [{"name", "kernels": their names in

@@ -232,6 +232,34 @@ TEST(Standalone, ChecksItsOptions) {
               HasSubstr("1 entries for 3 leaves"));
   EXPECT_THAT(attempt(cuda.get(), R"({"names": ["a"], "leaf_strides": [[[1, 2]]]})"),
               HasSubstr("four integers"));
+  EXPECT_EQ(attempt(cuda.get(), R"({"names": ["a"], "leaf_strides": [null], "batches": [7]})"), "");
+  for (const char* batch : {"0", "1.5", R"("8")"}) {
+    const std::string options =
+        fmt::format(R"({{"names": ["a"], "leaf_strides": [null], "batches": [{}]}})", batch);
+    EXPECT_THAT(attempt(cuda.get(), options.c_str()), HasSubstr("is no batch size"));
+  }
+  EXPECT_THAT(attempt(cuda.get(), R"({"names": ["a"], "leaf_strides": [null], "batches": []})"),
+              HasSubstr("'batches'"));
+}
+
+TEST(Standalone, ProductsOfOneBatchSizeHoldItsTileAlone) {
+  const auto program = two_linears();
+  const abi::Program* const one = program.get();
+  const auto tiles = [&](const char* batches) {
+    const std::string options =
+        fmt::format(R"({{"names": ["a"], "leaf_strides": [null], "batches": [{}]}})", batches);
+    const std::string text = abi::standalone_source({&one, 1}, options)["common"];
+    size_t count = 0;
+    for (size_t at = text.find("Config<"); at != std::string::npos;
+         at = text.find("Config<", at + 1))
+      ++count;
+    return std::pair(count, text.find("{1073741824, 0}") != std::string::npos);
+  };
+  const auto [many, last_of_many] = tiles("null");
+  const auto [few, only_one] = tiles("1024");
+  EXPECT_LT(few, many);
+  EXPECT_FALSE(last_of_many);
+  EXPECT_TRUE(only_one);
 }
 
 }  // namespace

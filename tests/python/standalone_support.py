@@ -14,6 +14,8 @@ from evaluator import evaluate_fp64
 from ingot.model_file import ModelFile, load_model_file
 from ingot.standalone_writer import Standalone
 from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _TWO_LAYERS = """
 import torch
@@ -96,30 +98,28 @@ def on_the_host(folder: Path, standalone: Standalone, *, double: bool = False):
         text = head + "# ---- Written by Ingot" + ours.replace("torch.float32", "torch.float64")
     file, namespace = loaded(folder, text)
     calls: list[tuple[str, bool]] = []
-    kernels = {
-        region.name: _Kernels(region, double, calls) for region in standalone.regions.values()
-    }
+    programs = [*standalone.regions.values(), *standalone.backward]
+    kernels = {program.name: _Kernels(program, double, calls) for program in programs}
     namespace._ingot_extension = lambda text: SimpleNamespace(**kernels)
     namespace._ingot_problem = lambda model, inputs: None
     return file, namespace, calls
 
 
 class _Kernels:
-    def __init__(self, region, double: bool, calls: list):
-        self.region, self.double, self.calls = region, double, calls
+    def __init__(self, program, double: bool, calls: list):
+        self.program, self.double, self.calls = program, double, calls
 
     def __call__(self, leaves, storing: bool) -> list[torch.Tensor]:
-        taken = self.region.storing if storing else self.region
-        self.calls.append((self.region.name, storing))
-        graph = json.loads(json.dumps(taken.region.graph))
+        taken = self.program.storing if storing else self.program
+        self.calls.append((self.program.name, storing))
+        graph = json.loads(json.dumps(taken.graph))
         for value in graph["values"] if self.double else ():
             for holder in (value, value.get("attributes", {})):
                 if holder.get("dtype") == "f32":
                     holder["dtype"] = "f64"
         self._check(leaves, taken.leaves)
         given = [leaf.detach() for leaf in leaves]
-        layouts = taken.region.result_layouts
-        results = evaluate_fp64(graph, given, taken.region.leaf_layouts, layouts)
+        results = evaluate_fp64(graph, given, taken.leaf_layouts, taken.result_layouts)
         return [result.to(self._dtype(spec.dtype)) for result, spec in zip(results, taken.results)]
 
     def _dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -139,3 +139,58 @@ def taken_batch(leaves, specs) -> int:
             if wanted < 0:
                 return size // -wanted
     return 1
+
+
+def tensors(value) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def close(found, expected, tolerance: float) -> None:
+    found, expected = pytree.tree_leaves(found), pytree.tree_leaves(expected)
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected):
+        if b is None or a is None:
+            assert a is b
+            continue
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def gradients(module, inputs, *, again: bool):
+    """Of the inputs and parameters, for fixed gradients of the outputs; with `again`, those of a
+    product with these gradients."""
+    torch.manual_seed(7)
+    wanted = [t for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    wanted = [*(t.requires_grad_() for t in wanted), *module.parameters()]
+    outputs = [t for t in tensors(module(*inputs)) if t.requires_grad]
+    generator = torch.Generator().manual_seed(3)
+
+    def like(t):
+        return torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype)
+
+    along = [like(t) for t in outputs]
+    options = {"allow_unused": True, "create_graph": again}
+    first = torch.autograd.grad(outputs, wanted, along, **options)
+    if not again:
+        return first
+    kept = [g for g in first if g is not None and g.requires_grad]
+    if not kept:
+        return first, ()
+    total = sum((g * like(g)).sum() for g in kept)
+    return first, torch.autograd.grad(total, wanted, allow_unused=True)
+
+
+def filled(found, like):
+    """Gradients that are zero everywhere may be given as None."""
+    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, like)]
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+        return function(*args, **(kwargs or {}))

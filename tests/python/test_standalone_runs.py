@@ -12,9 +12,17 @@ import selection
 import torch
 from ingot.model_file import load_model_file
 from ingot.standalone_writer import Standalone
-from standalone_support import Pair, pair_of, two_layers
+from standalone_support import (
+    Pair,
+    Products,
+    close,
+    filled,
+    gradients,
+    pair_of,
+    tensors,
+    two_layers,
+)
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 FOLDER = Path(__file__).resolve().parents[1] / "models"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -36,20 +44,6 @@ def written():
         return made[name]
 
     return get
-
-
-def tensors(value) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
-def close(found, expected, tolerance: float) -> None:
-    found, expected = pytree.tree_leaves(found), pytree.tree_leaves(expected)
-    assert len(found) == len(expected)
-    for a, b in zip(found, expected):
-        if b is None or a is None:
-            assert a is b
-            continue
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 @pytest.mark.parametrize("mode", ["training", "eval"])
@@ -76,35 +70,6 @@ def test_results_and_state(name, mode, written, tmp_path):
             del reference_again
     assert pair.calls and not any(storing for _, storing in pair.calls)
     close(ours.state_dict(), reference.state_dict(), tolerance)
-
-
-def gradients(module, inputs, *, again: bool):
-    """Of the inputs and parameters, for fixed gradients of the outputs; with `again`, those of a
-    product with these gradients."""
-    torch.manual_seed(7)
-    wanted = [t for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point()]
-    wanted = [*(t.requires_grad_() for t in wanted), *module.parameters()]
-    outputs = [t for t in tensors(module(*inputs)) if t.requires_grad]
-    generator = torch.Generator().manual_seed(3)
-
-    def like(t):
-        return torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t.dtype)
-
-    along = [like(t) for t in outputs]
-    options = {"allow_unused": True, "create_graph": again}
-    first = torch.autograd.grad(outputs, wanted, along, **options)
-    if not again:
-        return first
-    kept = [g for g in first if g is not None and g.requires_grad]
-    if not kept:
-        return first, ()
-    total = sum((g * like(g)).sum() for g in kept)
-    return first, torch.autograd.grad(total, wanted, allow_unused=True)
-
-
-def filled(found, like):
-    """Gradients that are zero everywhere may be given as None."""
-    return [torch.zeros_like(t) if g is None else g for g, t in zip(found, like)]
 
 
 @pytest.mark.parametrize("mode", ["training", "eval"])
@@ -178,25 +143,13 @@ def test_parts_that_no_gradient_reaches(tmp_path):
     assert v.grad is None or not v.grad.any()
 
 
-class _Products(TorchDispatchMode):
-    """Counts matrix products."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("mode", ["training", "eval"])
 def test_backward_computes_no_product_of_forward_again(mode, written, tmp_path):
     pair = pair_of(tmp_path, written("batchnorm_gelu_relu"))
     ours, inputs = pair.ours, [t.requires_grad_() for t in pair.inputs]
     output = ours.train(mode == "training")(*inputs)
     assert [storing for _, storing in pair.calls] == [True]
-    with _Products() as products:
+    with Products() as products:
         output.sum().backward()
     assert products.count == 2  # of the weight's gradient and of the input's
     assert all(t.grad is not None for t in (*inputs, *ours.parameters()))

@@ -97,20 +97,34 @@ def _by_regions(derivative_of, region, device_type, precision, compile) -> tuple
     """None where the importer does not take all that is worth taking."""
     try:
         derivative = derivative_of()
-        module = copied(derivative.graph)
-        if any(mutates(node) for node in module.graph.nodes):
-            raise CaptureError("it writes into tensors")
-        _with_own_products(module.graph, precision, (transposed_product,))
-        if not _multiplies(region) and any(map(_has_channels_last, region.leaf_layouts)):
-            hand_on_channels_last(module.graph)
-        captured = import_graph(_feed_of(module, derivative, region, device_type, staged=True))
-        _check_gain(captured)
-        return derivative, compile(with_own_products(apart(captured, device_type), precision))
+        captured = captured_derivative(derivative, region, device_type, precision)
+        return derivative, compile(with_own_products(captured, precision))
     except (CaptureError, IngotError) as error:
         logger.debug("the backward pass of %s is PyTorch's: %s", region.graph["name"], error)
     except Exception as error:  # a fault of ours must not stop a program that PyTorch can run
         logger.error("backward of %s failed: %r", region.graph["name"], error, exc_info=True)
     return None
+
+
+def captured_derivative(
+    derivative: Derivative,
+    region: Region,
+    device_type: str,
+    precision: str,
+    refused: dict[str, str] | None = None,
+) -> Captured:
+    """Its regions, and between them the products over the batch. refused: as import_graph has it.
+    Raises CaptureError where the importer does not take all that is worth taking."""
+    module = copied(derivative.graph)
+    if any(mutates(node) for node in module.graph.nodes):
+        raise CaptureError("it writes into tensors")
+    _with_own_products(module.graph, precision, (transposed_product,))
+    if not _multiplies(region) and any(map(_has_channels_last, region.leaf_layouts)):
+        hand_on_channels_last(module.graph)
+    feed = _feed_of(module, derivative, region, device_type, staged=True)
+    captured = import_graph(feed, refused=refused)
+    _check_gain(captured)
+    return apart(captured, device_type)
 
 
 def _multiplies(region: Region) -> bool:

@@ -133,6 +133,21 @@ def program_of(
     precision: str, a: torch.Tensor, b: torch.Tensor, device_type: str | None = None
 ) -> Program:
     """For products like a·b with any number of rows; of batches, for any number of them."""
+    graph, leaves, result = graph_of(a, b)
+    # No standalone file has this product, whose bits would have to be the same: matrices may be
+    # multiplied as they lie, by far the faster way to a weight's gradient over many samples.
+    return Program(
+        graph,
+        device=device_type or a.device.type,
+        precision=precision,
+        leaf_layouts=leaves,
+        result_layouts=[result],
+        options={"streamed": True},
+    )
+
+
+def graph_of(a: torch.Tensor, b: torch.Tensor) -> tuple[dict, list[LeafLayout], ResultLayout]:
+    """Of a product like a·b, its rows (of batches, the matrices) being the graph's batch."""
     (contracted, columns), flipped = b.shape[-2:], _columns_first(b)
     batched = a.dim() == 3
     rows, dtype = a.size(1) if batched else 1, "f32"
@@ -162,16 +177,7 @@ def program_of(
             LeafLayout((None, 1, None, 0) if flipped else (None, 0, None, 1)),
         ]
         result = ResultLayout((BATCH, columns), ((0,), (3,)), (BATCH, 1, 1, columns), a.dtype)
-    # No standalone file has this product, whose bits would have to be the same: matrices may be
-    # multiplied as they lie, by far the faster way to a weight's gradient over many samples.
-    return Program(
-        graph,
-        device=device_type or a.device.type,
-        precision=precision,
-        leaf_layouts=leaves,
-        result_layouts=[result],
-        options={"streamed": True},
-    )
+    return graph, leaves, result
 
 
 def _is_pytorchs(program: Program, entries: int) -> bool:

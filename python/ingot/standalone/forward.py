@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import operator
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -13,22 +12,15 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ingot.capture import Captured
-from ingot.capture.captured import Region, Slot, slots_read
+from ingot.capture.captured import Region
 from ingot.model_capture import attribute
-from ingot.standalone.printing import (
-    Names,
-    UnprintableError,
-    call_text,
-    tuple_text,
-    value_text,
-    wrapped,
-)
+from ingot.standalone.constants import Constants
+from ingot.standalone.printing import Names, UnprintableError, tuple_text, value_text, wrapped
 from ingot.standalone.regions import FileRegion
+from ingot.standalone.steps import StepPrinter
 
-_MOST_NUMBERS = 1 << 16  # of a constant that is written down
 _INDEXED = (nn.Sequential, nn.ModuleList, nn.ParameterList)
 _KEYED = (nn.ModuleDict, nn.ParameterDict)
-_INLINE = (operator.getitem, torch.ops.aten.sym_size.int)
 
 
 class Signature:
@@ -113,34 +105,7 @@ def access(module: nn.Module, path: str, owner: str = "self") -> str:
     return text
 
 
-class Constants:
-    """Tensors that a forward makes from nothing, written down once."""
-
-    def __init__(self) -> None:
-        self.tensors: list[torch.Tensor] = []
-
-    def text(self, tensor: torch.Tensor, device: str) -> str:
-        same = [
-            at
-            for at, known in enumerate(self.tensors)
-            if known.dtype == tensor.dtype and torch.equal(known, tensor)
-        ]
-        if not same:
-            if tensor.numel() > _MOST_NUMBERS:
-                raise UnprintableError(f"a constant tensor of {tensor.numel()} numbers")
-            self.tensors.append(tensor.detach())
-        return f"_ingot_constant({same[0] if same else len(self.tensors) - 1}, {device})"
-
-    def lines(self) -> list[str]:
-        """One expression for each tensor."""
-        found = []
-        for tensor in self.tensors:
-            values = value_text(tensor.tolist(), str)
-            found.append(f"torch.tensor({values}, dtype={tensor.dtype}, device='cpu')")
-        return found
-
-
-class ForwardPrinter:
+class ForwardPrinter(StepPrinter):
     """One mode's run: `regions` are the file's, for each of the capture's in order."""
 
     def __init__(
@@ -151,57 +116,26 @@ class ForwardPrinter:
         signature: Signature,
         constants: Constants,
     ):
-        self.captured, self.module, self.signature = captured, module, signature
-        self.constants = constants
+        names = Names([signature.owner, *signature.names, "torch"])
+        super().__init__(captured, names, f"{signature.tensors[0]}.device")
+        self.module, self.signature, self.constants = module, signature, constants
         self.regions = iter(regions)
-        self.names = Names([signature.owner, *signature.names, "torch"])
-        self.device = f"{signature.tensors[0]}.device"
-        self.texts: dict[int, str] = {}
-        self.made: set[str] = set()  # local variables
         for slot, source in enumerate(captured.sources):
             self.texts[slot] = self._source(source)
-        self.last_use = self._last_uses()
 
     def lines(self, indent: str) -> list[str]:
-        body: list[str] = []
-        for position, step in enumerate(self.captured.steps):
-            if isinstance(step, Region):
-                if line := self._run(step):
-                    body += wrapped(line, indent)
-            else:
-                text = call_text(step.target, step.args, step.kwargs, self._text, self.device)
-                if step.target in _INLINE or not step.what:
-                    self.texts[step.result] = text
-                    continue
-                self.texts[step.result] = self.names.new(step.what)
-                self.made.add(self.texts[step.result])
-                body += wrapped(f"{self.texts[step.result]} = {text}", indent)
-            finished = [
-                self.texts[slot]
-                for slot, last in self.last_use.items()
-                if last == position and self.texts.get(slot) in self.made
-            ]
-            if finished and position < len(self.captured.steps) - 1:
-                body += wrapped(f"del {', '.join(finished)}", indent)
-        return [*body, *wrapped(f"return {self._returned()}", indent)]
+        return [*self.statements(indent), *wrapped(f"return {self._returned()}", indent)]
 
-    def _run(self, step: Region) -> str:
+    def _run(self, step: Region, indent: str) -> list[str]:
         region = next(self.regions)
         single = [getattr(o, "index", None) for o in self.captured.outputs] == step.results
-        if single and len(step.results) == 1:
-            leaves = ", ".join(self.texts[slot] for slot in step.leaves)
-            self.texts[step.results[0]] = f"{region.class_name}.run({leaves})"
-            return ""
-        results = [self.names.new(result["name"]) for result in step.graph["results"]]
-        results = results[: len(step.results)]
-        self.made |= set(results)
-        self.texts.update(zip(step.results, results, strict=True))
         leaves = ", ".join(self.texts[slot] for slot in step.leaves)
         call = f"{region.class_name}.run({leaves})"
-        return f"{', '.join(results)} = {call}" if results else call
-
-    def _text(self, slot: Slot) -> str:
-        return self.texts[slot.index]
+        if single and len(step.results) == 1:
+            self.texts[step.results[0]] = call
+            return []
+        results = self._results(step)
+        return wrapped(f"{', '.join(results)} = {call}" if results else call, indent)
 
     def _source(self, source) -> str:
         if source.kind == "input":
@@ -214,23 +148,6 @@ class ForwardPrinter:
                 raise UnprintableError(f"the constant {source.path}")
             return self.constants.text(source.tensor, self.device)
         return access(self.module, source.path, self.signature.owner)
-
-    def _last_uses(self) -> dict[int, int]:
-        """By slot the last step that reads it, through texts that stand in for it as well."""
-        kept = {o.index for o in self.captured.outputs if isinstance(o, Slot)}
-        last: dict[int, int] = {}
-        inside: dict[int, set[int]] = {}
-        for position, step in enumerate(self.captured.steps):
-            read = set(slots_read(step))
-            for slot in list(read):
-                read |= inside.get(slot, set())
-            if not isinstance(step, Region):
-                if step.target in _INLINE or not step.what:
-                    inside[step.result] = read
-                    if step.result in kept:
-                        kept |= read
-            last.update(dict.fromkeys(read, position))
-        return {slot: at for slot, at in last.items() if slot not in kept}
 
     def _returned(self) -> str:
         outputs = [_Text(value_text(o, self._text)) for o in self.captured.outputs]

@@ -95,7 +95,7 @@ class FunctionPrinter:
                 continue
             guard = self.guards[node]
             if guard not in (current, _ALWAYS):
-                body += wrapped(f"if {_any_of(guard)}:", indent)
+                body += wrapped(f"if {any_of(guard)}:", indent)
             current = guard
             body += self._statement(node, text, indent + ("" if guard == _ALWAYS else "    "))
         return [*body, *self._return(indent)]
@@ -307,7 +307,7 @@ def _names_a_device(node: torch.fx.Node) -> bool:
     return any(isinstance(value, torch.device) for value in (*node.args, *node.kwargs.values()))
 
 
-def _any_of(needs: Sequence[str]) -> str:
+def any_of(needs: Sequence[str]) -> str:
     places = [int(found.group()) for need in needs if (found := re.search(r"\d+", need))]
     first, behind = min(places), max(places) + 1
     if len(needs) < 3 or behind - first != len(needs):

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 from .loading import load_file
+
+_TEXTS = ("_INGOT_STORING", "_INGOT_BACKWARD")
 
 
 def main() -> None:
     os.nice(5)
     module = load_file(sys.argv[1], {})
-    text = getattr(module, "_INGOT_STORING", None)
-    if text is not None:
-        module._ingot_extension(text)
+    texts = [getattr(module, name) for name in _TEXTS if hasattr(module, name)]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(module._ingot_extension, texts))
 
 
 if __name__ == "__main__":
