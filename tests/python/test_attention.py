@@ -120,3 +120,23 @@ def test_dropout_draws_pytorchs_numbers():
         torch.manual_seed(6)
         results.append(m(x))
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_masks_of_flags_in_other_types_than_fp32(dtype):
+    module = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).to(dtype)
+    mask = torch.triu(torch.ones(LENGTH, LENGTH, dtype=torch.bool), 1)
+    mask[1, 0] = True
+
+    class Called(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = module
+
+        def forward(self, x):
+            return self.attention(x, x, x, need_weights=False, attn_mask=mask)[0]
+
+    x = torch.randn(BATCH, LENGTH, WIDTH).to(dtype)
+    with torch.no_grad():
+        expected = Called()(x)
+        torch.testing.assert_close(ingot.optimize(Called())(x), expected, rtol=2e-2, atol=2e-2)

@@ -3,6 +3,7 @@
 import math
 from types import SimpleNamespace
 
+import ingot
 import pytest
 import selection
 import torch
@@ -458,3 +459,34 @@ def test_no_two_dimensions_share_an_axis():
         Cut._check(cut, value, value.sizes)
     apart = Value(0, (-1, 4, 1, 4), ((0,), (1,), (3,)), value.sizes, value.dtype)
     Cut._check(cut, apart, apart.sizes)
+
+
+CONSTANTS = {
+    "chosen": lambda h: torch.where(h > 0, torch.ones_like(h), torch.zeros_like(h)) + h,
+    "chosen alone": lambda h: torch.where(h > 0, torch.full_like(h, 0.25), torch.zeros_like(h)),
+    "masked": lambda h: torch.zeros_like(h).masked_fill(h > 0.1, 1.0) * h,
+    "added": lambda h: (torch.zeros_like(h) + 1, h.tanh()),
+    "a function": lambda h: torch.zeros_like(h).exp() + h.relu(),
+    "clamped": lambda h: torch.ones_like(h).clamp(max=0.5) * h.sigmoid(),
+}
+
+
+class OfConstants(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.linear, self.function = nn.Linear(16, 16), function
+
+    def forward(self, x):
+        return self.function(self.linear(x))
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_what_constants_alone_make_has_the_dtype_that_they_were_made_for(name, dtype, gradients):
+    torch._dynamo.reset()
+    module = OfConstants(CONSTANTS[name]).to(dtype)
+    x = torch.randn(6, 16).to(dtype)
+    with torch.set_grad_enabled(gradients):
+        expected = module(x)
+        torch.testing.assert_close(ingot.optimize(module)(x), expected, rtol=2e-2, atol=2e-2)

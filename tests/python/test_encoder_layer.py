@@ -64,6 +64,17 @@ def test_all_of_it_is_taken(activation, norm_first):
     assert error(optimised(x), truth) <= 3 * error(module(x), truth)
 
 
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_under_autocast_of_the_cpu_all_of_it_is_cast(norm_first):
+    """PyTorch's operator is, so that its result has 16 bits."""
+    module = Encoder(norm_first=norm_first).eval()
+    module.head = nn.Identity()
+    optimised, x = ingot.optimize(module), tokens(4)
+    for on in (True, False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=on):
+            agree(optimised, module, x, tolerance=3e-2)
+
+
 def test_under_a_mask_the_attention_alone_is_pytorchs():
     module = Causal().eval()
     optimised = ingot.optimize(module)

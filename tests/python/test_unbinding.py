@@ -112,6 +112,21 @@ class Attention(nn.Module):
         return x + self.out(made.transpose(1, 2).reshape(rows, length, width))
 
 
+def test_a_part_of_no_parts_raises_pytorchs_error(caplog):
+    class First(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.linear(x).relu().select(0, 0)
+
+    made = ingot.optimize(First())
+    with pytest.raises(IndexError):
+        made(torch.randn(0, 4))
+    assert "ZeroDivisionError" not in caplog.text
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 def test_gradients_of_an_attention_are_written_once(autocast):
     torch.manual_seed(0)

@@ -78,10 +78,24 @@ def _told() -> torch.library.Library:
 
 
 def stand_in(graph: torch.fx.Graph) -> None:
-    """Puts `encoder_layer` in the place of PyTorch's operator, in a graph of TorchDynamo's."""
+    """Puts `encoder_layer` in the place of PyTorch's operator, in a graph of TorchDynamo's. Under
+    autocast of the CPU, which casts all that the operator reads, what it is made of reads it cast.
+    (Under a GPU's the module does not call it.)"""
+    in_few_bits = torch.is_autocast_enabled("cpu")
     for node in graph.nodes:
         if node.op == "call_function" and node.target is getattr(torch, _LAYER, None):
-            node.target = encoder_layer
+            node.target = _cast_layer if in_few_bits else encoder_layer
+
+
+def _cast_layer(*given, **named) -> torch.Tensor:
+    dtype = torch.get_autocast_dtype("cpu")
+
+    def cast(value):
+        wide = isinstance(value, torch.Tensor) and value.is_floating_point()
+        return value.to(dtype) if wide else value
+
+    values = [cast(value) for value in given]
+    return encoder_layer(*values, **{name: cast(value) for name, value in named.items()})
 
 
 def make_causal(node: torch.fx.Node) -> None:

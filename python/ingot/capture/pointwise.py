@@ -38,8 +38,13 @@ def pointwise(call: Call, op: str, operands: Sequence[Any], attributes=None) -> 
             prepared.append(region.constant(operand))
         else:
             raise UnfitError("an operand that depends on the batch size")
+    dtype, values = call.dtype or compute, prepared[1:] if op == "select" else prepared
+    if dtype in FLOATING and all(map(region.is_constant, values)):
+        # Constants are weak: what is made of them alone is fp32 in a graph.
+        typed = region.cast(Value(values[0], extents, dims, sizes, torch.float32), dtype)
+        prepared[len(prepared) - len(values)] = typed.id
     identity = region.emit(op, prepared, attributes)
-    return Value(identity, extents, dims, sizes, call.dtype or compute)
+    return Value(identity, extents, dims, sizes, dtype)
 
 
 def _promoted(tensors: Sequence[Operand]) -> torch.dtype:

@@ -81,6 +81,9 @@ class RegionBuilder:
         self.values.append({"op": "constant", "value": json_number(value)})
         return len(self.values) - 1
 
+    def is_constant(self, identity: int) -> bool:
+        return self.values[identity]["op"] == "constant"
+
     def leaf(self, leaf: Leaf, dims, extents) -> int:
         for axis, extent in enumerate(extents):
             if extent < 0 and (axis != 0 or extent != -1):

@@ -44,7 +44,8 @@ def _dim(node: torch.fx.Node) -> int:
 
 def _index(select: torch.fx.Node, size) -> int:
     index = select.args[2]
-    return index % size if isinstance(index, int) and isinstance(size, int) else -1
+    known = isinstance(index, int) and isinstance(size, int) and size > 0
+    return index % size if known else -1
 
 
 def _take_before_permuting(graph: torch.fx.Graph, unbind: torch.fx.Node) -> None:
