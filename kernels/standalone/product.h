@@ -22,35 +22,37 @@ struct Packing {
 struct Tile {
   int threads;
   size_t shared_bytes;
-  int samples, feature_tiles, chunks;  // of a tile, of the product, of K
+  int samples, feature_tiles;  // of a tile, of the product
+  int chunk, steps;            // K of a chunk, and the kernel's steps along it
   int cluster, slices;  // blocks of a cluster, and of those that share a tile; the portable: 0
   int partials;         // statistics from a tile; 0: one of every 64 samples
   bool tma_store, by_columns;  // the latter: fp32 weights are contiguous in their features
   int x_box, w_box;            // rows that the copy engine brings at once
-  i64 row_bytes;               // of a packed operand
+  int row_k, row_bytes;        // of a packed row as many bytes as K has such parts
   const Packing *x, *w;        // nullptr where the kernel reads fp32: w, or both
 };
 
 constexpr int kPortableTiles = 2;  // the first of a shape's; those for Hopper follow
 
 struct Range {
-  i64 samples;  // up to
-  int tile;     // of those for Hopper
+  i64 extent;  // m, or k, up to
+  int tile;    // of those for Hopper
 };
 
 // Of x [m, k] times the transpose of w [n, k].
 struct Shape {
-  i64 n, k;
+  i64 n;
+  bool by_k;                 // k differs from call to call, not m
   hopper::OperandView x, w;  // strides
   const Tile* tiles;
   const Range* ranges;
 };
 
-inline int tile_of(const Shape& shape, i64 m) {
+inline int tile_of(const Shape& shape, i64 m, i64 k) {
 #if defined(INGOT_HOPPER)
   if (attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9) {
     const Range* range = shape.ranges;
-    while (range->samples < m) ++range;
+    while (range->extent < (shape.by_k ? k : m)) ++range;
     return kPortableTiles + range->tile;
   }
 #endif
@@ -64,7 +66,7 @@ struct Planned {
   const Shape& shape;
   const Tile& tile;
   const void* kernel;
-  i64 m, sample_tiles, partials;
+  i64 m, k, row_bytes, sample_tiles, partials;
   int moments = 0;
   size_t x_exponent = 0, w_packed = 0, w_exponent = 0, statistics = 0;
   size_t statistic[hopper::kMaxMoments] = {};
@@ -73,17 +75,18 @@ struct Planned {
 
 // kernels: by tile; states: bytes of a state of each statistic that the epilogue emits.
 inline Planned plan(const Shape& shape, const void* const* kernels,
-                    std::initializer_list<int> states, i64 m) {
+                    std::initializer_list<int> states, i64 m, i64 k) {
   if (m >= 1 << 30) throw std::runtime_error("a product has 2^30 samples or more");
-  const int which = tile_of(shape, m);
+  const int which = tile_of(shape, m, k);
   const Tile& tile = shape.tiles[which];
   const i64 tiles = divide_up(m, tile.samples);
   const i64 partials = tile.partials ? tiles * tile.partials : divide_up(m, 64);
-  Planned at = {shape, tile, kernels[which], m, tiles, partials};
+  const i64 row_bytes = divide_up(k, tile.row_k) * tile.row_bytes;
+  Planned at = {shape, tile, kernels[which], m, k, row_bytes, tiles, partials};
   Pieces pieces;
-  if (tile.x) pieces.take(m * tile.row_bytes);
+  if (tile.x) pieces.take(m * row_bytes);
   if (tile.x) at.x_exponent = pieces.take(m * 4);
-  if (tile.w) at.w_packed = pieces.take(shape.n * tile.row_bytes);
+  if (tile.w) at.w_packed = pieces.take(shape.n * row_bytes);
   if (tile.w) at.w_exponent = pieces.take(shape.n * 4);
   at.statistics = pieces.bytes;
   size_t end = pieces.bytes;
@@ -117,8 +120,8 @@ void run(const Launcher& launch, const Planned& at, void* x, void* w, void* y,
   }
   args.m = i32(at.m);
   args.n = i32(shape.n);
-  args.k = i32(shape.k);
-  args.chunks = tile.chunks;
+  args.k = i32(at.k);
+  args.chunks = i32(divide_up(at.k, tile.chunk) * tile.steps);
   args.raster = {tile.feature_tiles, i32(at.sample_tiles), std::min(8, tile.feature_tiles)};
 
   const auto pack = [&](const Packing& by, const hopper::OperandView& from, i64 rows, void* packed,
@@ -143,16 +146,16 @@ void run(const Launcher& launch, const Planned& at, void* x, void* w, void* y,
   TensorMap y_map = {};
   const bool x_by_columns = args.x.k_stride != 1;
   TensorMap x_map =
-      tile.x ? encode_map(packed_map(tile.row_bytes, at.m, tile.x_box), x_packed)
-             : encode_map(x_by_columns ? matrix_map(at.m, shape.k, args.x.k_stride, tile.x_box)
-                                       : matrix_map(shape.k, at.m, args.x.row_stride, tile.x_box),
+      tile.x ? encode_map(packed_map(at.row_bytes, at.m, tile.x_box), x_packed)
+             : encode_map(x_by_columns ? matrix_map(at.m, at.k, args.x.k_stride, tile.x_box)
+                                       : matrix_map(at.k, at.m, args.x.row_stride, tile.x_box),
                           x);
   TensorMap w_map =
-      tile.w ? encode_map(packed_map(tile.row_bytes, shape.n, tile.w_box), w_packed)
-             : encode_map(tile.by_columns
-                              ? columns_map(shape.n, shape.k, args.w.k_stride)
-                              : matrix_map(shape.k, shape.n, args.w.row_stride, tile.w_box),
-                          w);
+      tile.w
+          ? encode_map(packed_map(at.row_bytes, shape.n, tile.w_box), w_packed)
+          : encode_map(tile.by_columns ? columns_map(shape.n, at.k, args.w.k_stride)
+                                       : matrix_map(at.k, shape.n, args.w.row_stride, tile.w_box),
+                       w);
   if (tile.tma_store) y_map = encode_map(matrix_map(shape.n, at.m, shape.n, 32), y);
   grid.blocks = persistent_blocks(tiles, tile.cluster, tile.slices,
                                   attribute_of_device(cudaDevAttrMultiProcessorCount));

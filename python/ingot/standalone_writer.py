@@ -263,7 +263,7 @@ class Standalone:
             what = "The same, with the results of products, which backward reads."
             groups.append(("_INGOT_STORING", what, storing))
         if self.backward:
-            what = "What backward runs; products over the batch are for the example's."
+            what = "What backward runs."
             groups.append(("_INGOT_BACKWARD", what, self.backward))
         return [
             (name, what, "\n".join(self.sources[r.name]["source"] for r in regions))

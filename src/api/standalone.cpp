@@ -35,10 +35,10 @@ std::vector<std::array<int64_t, kAxes>> strides_of(const json& given, size_t lea
   return strides;
 }
 
-std::optional<int64_t> batch_of(const json& given) {
+std::optional<int64_t> size_of(const json& given, const char* key) {
   if (given.is_null()) return {};
   if (!given.is_number_integer() || given.get<int64_t>() < 1) {
-    fail(INGOT_INVALID_ARGUMENT, "option 'batches': {} is no batch size", shown(given));
+    fail(INGOT_INVALID_ARGUMENT, "option '{}': {} is no size", key, shown(given));
   }
   return given.get<int64_t>();
 }
@@ -55,8 +55,10 @@ json standalone_source(std::span<const Program* const> programs, std::string_vie
     return list;
   };
   const json names = listed("names"), strides = listed("leaf_strides");
-  const bool any = options.contains("batches");
-  const json batches = any ? listed("batches") : json::array();
+  const auto listed_or_null = [&](const char* key) {
+    return options.contains(key) ? listed(key) : json(programs.size(), json());
+  };
+  const json batches = listed_or_null("batches"), contracted = listed_or_null("contracted");
   std::vector<standalone::Request> requests;
   std::set<std::string> known;
   for (size_t i = 0; i < programs.size(); ++i) {
@@ -71,7 +73,10 @@ json standalone_source(std::span<const Program* const> programs, std::string_vie
            shown(names[i]));
     }
     requests.push_back({&program.plan, name, strides_of(strides[i], program.leaves.size()),
-                        any ? batch_of(batches[i]) : std::nullopt});
+                        size_of(batches[i], "batches"), size_of(contracted[i], "contracted")});
+    if (requests.back().contracted && !requests.back().batch) {
+      fail(INGOT_INVALID_ARGUMENT, "option 'contracted': program {} has no batch of its own", i);
+    }
   }
   return standalone::write_source(requests);
 }

@@ -21,6 +21,8 @@ class Binding {
   const Plan& plan() const { return *request_.plan; }
   // The only size that there will be.
   std::optional<int64_t> only_batch() const { return request_.batch; }
+  // Up to where products contract what a call gives for the batch.
+  std::optional<int64_t> most_contracted() const { return request_.contracted; }
   // "tensors[3]", "workspace + v6_mul".
   std::string address(ValueId value) const;
   std::string buffer_name(int buffer) const { return buffer_names_[static_cast<size_t>(buffer)]; }

@@ -20,6 +20,8 @@ using hopper::Variant;
 constexpr size_t kSharedBytes[] = {101376, 166912};
 // Up to here a product takes the tile that the library does, beyond it the last one's.
 constexpr int64_t kMostSamples = int64_t{1} << 15;
+// Tiles by how much a product contracts are for powers of two from here on.
+constexpr int64_t kLeastContracted = 64;
 
 constexpr std::string_view kProduct = "product";  // begins the kernels' names
 
@@ -74,8 +76,9 @@ class ProductWriter {
       const bool sum = (text_.epilogue.sums >> i & 1) != 0;
       states.push_back(sum ? sizeof(Sum<float>::State) : sizeof(Moments<float>::State));
     }
-    text_.plan = fmt::format("plan({}, {{}}, {{{{{}}}}}, {})", shape, fmt::join(states, ", "),
-                             product_samples());
+    const bool by_k = binding_.most_contracted().has_value();
+    text_.plan = fmt::format("plan({}, {{}}, {{{{{}}}}}, {}, {})", shape, fmt::join(states, ", "),
+                             product_samples(), by_k ? "batch" : std::to_string(this->shape(1).k));
     return std::move(text_);
   }
 
@@ -111,6 +114,7 @@ class ProductWriter {
   std::string product_samples() const {
     const int64_t each = samples_per_entry();
     if (!batched()) return std::to_string(each);
+    if (binding_.most_contracted()) return std::to_string(binding_.only_batch().value() * each);
     return each == 1 ? "batch" : fmt::format("batch * {}", each);
   }
 
@@ -133,23 +137,35 @@ class ProductWriter {
   void find_tiles() {
     const bool here = arch_of(plan_.target.sm).hopper_kernels;
     const auto limits = hopper::limits_of(here ? plan_.target.units : kHopper.multiprocessors);
-    for (const size_t bytes : kSharedBytes) {
-      add(portable_, portable::plan_product(hopper::as_split(shape(1)), bytes));
-    }
+    // Of what is contracted a tile is for the most: what packs long rows packs short ones.
+    hopper::ProductShape longest = hopper::as_split(shape(1));
+    longest.k = binding_.most_contracted().value_or(longest.k);
+    for (const size_t bytes : kSharedBytes) add(portable_, portable::plan_product(longest, bytes));
     const int64_t each = samples_per_entry();
     const std::optional<int64_t> only = batched() ? binding_.only_batch() : std::nullopt;
     hopper::ProductShape wanted = shape(each * only.value_or(1));
     ProductPlan last;
-    do {
+    const auto take = [&](int64_t extent) {
       ProductPlan plan = hopper::plan_product(wanted, limits);
       if (!ranges_.empty() && launches_alike(plan, last)) {
-        ranges_.back().first = wanted.m;
+        ranges_.back().first = extent;
       } else {
-        ranges_.emplace_back(wanted.m, add(hopper_, plan));
+        ranges_.emplace_back(extent, add(hopper_, plan));
         last = std::move(plan);
       }
-      wanted.m += each;
-    } while (batched() && !only && wanted.m <= kMostSamples);
+    };
+    if (const std::optional<int64_t> most = binding_.most_contracted()) {
+      for (wanted.k = std::min(kLeastContracted, *most); wanted.k < *most; wanted.k *= 2) {
+        take(wanted.k);
+      }
+      wanted.k = *most;
+      take(wanted.k);
+    } else {
+      do {
+        take(wanted.m);
+        wanted.m += each;
+      } while (batched() && !only && wanted.m <= kMostSamples);
+    }
     ranges_.back().first = int64_t{1} << 30;
   }
 
@@ -166,18 +182,18 @@ class ProductWriter {
       passes[step.operand == SplitStep::Operand::w] = fmt::format("&{}", tables_.name_of(step));
     }
     const bool unpacked = hopper::is_unpacked(plan.variant);
-    const auto row_bytes =
-        static_cast<int64_t>(portable   ? hopper::packed_bytes(hopper::Scheme::split, 1, shape(1).k)
-                             : unpacked ? 0
-                                        : plan.x_map.row_bytes);
+    const hopper::SchemeSpec& scheme =
+        hopper::scheme_of(portable ? hopper::Scheme::split : plan.scheme);
+    const int64_t row_bytes = unpacked ? 0 : scheme.whole_k / scheme.line_k * 128;
+    const hopper::Chunk chunk = hopper::chunk_of(plan.variant);
     const int64_t partials = portable || unpacked ? 0 : plan.moment_tiles / plan.sample_tiles;
     const TileText tile = {
         plan.kernel, plan.header, plan.config,
-        fmt::format("{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}", plan.threads,
-                    plan.shared_bytes, plan.tile_samples, plan.raster_feature_tiles, plan.chunks,
-                    portable ? 0 : plan.cluster, plan.slices, partials, plan.tma_store,
-                    plan.w_map.eights, plan.x_map.box_rows, plan.w_map.box_rows, row_bytes,
-                    passes[0], passes[1])};
+        fmt::format("{}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}",
+                    plan.threads, plan.shared_bytes, plan.tile_samples, plan.raster_feature_tiles,
+                    chunk.k, chunk.steps, portable ? 0 : plan.cluster, plan.slices, partials,
+                    plan.tma_store, plan.w_map.eights, plan.x_map.box_rows, plan.w_map.box_rows,
+                    scheme.whole_k, row_bytes, passes[0], passes[1])};
     const auto found = std::find(tiles.begin(), tiles.end(), tile);
     if (found != tiles.end()) return static_cast<size_t>(found - tiles.begin());
     tiles.push_back(tile);
@@ -253,8 +269,8 @@ class ProductWriter {
         "inline const Shape {{0}} = {{{{{}, {}, {{{{nullptr, {}, {}}}}}, {{{{nullptr, {}, {}}}}},\n"
         "    {{0}}_tiles, {{0}}_ranges}}}};\n\n",
         fmt::join(kernels, ", \\\n"), doubled(fmt::format("{}", fmt::join(tiles, ",\n"))),
-        doubled(ranges), one.n, one.k, one.x.row_stride, one.x.k_stride, one.w.row_stride,
-        one.w.k_stride);
+        doubled(ranges), one.n, binding_.most_contracted().has_value(), one.x.row_stride,
+        one.x.k_stride, one.w.row_stride, one.w.k_stride);
   }
 
   const Binding& binding_;

@@ -28,6 +28,9 @@ struct Request {
   // Of each leaf, over the graph's axes; those of a dense tensor in the axes' order where empty.
   std::vector<std::array<int64_t, kAxes>> leaf_strides;
   std::optional<int64_t> batch = {};  // the only size that it will be called with
+  // Of a product of leaves whose batch is the only one: what a call gives for `batch` is then how
+  // much it contracts, whatever the graph says, up to this.
+  std::optional<int64_t> contracted = {};
 };
 
 // {"common": headers and what all programs use, "programs": [{"name", "kernels": their names in

@@ -69,7 +69,7 @@ std::vector<std::string> all(const std::string& text, const std::string& pattern
 
 // The strides of each product's operands: {n, k, {address, row, k}, {address, row, k}, ...}.
 std::vector<std::string> strides_of_products(const std::string& text) {
-  return all(text, R"(Shape \w+ = \{\d+, \d+, (\{nullptr, \d+, \d+\}, \{nullptr, \d+, \d+\}))");
+  return all(text, R"(Shape \w+ = \{\d+, false, (\{nullptr, \d+, \d+\}, \{nullptr, \d+, \d+\}))");
 }
 
 int count(const std::string& text, const std::string& part) {
@@ -236,10 +236,37 @@ TEST(Standalone, ChecksItsOptions) {
   for (const char* batch : {"0", "1.5", R"("8")"}) {
     const std::string options =
         fmt::format(R"({{"names": ["a"], "leaf_strides": [null], "batches": [{}]}})", batch);
-    EXPECT_THAT(attempt(cuda.get(), options.c_str()), HasSubstr("is no batch size"));
+    EXPECT_THAT(attempt(cuda.get(), options.c_str()), HasSubstr("is no size"));
   }
   EXPECT_THAT(attempt(cuda.get(), R"({"names": ["a"], "leaf_strides": [null], "batches": []})"),
               HasSubstr("'batches'"));
+  EXPECT_THAT(attempt(cuda.get(), R"({"names": ["a"], "leaf_strides": [null], "contracted": [8]})"),
+              HasSubstr("no batch of its own"));
+}
+
+TEST(Standalone, ProductsThatContractWhatACallGivesHoldATileForEachLength) {
+  constexpr char kProduct[] = R"({"ingot_graph": 1, "name": "product", "values": [
+    {"op": "input", "name": "a", "dtype": "f32", "shape": ["B", 1, 1, 1024]},
+    {"op": "input", "name": "b", "dtype": "f32", "shape": [1, 1024, 1, 512]},
+    {"op": "matmul", "args": [0, 1], "attributes": {"transpose_b": false}}],
+    "results": [{"value": 2, "name": "product"}], "updates": []})";
+  const auto program = abi::make_program(kProduct, R"({"device": "cuda"})");
+  const abi::Program* const one = program.get();
+  const auto written = [&](const std::string& contracted) {
+    return abi::standalone_source(
+        {&one, 1},
+        fmt::format(R"({{"names": ["a"], "leaf_strides": [[[1, 0, 0, 4096], [0, 512, 0, 1]]],
+                         "batches": [4096], "contracted": [{}]}})",
+                    contracted));
+  };
+  const nlohmann::json fixed = written("null"), any = written("131072");
+  const std::string of_fixed = fixed["programs"][0]["source"],
+                    of_any = any["programs"][0]["source"];
+  EXPECT_THAT(of_fixed, HasSubstr(", {}, batch, 1024)"));
+  EXPECT_THAT(of_any, HasSubstr(", {}, 4096, batch)"));
+  const std::string tables = any["common"];
+  EXPECT_THAT(tables, HasSubstr("= {512, true, {nullptr, 1, 4096}, {nullptr, 1, 512}"));
+  EXPECT_THAT(tables, HasSubstr("{1073741824, "));
 }
 
 TEST(Standalone, ProductsOfOneBatchSizeHoldItsTileAlone) {
@@ -249,11 +276,7 @@ TEST(Standalone, ProductsOfOneBatchSizeHoldItsTileAlone) {
     const std::string options =
         fmt::format(R"({{"names": ["a"], "leaf_strides": [null], "batches": [{}]}})", batches);
     const std::string text = abi::standalone_source({&one, 1}, options)["common"];
-    size_t count = 0;
-    for (size_t at = text.find("Config<"); at != std::string::npos;
-         at = text.find("Config<", at + 1))
-      ++count;
-    return std::pair(count, text.find("{1073741824, 0}") != std::string::npos);
+    return std::pair(count(text, "Config<"), text.find("{1073741824, 0}") != std::string::npos);
   };
   const auto [many, last_of_many] = tiles("null");
   const auto [few, only_one] = tiles("1024");

@@ -117,8 +117,11 @@ class _Kernels:
             for holder in (value, value.get("attributes", {})):
                 if holder.get("dtype") == "f32":
                     holder["dtype"] = "f64"
-        self._check(leaves, taken.leaves)
         given = [leaf.detach() for leaf in leaves]
+        if taken.most_contracted:
+            assert len(given[1]) <= taken.most_contracted
+            return [given[0] @ given[1]]
+        self._check(leaves, taken.leaves)
         results = evaluate_fp64(graph, given, taken.leaf_layouts, taken.result_layouts)
         return [result.to(self._dtype(spec.dtype)) for result, spec in zip(results, taken.results)]
 

@@ -239,10 +239,28 @@ inline const char* name_of(Variant variant) {
   }
 }
 
-// Steps along K, as the kernel counts them.
+// K of a chunk, and the steps along it as the kernel counts them.
+struct Chunk {
+  int k, steps;
+};
+inline Chunk chunk_of(Variant variant) {
+  switch (variant) {
+    case Variant::portable:
+      return {32, 1};
+    case Variant::streamed:
+      return {kStreamedChunk, 1};
+    case Variant::split_both:
+      return {kSplitBothChunk, 1};
+    case Variant::half:
+    case Variant::scaled:
+      return {64, 1};
+    default:
+      return {is_fused(variant) ? 128 : 64, 2};
+  }
+}
 inline int chunks_of(Variant variant, int64_t k) {
-  if (variant == Variant::half || variant == Variant::scaled) return int(divide_up(k, 64));
-  return int(divide_up(k, is_fused(variant) ? 128 : 64) * 2);
+  const Chunk chunk = chunk_of(variant);
+  return int(divide_up(k, chunk.k) * chunk.steps);
 }
 
 // An operand as TMA reads it unpacked, in boxes of 32 of K; along its rows in the order of
@@ -282,7 +300,7 @@ inline ProductPlan unpacked_plan(const ProductShape& shape, const TileChoice& ch
   plan.header = "product/hopper/" + name + ".cuh";
   plan.threads = unsigned(streamed ? 128 + 32 * streamed_warps(choice) : kSplitBothThreads);
   plan.resident = unsigned(streamed ? streamed_resident(choice) : 1);
-  plan.chunks = int(divide_up(shape.k, streamed ? kStreamedChunk : kSplitBothChunk));
+  plan.chunks = chunks_of(choice.variant, shape.k);
   plan.slices = choice.slices;
   plan.w_map = unpacked_map(Source::w, shape.w, shape.n, choice.features, shape, choice.variant);
   plan.x_map = unpacked_map(Source::x, shape.x, shape.m, choice.samples, shape, choice.variant);

@@ -75,7 +75,7 @@ inline hopper::ProductPlan plan_product(const hopper::ProductShape& shape, size_
   plan.moment_tiles = hopper::divide_up(shape.m, 64);  // one a warp
   plan.raster_feature_tiles = int(feature_tiles);
   plan.raster_group = std::min(8, plan.raster_feature_tiles);
-  plan.chunks = int(hopper::divide_up(shape.k, 32));
+  plan.chunks = hopper::chunks_of(plan.variant, shape.k);
   plan.grid = unsigned(sample_tiles * feature_tiles);
   estimate(plan, shape, two_blocks, rates);
   hopper::add_split(plan, hopper::SplitStep::Operand::x, shape, false);

@@ -26,11 +26,20 @@ from ingot.runtime.library import STATUS_UNSUPPORTED, IngotError
 from ingot.standalone.constants import Constants
 from ingot.standalone.functions import any_of
 from ingot.standalone.printing import Names, assigned, tuple_text, value_text, wrapped
-from ingot.standalone.programs import FileProgram, Layouts, TensorSpec, check_written
+from ingot.standalone.programs import (
+    BatchProduct,
+    FileProgram,
+    Layouts,
+    TensorSpec,
+    check_written,
+)
 from ingot.standalone.steps import StepPrinter
 
 _aten = torch.ops.aten
 _PRODUCTS = (transposed_product, _aten.mm.default)
+# A batch product's samples, up to which it is not PyTorch's (TF32's sums are no longer), and the
+# fewest features of either operand.
+_MOST_SAMPLES, _FEWEST = {"fp32": 1 << 17, "tf32": 1 << 15}, 4
 # Where the file is written: the importer's rules for a GPU ask what tensors of one are.
 _WRITTEN_ON = "cpu"
 DEVICE = "device"  # that of the tensors given, by name
@@ -95,8 +104,8 @@ class FileBackward:
 
 
 class Variant:
-    """One graph: its regions' programs, in order, and those of products over the batch, by their
-    steps' places, which are for the example's batch size."""
+    """One graph: its regions' programs, in order, and those of the products between them, by their
+    steps' places."""
 
     def __init__(self, region, specs, needed, inputs, batch: int | None, example: int, how: tuple):
         """region: with what it stores among its results; specs: what its leaves and results are;
@@ -174,7 +183,7 @@ class Variant:
     def _product(
         self, step: TorchStep, batch: int | None, example: int, how: tuple
     ) -> FileProgram | None:
-        """aᵀ·b for as many samples as the example has, or a·b; None where PyTorch's is to run."""
+        """aᵀ·b, or a·b; None where PyTorch's is to run."""
         slots = [self.layouts.slots[argument.index] for argument in step.args[-2:]]
         if None in slots or any(size < 0 for _, sizes, _ in slots for size in sizes[1:]):
             return None
@@ -183,17 +192,18 @@ class Variant:
         fp32 = a.dtype == b.dtype == torch.float32
         if not fp32 or a.numel() * b.size(1) < LEAST_WORK:
             return None
-        if step.target is transposed_product:
-            if not (a.is_contiguous() and b.is_contiguous()):
-                return None
-            a, batch = a.t(), a.size(1)
-            specs = [_as_it_is(spec.name, t) for spec, t in zip(specs, (a, b))]
-        elif specs[1].sizes[0] < 0:
+        over_batch = step.target is transposed_product
+        if over_batch and not (a.is_contiguous() and b.is_contiguous() and _is_wide(a, b)):
             return None
-        graph, leaf_layouts, result_layout = graph_of(a, b)
+        if not over_batch and specs[1].sizes[0] < 0:
+            return None
+        graph, leaf_layouts, result_layout = graph_of(a.t() if over_batch else a, b)
         layouts = leaf_layouts, [result_layout]
         try:
-            program = FileProgram(graph, *layouts, lambda at, *_: specs[at], batch, *how)
+            if over_batch:
+                program = BatchProduct(graph, layouts, a, b, _MOST_SAMPLES[how[0]], *how)
+            else:
+                program = FileProgram(graph, *layouts, lambda at, *_: specs[at], batch, *how)
             check_written(program)
         except IngotError as error:
             if error.status != STATUS_UNSUPPORTED:
@@ -202,8 +212,9 @@ class Variant:
         return program
 
 
-def _as_it_is(name: str, tensor: torch.Tensor) -> TensorSpec:
-    return TensorSpec(name, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()))
+def _is_wide(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether neither is a vector, in which nothing tells rows from columns."""
+    return min(*a.shape, *b.shape) >= _FEWEST
 
 
 def backward_of(
@@ -269,7 +280,7 @@ class BackwardPrinter(StepPrinter):
             a, b = (self._text(slot) for slot in step.args[1:])
             text = f"{a}.t() @ {b}"
             if program is not None:
-                text = f'_ingot_product("{program.name}", {a}, {b}, {program.leaves[0].sizes[1]})'
+                text = f'_ingot_product("{program.name}", {a}, {b}, {program.most_contracted})'
         elif program is not None:
             text = self._kernels(program, [self._text(slot) for slot in step.args])
         else:

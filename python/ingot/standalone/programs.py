@@ -127,7 +127,9 @@ def _run_on_meta(captured: Captured, sources: Callable, batch: int | None) -> li
 
 class FileProgram:
     """A graph's kernels, what they take and what they give. batch: the only size that they are for,
-    or None."""
+    or None; most_contracted: as ingot_standalone_source has it."""
+
+    most_contracted: int | None = None
 
     def __init__(
         self,
@@ -235,6 +237,23 @@ def _made(layout, batch: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(layout.shape), layout.allocation(2)[1]
 
 
+class BatchProduct(FileProgram):
+    """aᵀ·b for [K, M] and [K, N], K being a batch: whatever it is, up to `most_contracted`."""
+
+    def __init__(self, graph: dict, layouts: tuple, a: torch.Tensor, b: torch.Tensor, most, *how):
+        """a, b: of which the columns are told; graph, layouts: of the product of a.t() and b."""
+        rows, columns = a.size(1), b.size(1)
+        leaves = [
+            TensorSpec("a", a.dtype, (rows, BATCH), (1, rows)),
+            TensorSpec("b", b.dtype, (BATCH, columns), (columns, 1)),
+        ]
+        super().__init__(graph, *layouts, lambda at, *_: leaves[at], rows, *how)
+        self.most_contracted = most
+
+    def _batch_text(self) -> str:
+        return "given.at(1).size(0)"
+
+
 def check_written(program: FileProgram) -> None:
     """Raises IngotError where a file cannot hold it."""
     name, program.name = program.name, "program"
@@ -251,6 +270,7 @@ def cuda_sources(all_of_them: Sequence[FileProgram]) -> tuple[str, dict[str, dic
         "names": [each.name for each in all_of_them],
         "leaf_strides": [each.leaf_strides() for each in all_of_them],
         "batches": [each.batch for each in all_of_them],
+        "contracted": [each.most_contracted for each in all_of_them],
     }
     text = ctypes.c_void_p()
     loaded.check(
