@@ -123,6 +123,9 @@ class _Kernels:
             return [given[0] @ given[1]]
         self._check(leaves, taken.leaves)
         results = evaluate_fp64(graph, given, taken.leaf_layouts, taken.result_layouts)
+        batch = taken.batch or taken_batch(leaves, taken.leaves)
+        for result, spec in zip(results, taken.results, strict=True):
+            assert result.shape == spec.on_meta(batch).shape, f"{taken.name}: {spec.name}"
         return [result.to(self._dtype(spec.dtype)) for result, spec in zip(results, taken.results)]
 
     def _dtype(self, dtype: torch.dtype) -> torch.dtype:

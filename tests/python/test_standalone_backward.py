@@ -137,3 +137,110 @@ def test_small_products_are_pytorchs(monkeypatch, tmp_path):
     monkeypatch.setattr(backward, "LEAST_WORK", 1 << 24)
     standalone = written("gelu_softmax")
     assert not standalone.backward and "_INGOT_BACKWARD" not in standalone.render()
+
+
+MODEL = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 24), nn.Linear(24, 16)
+        {init}
+
+    def forward(self, x):
+        {forward}
+
+
+def get_inputs():
+    return [torch.randn({shape})]
+
+
+def get_init_inputs():
+    return []
+"""
+SHAPES = {
+    "tokens": ("6, 5, 16", "return self.b(self.a(x).relu()).tanh()", ""),
+    "four dimensions": ("3, 2, 5, 16", "return self.b(F.gelu(self.a(x))).softmax(-1)", ""),
+    "a parameter called device": (
+        "6, 16",
+        "return self.b(torch.where(self.a(x) > self.device, self.a(x), 0.5))",
+        "self.device = nn.Parameter(torch.randn(24))",
+    ),
+    "weights of a parametrisation": (
+        "6, 16",
+        "return self.b(self.a(x).relu())",
+        "parametrizations.weight_norm(self.a)",
+    ),
+    "a result of the inputs alone": (
+        "6, 16",
+        "return x.exp() + x, self.b(self.a(x).tanh())",
+        "",
+    ),
+    "a largest element": ("6, 16", "return self.b(self.a(x)).max(-1)[0].tanh()", ""),
+}
+
+
+def pair_with(folder: Path, name: str):
+    shape, forward, init = SHAPES[name]
+    path = folder / "model.py"
+    path.write_text(MODEL.format(shape=shape, forward=forward, init=init or "pass"))
+    return pair_of(folder, Standalone(load_model_file(path)), double=True)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_of_any_shape_and_for_any_of_the_gradients(name, tmp_path, caplog):
+    pair = pair_with(tmp_path, name)
+    parameters = [list(module.parameters()) for module in (pair.reference, pair.ours)]
+    x = pair.inputs[0].requires_grad_()
+    for of_input, of_parameters in ((True, True), (False, True), (True, False)):
+        found = []
+        for module, own in zip((pair.reference, pair.ours), parameters):
+            wanted = [*([x] if of_input else []), *(own if of_parameters else [])]
+            results = [t for t in tensors(module(x)) if t.requires_grad]
+            total = sum(t.square().sum() for t in results)
+            found.append(torch.autograd.grad(total, wanted, allow_unused=True))
+        close(filled(found[1], wanted), filled(found[0], wanted), 1e-7)
+    assert pair.calls and "failed" not in caplog.text
+
+
+def test_many_gradients_at_once(tmp_path):
+    pair = pair_with(tmp_path, "tokens")
+    found = []
+    for module in (pair.reference, pair.ours):
+        x = pair.inputs[0].detach().requires_grad_()
+        result = module(x)
+        torch.manual_seed(0)
+        along = torch.randn(3, *result.shape, dtype=result.dtype)
+        wanted = [x, *module.parameters()]
+        found.append(torch.autograd.grad(result, wanted, along, is_grads_batched=True))
+    close(found[1], found[0], 1e-7)
+
+
+def test_constants_of_many_numbers_are_pytorchs(monkeypatch, tmp_path):
+    """Zeros of which a largest element's gradient takes the place, of a model of one batch size."""
+    monkeypatch.setattr(backward, "LEAST_WORK", 1 << 24)
+    path = tmp_path / "model.py"
+    text = MODEL.replace("torch.randn({shape})", "torch.randint(0, 5, (512,))")
+    forward = "h = self.c(self.e[x])\n        return self.d(h * h.max(-1, keepdim=True)[0]).relu()"
+    init = "self.c, self.d = nn.Linear(256, 256), nn.Linear(256, 256)"
+    init += "\n        self.e = nn.Parameter(torch.randn(5, 256))"
+    path.write_text(text.format(forward=forward, init=init))
+    assert "class ModelNew" in Standalone(load_model_file(path)).render()
+
+
+def test_one_dimensional_arguments_of_another_length_are_the_originals(tmp_path):
+    path = tmp_path / "model.py"
+    text = MODEL.replace("torch.randn({shape})", "torch.randint(0, 5, (8,))")
+    init = "self.e = nn.Parameter(torch.randn(5, 16))"
+    path.write_text(text.format(forward="return self.b(self.a(self.e[x]).relu())", init=init))
+    pair = pair_of(tmp_path, Standalone(load_model_file(path)))
+    for length in (8, 5):
+        x = torch.randint(0, 5, (length,))
+        pair.calls.clear()
+        close(pair.ours(x), pair.reference(x), 1e-5)
+        assert bool(pair.calls) == (length == 8)

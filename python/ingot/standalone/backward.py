@@ -8,8 +8,10 @@ computes such gradients all the same, a second graph is written, without them.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,15 +19,17 @@ import torch
 from ingot.capture.backward_operators import BACKWARD_OPERATORS
 from ingot.capture.captured import Captured, CaptureError, Region, Slot, TorchStep, slots_read
 from ingot.capture.derivative import Derivative, derivative_of
+from ingot.capture.layout import hint
 from ingot.capture.nodes import schema_name
 from ingot.capture.table import SHAPE_OPERATORS
 from ingot.live.backward import captured_derivative
 from ingot.live.products import LEAST_WORK, graph_of, transposed_product
 from ingot.log import logger
 from ingot.runtime.library import STATUS_UNSUPPORTED, IngotError
+from ingot.runtime.signature import BATCH
 from ingot.standalone.constants import Constants
 from ingot.standalone.functions import any_of
-from ingot.standalone.printing import Names, assigned, tuple_text, value_text, wrapped
+from ingot.standalone.printing import Names, assigned, is_name, tuple_text, value_text, wrapped
 from ingot.standalone.programs import (
     BatchProduct,
     FileProgram,
@@ -40,6 +44,7 @@ _PRODUCTS = (transposed_product, _aten.mm.default)
 # A batch product's samples, up to which it is not PyTorch's (TF32's sums are no longer), and the
 # fewest features of either operand.
 _MOST_SAMPLES, _FEWEST = {"fp32": 1 << 17, "tf32": 1 << 15}, 4
+_MOST_CONSTANTS = 1 << 10  # numbers of a tensor, written down as text
 # Where the file is written: the importer's rules for a GPU ask what tensors of one are.
 _WRITTEN_ON = "cpu"
 DEVICE = "device"  # that of the tensors given, by name
@@ -99,6 +104,7 @@ class FileBackward:
                 (rest,) = self.variants[at + 1 :]
                 only = [w for w in variant.derivative.wanted if w not in rest.derivative.wanted]
                 body += wrapped(f"if {any_of([f'needs[{w}]' for w in only])}:", indent)
+                printer.certain = set(only) if len(only) == 1 else set()
             body += printer.lines(indent + ("" if last else "    "))
         return body
 
@@ -120,9 +126,14 @@ class Variant:
         self.derivative = derivative_of(*call, BACKWARD_OPERATORS)
         if self.derivative.batch not in (None, batch):
             raise CaptureError("it is for one batch size alone")
+        if not any(map(_is_large, self.derivative.graph.graph.nodes)):
+            raise CaptureError("its products are small")
         alone = dict.fromkeys(self._last_products(inputs), "its result is needed at times alone")
         how_captured = _WRITTEN_ON, how[0], alone
         self.captured = captured_derivative(self.derivative, region, *how_captured)
+        constants = (s.tensor for s in self.captured.sources if s.kind == "constant")
+        if any(tensor.numel() > _MOST_CONSTANTS for tensor in constants):
+            raise CaptureError("it reads a constant tensor of many numbers")
         self.layouts = Layouts(self.captured, self._sources(leaves, results, example))
         self.regions = [
             FileProgram.of_region(step, self.layouts, self.captured.static_batch, *how)
@@ -132,10 +143,15 @@ class Variant:
         self.products: dict[int, FileProgram] = {}
         for at, step in enumerate(self.captured.steps):
             if isinstance(step, TorchStep) and step.target in _PRODUCTS:
-                if program := self._product(step, batch, example, how):
+                if program := self._product(step, example, how):
                     self.products[at] = program
         for program in self.regions:
             check_written(program)
+
+    def takes_what(self, other: Variant) -> bool:
+        """Whether both are given the same tensors."""
+        own, others = self.derivative, other.derivative
+        return own.stored == others.stored and own.differentiable == others.differentiable
 
     def _last_products(self, inputs: Sequence[bool]) -> list[str]:
         """Nodes whose result is an input's gradient, or that with other dimensions."""
@@ -180,9 +196,7 @@ class Variant:
 
         return values
 
-    def _product(
-        self, step: TorchStep, batch: int | None, example: int, how: tuple
-    ) -> FileProgram | None:
+    def _product(self, step: TorchStep, example: int, how: tuple) -> FileProgram | None:
         """aᵀ·b, or a·b; None where PyTorch's is to run."""
         slots = [self.layouts.slots[argument.index] for argument in step.args[-2:]]
         if None in slots or any(size < 0 for _, sizes, _ in slots for size in sizes[1:]):
@@ -195,21 +209,32 @@ class Variant:
         over_batch = step.target is transposed_product
         if over_batch and not (a.is_contiguous() and b.is_contiguous() and _is_wide(a, b)):
             return None
-        if not over_batch and specs[1].sizes[0] < 0:
-            return None
+        if not over_batch:
+            if specs[1].sizes[0] < 0 or specs[0].strides != (a.size(1), 1):
+                return None
+            # Its rows, whatever they are, are the batch of its graph.
+            specs[0] = replace(specs[0], sizes=(BATCH, a.size(1)))
         graph, leaf_layouts, result_layout = graph_of(a.t() if over_batch else a, b)
         layouts = leaf_layouts, [result_layout]
         try:
             if over_batch:
                 program = BatchProduct(graph, layouts, a, b, _MOST_SAMPLES[how[0]], *how)
             else:
-                program = FileProgram(graph, *layouts, lambda at, *_: specs[at], batch, *how)
+                program = FileProgram(graph, *layouts, lambda at, *_: specs[at], None, *how)
             check_written(program)
         except IngotError as error:
             if error.status != STATUS_UNSUPPORTED:
                 raise
             return None
         return program
+
+
+def _is_large(node: torch.fx.Node) -> bool:
+    """A product that is worth a kernel."""
+    if node.target is not _aten.mm.default:
+        return False
+    a, b = (argument.meta["val"] for argument in node.args)
+    return math.prod(map(hint, (*a.shape, b.shape[1]))) >= LEAST_WORK
 
 
 def _is_wide(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -228,17 +253,22 @@ def backward_of(
 ) -> FileBackward | None:
     """None where PyTorch's operators are to run: what the importer or a file does not take, or
     products so small that a launch costs as much."""
+    how_made = (inputs, batch, example, how)
+    first = _variant(region, specs, needed, *how_made)
+    if first is None or not first.products:
+        return None
+    variants = [first]
+    parameters = [n and not i for n, i in zip(needed, inputs, strict=True)]
+    if any(parameters) and first.computes_in_vain(inputs):
+        rest = _variant(region, specs, parameters, *how_made)
+        if rest is not None and rest.takes_what(first):
+            variants.append(rest)
+    return FileBackward(variants)
+
+
+def _variant(region: Region, *how) -> Variant | None:
     try:
-        first = Variant(region, specs, needed, inputs, batch, example, how)
-        if not first.products:
-            return None
-        variants = [first]
-        parameters = [n and not i for n, i in zip(needed, inputs, strict=True)]
-        if any(parameters) and first.computes_in_vain(inputs):
-            rest = Variant(region, specs, parameters, inputs, batch, example, how)
-            if rest.derivative.stored == first.derivative.stored:
-                variants.append(rest)
-        return FileBackward(variants)
+        return Variant(region, *how)
     except (CaptureError, IngotError) as error:
         logger.debug("the backward pass of %s is PyTorch's: %s", region.graph["name"], error)
     except Exception as error:  # a fault of ours must not stop a file that can do without
@@ -260,6 +290,7 @@ class BackwardPrinter(StepPrinter):
         self.made = set(freed)
         self.regions = iter(variant.regions)
         self.needs = needs_of(captured, variant.derivative.wanted)
+        self.certain: set[int] = set()  # leaves whose gradients are needed where this runs
         self.every = {w for needs in self.needs.values() for w in needs}
         outputs = zip(variant.derivative.wanted, captured.outputs, strict=True)
         self.gradients = {o.index: f"d_{arguments[at]}" for at, o in outputs if isinstance(o, Slot)}
@@ -274,8 +305,8 @@ class BackwardPrinter(StepPrinter):
         call = self._kernels(next(self.regions), [self.texts[slot] for slot in step.leaves])
         return self._where_needed(self._results(step), call, step.results, indent)
 
-    def _operate(self, step: TorchStep, indent: str) -> list[str]:
-        program = self.variant.products.get(self.captured.steps.index(step))
+    def _operate(self, step: TorchStep, position: int, indent: str) -> list[str]:
+        program = self.variant.products.get(position)
         if step.target is transposed_product:
             a, b = (self._text(slot) for slot in step.args[1:])
             text = f"{a}.t() @ {b}"
@@ -296,7 +327,7 @@ class BackwardPrinter(StepPrinter):
 
     def _where_needed(self, names, text: str, slots: Sequence[int], indent: str) -> list[str]:
         needs = {w for slot in slots for w in self.needs.get(slot, ())}
-        if not needs or needs == self.every:
+        if not needs or needs == self.every or needs & self.certain:
             return assigned(names, text, indent)
         condition = any_of([f"needs[{w}]" for w in sorted(needs)])
         return [
@@ -308,7 +339,9 @@ class BackwardPrinter(StepPrinter):
     def _return(self, indent: str) -> list[str]:
         results: list[Any] = ["None"] * self.leaves
         for at, output in zip(self.variant.derivative.wanted, self.captured.outputs, strict=True):
-            results[at] = value_text(output, self._text)
+            text = value_text(output, self._text)
+            # What stands in for a step reads what is None where it is not needed.
+            results[at] = text if is_name(text) else f"{text} if needs[{at}] else None"
         return wrapped(f"return {tuple_text(results)}", indent)
 
 

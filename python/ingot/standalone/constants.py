@@ -16,6 +16,7 @@ class Constants:
         self.tensors: list[torch.Tensor] = []
 
     def text(self, tensor: torch.Tensor, device: str) -> str:
+        tensor = tensor.detach().cpu()
         same = [
             at
             for at, known in enumerate(self.tensors)
@@ -24,7 +25,7 @@ class Constants:
         if not same:
             if tensor.numel() > _MOST_NUMBERS:
                 raise UnprintableError(f"a constant tensor of {tensor.numel()} numbers")
-            self.tensors.append(tensor.detach())
+            self.tensors.append(tensor)
         return f"_ingot_constant({same[0] if same else len(self.tensors) - 1}, {device})"
 
     def lines(self) -> list[str]:

@@ -80,6 +80,8 @@ class Signature:
                 text = re.sub(r"^\w+", lambda m: f"args[{self.names.index(m[0])}]", text)
             if isinstance(value, torch.Tensor):
                 tensors.append(text)
+                if value.dim() == 1:  # whose length the kernels have built in
+                    terms.append(f"len({text}) != {len(value)}")
             else:
                 terms.append(f"{text} != {value_text(value, str)}")
         terms.append(f"_ingot_declines({', '.join([self.owner, *tensors])})")

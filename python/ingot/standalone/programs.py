@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.fx.node import map_aggregate
 
 from ingot.capture import Captured
 from ingot.capture.captured import Region, resolved
@@ -119,10 +120,16 @@ def _run_on_meta(captured: Captured, sources: Callable, batch: int | None) -> li
                     sizes, strides, dtype=layout.dtype, device="meta"
                 )
             continue
-        args, kwargs = resolved((step.args, step.kwargs), values)
+        args, kwargs = _on_meta(resolved((step.args, step.kwargs), values))
         with torch.no_grad():
             values[step.result] = step.target(*args, **kwargs)
     return values
+
+
+def _on_meta(arguments: tuple) -> tuple:
+    """Operators that name a device make what they make without data, too."""
+    meta = torch.device("meta")
+    return map_aggregate(arguments, lambda v: meta if isinstance(v, torch.device) else v)
 
 
 class FileProgram:

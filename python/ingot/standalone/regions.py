@@ -16,7 +16,7 @@ from ingot.capture.captured import Region
 from ingot.capture.derivative import Derivative, derivative_of
 from ingot.capture.feed import batched_inputs
 from ingot.capture.reference import gradients_reach
-from ingot.standalone.backward import FileBackward, backward_of
+from ingot.standalone.backward import DEVICE, FileBackward, backward_of
 from ingot.standalone.functions import FunctionPrinter, compute_late, simplify
 from ingot.standalone.printing import Names, assigned, wrapped
 from ingot.standalone.programs import BATCHES, FileProgram, Layouts, list_of_specs
@@ -186,7 +186,7 @@ class FileRegion(FileProgram):
         if self.derivative is None:
             return []
         found = self.derivative
-        names = Names(["torch", "needs", "given", "unused"])
+        names = Names(["torch", "needs", "given", "unused", DEVICE])
         leaves = [names.new(spec.name) for spec in self.leaves]
         of_place = {place: name for name, place in self.products.items()}
         results = (self.storing or self).results  # statistics among them, which have names there

@@ -34,7 +34,7 @@ class StepPrinter:
                 self.texts[step.result] = self._operation(step)
                 continue
             else:
-                body += self._operate(step, indent)
+                body += self._operate(step, position, indent)
             finished = [
                 self.texts[slot]
                 for slot, last in self.last_use.items()
@@ -47,7 +47,7 @@ class StepPrinter:
     def _run(self, step: Region, indent: str) -> list[str]:
         raise NotImplementedError
 
-    def _operate(self, step: TorchStep, indent: str) -> list[str]:
+    def _operate(self, step: TorchStep, position: int, indent: str) -> list[str]:
         text = self._operation(step)
         return wrapped(f"{self._result(step)} = {text}", indent)
 
