@@ -170,7 +170,8 @@ INGOT_API ingot_status ingot_program_explain(ingot_program* program, int64_t bat
  * strides for each leaf, over the graph's axes; a program's list may be null: dense], "batches":
  * [per program the only batch size that it will be called with, or null; may be left out],
  * "contracted": [per program, a product of leaves with such a batch size, how much it contracts at
- * most, which a call gives in the batch's place; or null; may be left out]}. Gives
+ * most, which a call gives in the batch's place, a multiple of eight; or null; may be left out]}.
+ * Gives
  * {"common", "programs": [{"name", "kernels", "source"}]}: what all have in common, and behind it
  * the source of each. */
 INGOT_API ingot_status ingot_standalone_source(const ingot_program* const* programs, int count,

@@ -29,7 +29,7 @@ struct Request {
   std::vector<std::array<int64_t, kAxes>> leaf_strides;
   std::optional<int64_t> batch = {};  // the only size that it will be called with
   // Of a product of leaves whose batch is the only one: what a call gives for `batch` is then how
-  // much it contracts, whatever the graph says, up to this.
+  // much it contracts, whatever the graph says: a multiple of eight, up to this.
   std::optional<int64_t> contracted = {};
 };
 

@@ -119,7 +119,7 @@ class _Kernels:
                     holder["dtype"] = "f64"
         given = [leaf.detach() for leaf in leaves]
         if taken.most_contracted:
-            assert len(given[1]) <= taken.most_contracted
+            assert len(given[1]) <= taken.most_contracted and len(given[1]) % 8 == 0
             return [given[0] @ given[1]]
         self._check(leaves, taken.leaves)
         results = evaluate_fp64(graph, given, taken.leaf_layouts, taken.result_layouts)

@@ -245,7 +245,7 @@ def _made(layout, batch: int | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 class BatchProduct(FileProgram):
-    """aᵀ·b for [K, M] and [K, N], K being a batch: whatever it is, up to `most_contracted`."""
+    """aᵀ·b for [K, M] and [K, N], K being a batch: a multiple of eight up to `most_contracted`."""
 
     def __init__(self, graph: dict, layouts: tuple, a: torch.Tensor, b: torch.Tensor, most, *how):
         """a, b: of which the columns are told; graph, layouts: of the product of a.t() and b."""
