@@ -8,7 +8,7 @@ from collections import Counter
 import ingot
 import pytest
 import torch
-from ingot.capture import derivative, masks
+from ingot.capture import masks, recorded
 from ingot.capture.captured import Captured, Slot, Source, TorchStep
 from ingot.live.compiled import Compiled
 from ingot.live.steps import function_of
@@ -165,7 +165,7 @@ def test_what_is_computed_again_is_shared_whatever_became_of_the_first():
     again = graph.call_function(_aten.reshape.default, (x, [4]))
     results = [graph.call_function(_aten.relu.default, (r,)) for r in (square, again)]
     graph.output(tuple(results))
-    derivative._share(graph)
+    recorded._share(graph)
     graph.lint()
     found = torch.fx.GraphModule(torch.nn.Module(), graph)(torch.arange(-2.0, 2.0).view(1, 4))
     assert [r.tolist() for r in found] == [[[0.0, 0.0], [0.0, 1.0]], [0.0, 0.0, 0.0, 1.0]]

@@ -35,8 +35,8 @@ from ingot.capture.feed import MEASURING
 from ingot.capture.joining import join_gradients, lay_out_as, lay_out_gradient
 from ingot.capture.layout import has_channels_innermost
 from ingot.capture.nodes import is_group_norm, is_row_norm, mutates, named_arguments
+from ingot.capture.recorded import measure_gradients, outputs_of, same_size, simplify
 from ingot.capture.reference import Reference
-from ingot.capture.sharing import share
 from ingot.runtime.layouts import JoinedLayout, ResultLayout, concrete, memory_holds
 from ingot.runtime.signature import BATCH
 
@@ -44,7 +44,6 @@ _aten = torch.ops.aten
 _autograd = torch._C._autograd
 # Those of saved tensors; where PyTorch does not say, there may be some.
 _hooks_of_others = getattr(_autograd, "_top_saved_tensors_default_hooks", lambda tracing: ())
-_BY_A_NUMBER = {_aten.div.Scalar, _aten.mul.Scalar}
 # Zeros like a gradient are one: of round(), say, which eager hands on.
 _SIZES_ALONE = MEASURING - {_aten.zeros_like.default}
 # What leaves a tensor's elements in their order.
@@ -109,13 +108,13 @@ def derivative_of(
         graph = make_fx(traced.gradients, decompositions)(*traced.inputs())
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     gradients = placeholders[len(placeholders) - sum(traced.differentiable) :]
-    _measure_gradients(graph.graph, gradients)
-    _simplify(graph.graph)
+    measure_gradients(graph.graph, gradients)
+    simplify(graph.graph)
     sums = None
     if any(node.target is _aten.slice_backward.default for node in graph.graph.nodes):
         sums = copied(graph)
     join_gradients(graph.graph)
-    for index, gradient in zip(wanted, _outputs(graph.graph)):
+    for index, gradient in zip(wanted, outputs_of(graph.graph)):
         if gradient is not None:
             lay_out_as(gradient, placeholders[index].meta["val"])
     layouts = [la for la, has in zip(region.result_layouts, traced.differentiable) if has]
@@ -189,136 +188,7 @@ def _only_term(node: torch.fx.Node, zeros: set[torch.fx.Node]) -> torch.fx.Node 
         return None
     value, made = terms[0].meta["val"], node.meta["val"]
     same = value.dtype == made.dtype and value.dim() == made.dim()
-    return terms[0] if same and all(map(_same_size, value.shape, made.shape)) else None
-
-
-def _simplify(graph: torch.fx.Graph) -> None:
-    """Drops what autograd's records leave behind: detached copies, views that change nothing,
-    transpositions of transpositions."""
-    for node in list(graph.nodes):
-        if node.op != "call_function":
-            continue
-        same = _same_as(node)
-        if same is not None:
-            node.replace_all_uses_with(same)
-            graph.erase_node(node)
-        elif node.target in (_aten.view.default, _aten._unsafe_view.default):
-            # Gradients come with any strides.
-            node.target = _aten.reshape.default
-        elif node.target is _aten._to_copy.default:
-            _drop_places(node)
-        elif node.target in _BY_A_NUMBER:
-            _expand_behind(node)
-    _make_functional(graph)
-    graph.eliminate_dead_code()
-    _share(graph)
-
-
-def _outputs(graph: torch.fx.Graph) -> Sequence[torch.fx.Node | None]:
-    (output,) = (node for node in graph.nodes if node.op == "output")
-    return output.args[0]
-
-
-def _drop_places(cast: torch.fx.Node) -> None:
-    """Autograd's casts of gradients say where these are, and how they lie, even if they stay."""
-    device, layout = cast.kwargs.get("device"), cast.kwargs.get("layout")
-    before = cast.args[0].meta["val"]
-    if device in (None, before.device) and layout in (None, before.layout):
-        cast.kwargs = {k: v for k, v in cast.kwargs.items() if k not in ("device", "layout")}
-
-
-def _expand_behind(node: torch.fx.Node) -> None:
-    """A mean's gradient is expanded first, and divided by their count then."""
-    expanded, *numbers = node.args
-    if expanded.target is not _aten.expand.default or len(expanded.users) > 1:
-        return
-    given = expanded.args[0]
-    with node.graph.inserting_before(node):
-        small = node.graph.call_function(node.target, (given, *numbers))
-        small.meta = {**node.meta, "val": given.meta["val"].new_empty(given.meta["val"].shape)}
-        after = node.graph.call_function(_aten.expand.default, (small, *expanded.args[1:]))
-    after.meta = dict(node.meta)
-    node.replace_all_uses_with(after)
-    node.graph.erase_node(node)
-
-
-def _measure_gradients(graph: torch.fx.Graph, gradients: Sequence[torch.fx.Node]) -> None:
-    """Reads sizes off the gradients that are given, where they tell: a tensor of which nothing else
-    is read would be kept for them. Equal ones are read off one tensor, so that what is made by them
-    is seen to be equal."""
-    dimensions = {
-        size.node.expr: (gradient, dimension)
-        for gradient in gradients
-        for dimension, size in enumerate(gradient.meta["val"].shape)
-        if isinstance(size, torch.SymInt)
-    }
-    for node in graph.nodes:
-        if node.target is _aten.sym_size.int:
-            node.args = dimensions.setdefault(node.meta["val"].node.expr, node.args)
-
-
-def _share(graph: torch.fx.Graph) -> None:
-    """Each product that reads a tensor under autocast brings a cast of it, for one."""
-    if any(mutates(node) for node in graph.nodes):
-        return
-    share(graph, lambda node: True, results=True)
-    for node in list(graph.nodes):  # once it is known how many read each
-        if node.target is _aten.reshape.default:
-            _reshape_once(node)
-
-
-def _reshape_once(node: torch.fx.Node) -> None:
-    before = node.args[0]
-    if before.target is _aten.reshape.default and len(before.users) == 1:
-        node.update_arg(0, before.args[0])
-        node.graph.erase_node(before)
-
-
-def _make_functional(graph: torch.fx.Graph) -> None:
-    """Operators that write into a tensor that nothing else shares, as those that make a new one."""
-    for node in list(graph.nodes):
-        if not mutates(node) or not isinstance(node.args[0], torch.fx.Node):
-            continue
-        written = node.args[0]
-        family = getattr(_aten, node.target._schema.name.partition("::")[2].rstrip("_"), None)
-        made = getattr(family, node.target._overloadname, None)
-        if made is None or _shares_memory(written):
-            continue
-        node.target = made
-        written.replace_all_uses_with(
-            node, delete_user_cb=lambda user, after=node: after < user and user is not after
-        )
-
-
-def _shares_memory(node: torch.fx.Node) -> bool:
-    """Whether a node's tensor is, or has, a view, or comes from outside."""
-    around = [user for user in node.users if not mutates(user)]
-    return node.op != "call_function" or any(_is_view(other) for other in (node, *around))
-
-
-def _is_view(node: torch.fx.Node) -> bool:
-    return not isinstance(node.target, torch._ops.OpOverload) or any(
-        argument.alias_info is not None for argument in node.target._schema.arguments
-    )
-
-
-def _same_as(node: torch.fx.Node) -> torch.fx.Node | None:
-    if node.target in (_aten.detach.default, _aten.alias.default):
-        return node.args[0]
-    if node.target is _aten.t.default and node.args[0].target is _aten.t.default:
-        return node.args[0].args[0]
-    if node.target in (_aten.view.default, _aten._unsafe_view.default, _aten.expand.default):
-        before, after = node.args[0].meta["val"].shape, node.meta["val"].shape
-        if len(before) == len(after) and all(map(_same_size, before, after)):
-            return node.args[0]
-    return None
-
-
-def _same_size(a: Any, b: Any) -> bool:
-    """Without asking, which could bind a symbol."""
-    if isinstance(a, int) or isinstance(b, int):
-        return isinstance(a, int) and isinstance(b, int) and a == b
-    return a.node.expr == b.node.expr
+    return terms[0] if same and all(map(same_size, value.shape, made.shape)) else None
 
 
 @contextlib.contextmanager
@@ -395,7 +265,7 @@ class _Trace:
         if place >= len(self.results):
             return product
         result = self.laid_out[place]
-        same = result.dim() == product.dim() and all(map(_same_size, result.shape, product.shape))
+        same = result.dim() == product.dim() and all(map(same_size, result.shape, product.shape))
         return product if same else result
 
     def _run(self, leaves, stored):
@@ -429,7 +299,7 @@ def relus_by_result(reference: Reference) -> dict[str, int]:
     if reference.products:
         return {}
     found: dict[str, int] = {}
-    for place, node in enumerate(_outputs(reference.module.graph)):
+    for place, node in enumerate(outputs_of(reference.module.graph)):
         while node.target in _REGROUPING:
             node = node.args[0]
         computed = node.args[0] if node.target is _aten.relu.default else None
