@@ -74,17 +74,19 @@ class Signature:
         """The condition under which the original's forward runs. batches: batch sizes for which it
         does, batch: an expression for the size."""
         terms = [] if self.simple else [f"len(args) != {len(self.names)} or kwargs"]
-        tensors = []
+        tensors, lengths = [], []
         for text, value in self.leaves:
             if not self.simple:
                 text = re.sub(r"^\w+", lambda m: f"args[{self.names.index(m[0])}]", text)
             if isinstance(value, torch.Tensor):
                 tensors.append(text)
                 if value.dim() == 1:  # whose length the kernels have built in
-                    terms.append(f"len({text}) != {len(value)}")
+                    lengths.append(f"{text}.shape != ({len(value)},)")
             else:
                 terms.append(f"{text} != {value_text(value, str)}")
+        # Behind which all of them are known to be tensors.
         terms.append(f"_ingot_declines({', '.join([self.owner, *tensors])})")
+        terms += lengths
         if batches and batch:
             texts = value_text(tuple(sorted(batches)), str)
             terms.append(f"{batch} in {texts}" if len(batches) > 1 else f"{batch} == {batches[0]}")
