@@ -34,7 +34,7 @@ class Model(nn.Module):
 
 
 def get_inputs():
-    return [torch.randn(32, 64)]
+    return [{inputs}]
 
 
 def get_init_inputs():
@@ -42,13 +42,14 @@ def get_init_inputs():
 """
 
 
-def two_layers(folder: Path, forward: str, init: str = "pass") -> Standalone:
+def two_layers(
+    folder: Path, forward: str, init: str = "pass", inputs: str = "torch.randn(32, 64)"
+) -> Standalone:
     """Of a model with two linear layers, `a` and `b`, of 64 features, from its statements."""
     path = folder / "model.py"
     statements = {"forward": forward, "init": init}
-    path.write_text(
-        _TWO_LAYERS.format(**{k: textwrap.indent(v, " " * 8) for k, v in statements.items()})
-    )
+    indented = {k: textwrap.indent(v, " " * 8) for k, v in statements.items()}
+    path.write_text(_TWO_LAYERS.format(inputs=inputs, **indented))
     return Standalone(load_model_file(path))
 
 
@@ -183,6 +184,14 @@ def gradients(module, inputs, *, again: bool):
         return first, ()
     total = sum((g * like(g)).sum() for g in kept)
     return first, torch.autograd.grad(total, wanted, allow_unused=True)
+
+
+def in_mode(pair: Pair, mode: str) -> list[torch.Tensor]:
+    """Both modules so; what `gradients` gives those of."""
+    for module in (pair.reference, pair.ours):
+        module.train(mode == "training")
+    like = [t for t in pair.inputs if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    return [*like, *pair.reference.parameters()]
 
 
 def filled(found, like):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import selection
 import torch
+from ingot.live import products
 from ingot.model_file import constants_of, load_model_file
 from ingot.standalone import backward
 from ingot.standalone_writer import Standalone
@@ -15,6 +16,7 @@ from standalone_support import (
     close,
     filled,
     gradients,
+    in_mode,
     on_the_host,
     pair_of,
     tensors,
@@ -31,7 +33,7 @@ QUICK = ["batchnorm_gelu_relu", "gelu_softmax", "three_layer_sequential", "token
 
 @pytest.fixture(autouse=True)
 def whatever_its_size(monkeypatch):
-    monkeypatch.setattr(backward, "LEAST_WORK", 0)
+    monkeypatch.setattr(products, "LEAST_WORK", 0)
 
 
 def written(name: str, batch: int = 40) -> Standalone:
@@ -47,10 +49,7 @@ def test_gradients_are_the_originals(name, mode, tmp_path):
     standalone = written(name)
     pair = pair_of(tmp_path, standalone, double=True)
     reference, ours, inputs = pair.reference, pair.ours, pair.inputs
-    for module in (reference, ours):
-        module.train(mode == "training")
-    like = [t for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point()]
-    like += list(reference.parameters())
+    like = in_mode(pair, mode)
     expected = gradients(copy.deepcopy(reference), inputs, again=False)
     close(filled(gradients(copy.deepcopy(ours), inputs, again=False), like), expected, 1e-8)
     ran = {name for name, _ in pair.calls}
@@ -138,62 +137,37 @@ def test_a_graph_is_kept_and_gradients_are_added_up(tmp_path):
 
 
 def test_small_products_are_pytorchs(monkeypatch, tmp_path):
-    monkeypatch.setattr(backward, "LEAST_WORK", 1 << 24)
+    monkeypatch.setattr(products, "LEAST_WORK", 1 << 24)
     standalone = written("gelu_softmax")
     assert not standalone.backward and "_INGOT_BACKWARD" not in standalone.render()
 
 
-MODEL = """
-import torch
-from torch import nn
-from torch.nn import functional as F
-from torch.nn.utils import parametrizations
-
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(16, 24), nn.Linear(24, 16)
-        {init}
-
-    def forward(self, x):
-        {forward}
-
-
-def get_inputs():
-    return [torch.randn({shape})]
-
-
-def get_init_inputs():
-    return []
-"""
 SHAPES = {
-    "tokens": ("6, 5, 16", "return self.b(self.a(x).relu()).tanh()", ""),
-    "four dimensions": ("3, 2, 5, 16", "return self.b(F.gelu(self.a(x))).softmax(-1)", ""),
+    "tokens": ("6, 5, 64", "return self.b(self.a(x).relu()).tanh()", "pass"),
+    "four dimensions": ("3, 2, 5, 64", "return self.b(F.gelu(self.a(x))).softmax(-1)", "pass"),
     "a parameter called device": (
-        "6, 16",
+        "6, 64",
         "return self.b(torch.where(self.a(x) > self.device, self.a(x), 0.5))",
-        "self.device = nn.Parameter(torch.randn(24))",
+        "self.device = nn.Parameter(torch.randn(64))",
     ),
     "weights of a parametrisation": (
-        "6, 16",
+        "6, 64",
         "return self.b(self.a(x).relu())",
-        "parametrizations.weight_norm(self.a)",
+        "nn.utils.parametrizations.weight_norm(self.a)",
     ),
     "a result of the inputs alone": (
-        "6, 16",
+        "6, 64",
         "return x.exp() + x, self.b(self.a(x).tanh())",
-        "",
+        "pass",
     ),
-    "a largest element": ("6, 16", "return self.b(self.a(x)).max(-1)[0].tanh()", ""),
+    "a largest element": ("6, 64", "return self.b(self.a(x)).max(-1)[0].tanh()", "pass"),
 }
 
 
 def pair_with(folder: Path, name: str):
     shape, forward, init = SHAPES[name]
-    path = folder / "model.py"
-    path.write_text(MODEL.format(shape=shape, forward=forward, init=init or "pass"))
-    return pair_of(folder, Standalone(load_model_file(path)), double=True)
+    standalone = two_layers(folder, forward, init, f"torch.randn({shape})")
+    return pair_of(folder, standalone, double=True)
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -227,24 +201,19 @@ def test_many_gradients_at_once(tmp_path):
 
 def test_constants_of_many_numbers_are_pytorchs(monkeypatch, tmp_path):
     """Zeros of which a largest element's gradient takes the place, of a model of one batch size."""
-    monkeypatch.setattr(backward, "LEAST_WORK", 1 << 24)
-    path = tmp_path / "model.py"
-    text = MODEL.replace("torch.randn({shape})", "torch.randint(0, 5, (512,))")
-    forward = "h = self.c(self.e[x])\n        return self.d(h * h.max(-1, keepdim=True)[0]).relu()"
+    monkeypatch.setattr(products, "LEAST_WORK", 1 << 24)
+    forward = "h = self.c(self.e[x])\nreturn self.d(h * h.max(-1, keepdim=True)[0]).relu()"
     init = "self.c, self.d = nn.Linear(256, 256), nn.Linear(256, 256)"
-    init += "\n        self.e = nn.Parameter(torch.randn(5, 256))"
-    path.write_text(text.format(forward=forward, init=init))
-    assert "class ModelNew" in Standalone(load_model_file(path)).render()
+    init += "\nself.e = nn.Parameter(torch.randn(5, 256))"
+    standalone = two_layers(tmp_path, forward, init, "torch.randint(0, 5, (512,))")
+    assert "class ModelNew" in standalone.render()
 
 
 def test_one_dimensional_arguments_of_another_length_are_the_originals(tmp_path):
-    path = tmp_path / "model.py"
-    text = MODEL.replace("torch.randn({shape})", "torch.randint(0, 5, (8,))")
-    init = "self.e = nn.Parameter(torch.randn(5, 16))"
-    path.write_text(text.format(forward="return self.b(self.a(self.e[x]).relu())", init=init))
-    pair = pair_of(tmp_path, Standalone(load_model_file(path)))
-    for length in (8, 5):
-        x = torch.randint(0, 5, (length,))
+    forward = "return self.b(self.a(self.e[x]).relu())"
+    init = "self.e = nn.Parameter(torch.randn(5, 64))"
+    pair = pair_of(tmp_path, two_layers(tmp_path, forward, init, "torch.randint(0, 5, (8,))"))
+    for x in (torch.randint(0, 5, (8,)), torch.randint(0, 5, (5,)), torch.tensor(3)):
         pair.calls.clear()
         close(pair.ours(x), pair.reference(x), 1e-5)
-        assert bool(pair.calls) == (length == 8)
+        assert bool(pair.calls) == (x.shape == (8,))

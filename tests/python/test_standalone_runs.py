@@ -18,6 +18,7 @@ from standalone_support import (
     close,
     filled,
     gradients,
+    in_mode,
     pair_of,
     tensors,
     two_layers,
@@ -80,10 +81,7 @@ def test_gradients(name, mode, written, tmp_path):
     standalone = written(name)
     pair = pair_of(tmp_path, standalone, double=True)
     reference, ours, inputs = pair.reference, pair.ours, pair.inputs
-    for module in (reference, ours):
-        module.train(mode == "training")
-    like = [t for t in inputs if isinstance(t, torch.Tensor) and t.is_floating_point()]
-    like += list(reference.parameters())
+    like = in_mode(pair, mode)
     expected = gradients(copy.deepcopy(reference), inputs, again=False)
     # No product is computed again: the first derivative never reads the reference.
     references = {c: c.reference for c in pair.namespace._IngotRegion.__subclasses__()}

@@ -173,14 +173,14 @@ def _compilations(
     for node in graph.nodes if device_type == "cuda" else ():
         if not _is_over_rows(node):
             continue
-        a, b = _like(node.args[0].args[0]), _like(node.args[1])
+        a, b = like(node.args[0].args[0]), like(node.args[1])
         if a is not None and b is not None:
             key = tuple((t.shape, t.stride(), t.dtype) for t in (a, b))
             found[key] = partial(compile_product, precision, a.t(), b, device_type)
     return list(found.values())
 
 
-def _like(node: torch.fx.Node) -> torch.Tensor | None:
+def like(node: torch.fx.Node) -> torch.Tensor | None:
     """A tensor without memory that is laid out as the node's was when the graph was traced."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):

@@ -94,7 +94,7 @@ def pays(a: torch.Tensor, b: torch.Tensor) -> bool:
         and a.dim() == b.dim() in (2, 3)
         and a.shape[:-2] == b.shape[:-2]
         and a.size(-1) == b.size(-2)
-        and _gains(a, b)
+        and gains(a, b)
         and memory_holds(a)
         and memory_holds(b)
         and not _functorch_is_active()
@@ -102,7 +102,7 @@ def pays(a: torch.Tensor, b: torch.Tensor) -> bool:
     )
 
 
-def _gains(a: torch.Tensor, b: torch.Tensor) -> bool:
+def gains(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype == torch.float32 and a.numel() * b.size(-1) >= LEAST_WORK
 
 
@@ -123,7 +123,7 @@ def run(program: Program, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 def compile_product(precision: str, a: torch.Tensor, b: torch.Tensor, device_type: str) -> None:
     """Compiles ahead what a·b will need on such a device; a and b may hold nothing."""
-    if _gains(a, b):
+    if gains(a, b):
         program = _programs.of(precision, a, b, device_type)
         if program is not None:
             program.compile_for([_as_matrices(a), _as_matrices(b)])

@@ -8,7 +8,6 @@ computes such gradients all the same, a second graph is written, without them.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,18 +17,18 @@ import torch
 
 from ingot.capture.backward_operators import BACKWARD_OPERATORS
 from ingot.capture.captured import Captured, CaptureError, Region, Slot, TorchStep, slots_read
-from ingot.capture.derivative import Derivative, derivative_of
-from ingot.capture.layout import hint
+from ingot.capture.derivative import derivative_of
 from ingot.capture.nodes import schema_name
+from ingot.capture.recorded import outputs_of
 from ingot.capture.table import SHAPE_OPERATORS
-from ingot.live.backward import captured_derivative
-from ingot.live.products import LEAST_WORK, graph_of, transposed_product
+from ingot.live.backward import captured_derivative, like
+from ingot.live.products import gains, graph_of, transposed_product
 from ingot.log import logger
 from ingot.runtime.library import STATUS_UNSUPPORTED, IngotError
 from ingot.runtime.signature import BATCH
 from ingot.standalone.constants import Constants
 from ingot.standalone.functions import any_of
-from ingot.standalone.printing import Names, assigned, is_name, tuple_text, value_text, wrapped
+from ingot.standalone.printing import Names, assigned, tuple_text, value_text, wrapped
 from ingot.standalone.programs import (
     BatchProduct,
     FileProgram,
@@ -52,16 +51,12 @@ DEVICE = "device"  # that of the tensors given, by name
 
 class FileBackward:
     """variants: for all gradients, and without the inputs' where that is another graph; derivative:
-    the first one's, which reads what any of them reads."""
+    the first one's, as if it read what any of them reads."""
 
     def __init__(self, variants: Sequence[Variant]):
         self.variants = variants
-        reads = [variant.derivative.reads for variant in variants]
-        self.reads = tuple(map(any, zip(*reads, strict=True)))
-
-    @property
-    def derivative(self) -> Derivative:
-        return self.variants[0].derivative
+        reads = zip(*(variant.derivative.reads for variant in variants), strict=True)
+        self.derivative = replace(variants[0].derivative, reads=tuple(map(any, reads)))
 
     def share(
         self, known: dict[tuple, FileProgram], constants: Constants, named: Callable[[str], str]
@@ -118,10 +113,7 @@ class Variant:
         needed: which leaves have gradients, inputs: which are the model's; how: precision and
         compute capability."""
         leaves, results = specs
-        given = [
-            torch.empty_strided(m.shape, m.stride(), dtype=m.dtype, device=_WRITTEN_ON)
-            for m in (spec.on_meta(example) for spec in leaves)
-        ]
+        given = [spec.on_host(example) for spec in leaves]
         call = (region, given, needed, None if batch else example)
         self.derivative = derivative_of(*call, BACKWARD_OPERATORS)
         if self.derivative.batch not in (None, batch):
@@ -155,9 +147,8 @@ class Variant:
 
     def _last_products(self, inputs: Sequence[bool]) -> list[str]:
         """Nodes whose result is an input's gradient, or that with other dimensions."""
-        output = next(n for n in self.derivative.graph.graph.nodes if n.op == "output")
-        found = []
-        for at, node in zip(self.derivative.wanted, output.args[0], strict=True):
+        outputs, found = outputs_of(self.derivative.graph.graph), []
+        for at, node in zip(self.derivative.wanted, outputs, strict=True):
             while isinstance(node, torch.fx.Node) and len(node.users) == 1:
                 if inputs[at] and node.target is _aten.mm.default:
                     found.append(node.name)
@@ -203,8 +194,7 @@ class Variant:
             return None
         specs = [TensorSpec(name, *slot) for name, slot in zip("ab", slots)]
         a, b = (spec.on_meta(example) for spec in specs)
-        fp32 = a.dtype == b.dtype == torch.float32
-        if not fp32 or a.numel() * b.size(1) < LEAST_WORK:
+        if not gains(a, b):
             return None
         over_batch = step.target is transposed_product
         if over_batch and not (a.is_contiguous() and b.is_contiguous() and _is_wide(a, b)):
@@ -233,8 +223,8 @@ def _is_large(node: torch.fx.Node) -> bool:
     """A product that is worth a kernel."""
     if node.target is not _aten.mm.default:
         return False
-    a, b = (argument.meta["val"] for argument in node.args)
-    return math.prod(map(hint, (*a.shape, b.shape[1]))) >= LEAST_WORK
+    a, b = map(like, node.args)
+    return a is not None and b is not None and gains(a, b)
 
 
 def _is_wide(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -341,7 +331,7 @@ class BackwardPrinter(StepPrinter):
         for at, output in zip(self.variant.derivative.wanted, self.captured.outputs, strict=True):
             text = value_text(output, self._text)
             # What stands in for a step reads what is None where it is not needed.
-            results[at] = text if is_name(text) else f"{text} if needs[{at}] else None"
+            results[at] = text if text.isidentifier() else f"{text} if needs[{at}] else None"
         return wrapped(f"return {tuple_text(results)}", indent)
 
 

@@ -186,11 +186,6 @@ def is_plain(text: str) -> bool:
     return re.fullmatch(r"[\w.]+(\[\d+\])*", text) is not None
 
 
-def is_name(text: str) -> bool:
-    """Or None."""
-    return text.isidentifier()
-
-
 def bare(text: str) -> str:
     """Without the brackets around an operation."""
     if not (text.startswith("(") and _outermost(text)[0] == 0):

@@ -44,6 +44,11 @@ class TensorSpec:
         sizes = [-size * batch if size < 0 else size for size in self.sizes]
         return torch.empty_strided(sizes, self.strides, dtype=self.dtype, device="meta")
 
+    def on_host(self, batch: int) -> torch.Tensor:
+        """Of which nothing is read but how it lies, and that it is where the file is written."""
+        like = self.on_meta(batch)
+        return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device="cpu")
+
     def cpp(self) -> str:
         """An initialiser of the binding's `Spec`."""
         sizes = [
@@ -75,6 +80,10 @@ class Layouts:
         else:
             values = _run_on_meta(captured, sources, None)
             self.slots = [_symbolic(value, value) for value in values]
+
+    def specs_of(self, region: Region) -> Callable[[int, str, bool], TensorSpec]:
+        """What a FileProgram asks of its leaves."""
+        return lambda at, name, updated: self.spec(region.leaves[at], name, updated)
 
     def spec(self, slot: int, name: str, updated: bool) -> TensorSpec:
         found = self.slots[slot]
@@ -174,7 +183,7 @@ class FileProgram:
             region.graph,
             region.leaf_layouts,
             region.result_layouts,
-            lambda at, name, updated: layouts.spec(region.leaves[at], name, updated),
+            layouts.specs_of(region),
             *how,
         )
 

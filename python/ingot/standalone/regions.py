@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from ingot.capture import Captured
 from ingot.capture.captured import Region
 from ingot.capture.derivative import Derivative, derivative_of
 from ingot.capture.feed import batched_inputs
+from ingot.capture.recorded import outputs_of
 from ingot.capture.reference import gradients_reach
 from ingot.standalone.backward import DEVICE, FileBackward, backward_of
 from ingot.standalone.functions import FunctionPrinter, compute_late, simplify
@@ -70,7 +70,7 @@ class FileRegion(FileProgram):
             region.graph,
             region.leaf_layouts,
             region.result_layouts,
-            lambda at, name, updated: layouts.spec(region.leaves[at], name, updated),
+            layouts.specs_of(region),
             batch,
             precision,
             sm,
@@ -132,11 +132,6 @@ class FileRegion(FileProgram):
         if storing is None and not updates:
             return  # PyTorch's operators do as well
         self.storing = storing if storing and storing.key() != self.key() else self
-        size = self.batch or BATCHES[0]
-        leaves = [
-            torch.empty_strided(meta.shape, meta.stride(), dtype=meta.dtype, device="cpu")
-            for meta in (spec.on_meta(size) for spec in self.leaves)
-        ]
         needed = [
             role != "buffer" and spec.dtype.is_floating_point
             for spec, role in zip(self.leaves, self._roles(), strict=True)
@@ -148,9 +143,11 @@ class FileRegion(FileProgram):
             of_call = (needed, inputs, self.batch, self.batch or example, self._how)
             self.backward = backward_of(source.region, (self.leaves, source.results), *of_call)
         if self.backward is not None:
-            found = replace(self.backward.derivative, reads=self.backward.reads)
+            found = self.backward.derivative
         else:
-            found = derivative_of(source.region, leaves, needed, size if not self.batch else None)
+            size = self.batch or BATCHES[0]
+            leaves = [spec.on_host(size) for spec in self.leaves]
+            found = derivative_of(source.region, leaves, needed, None if self.batch else size)
         if found.batch in (None, self.batch):
             self.derivative = found
             if self.backward is None:
@@ -215,8 +212,7 @@ class FileRegion(FileProgram):
         found, graph = self.derivative, self.derivative.graph.graph
         results: list[Any] = [None] * len(self.leaves)
         needs = [""] * len(self.leaves)
-        output = next(n for n in graph.nodes if n.op == "output")
-        for at, result in zip(found.wanted, output.args[0], strict=True):
+        for at, result in zip(found.wanted, outputs_of(graph), strict=True):
             results[at], needs[at] = result, f"needs[{at}]"
         printer = FunctionPrinter(graph, arguments, needs, results, free=True, held=held)
         return printer.lines(indent)
