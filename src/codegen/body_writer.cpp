@@ -172,11 +172,7 @@ const Shape& SweepContext::seen(ValueId value) const {
 }
 
 DType SweepContext::dtype_in_memory(ValueId value) const {
-  const Placement& placement = plan_.placements[static_cast<size_t>(value)];
-  if (placement.kind == Placement::Kind::workspace) {
-    return plan_.buffers[static_cast<size_t>(placement.index)].dtype;
-  }
-  return node(value).dtype;
+  return ingot::dtype_in_memory(plan_, value);
 }
 
 std::string SweepContext::name_of(ValueId value) const {

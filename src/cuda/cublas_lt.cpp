@@ -12,7 +12,13 @@ namespace {
 // Numbers of cublasLt.h and library_types.h.
 enum ComputeType : int { kCompute32f = 68, kCompute64f = 70, kComputeTf32 = 77 };
 enum DataType : int { kR32f = 0, kR64f = 1, kR16f = 2, kR16bf = 14 };
-enum DescriptorAttribute : int { kTransposeA = 3, kTransposeB = 4 };
+enum DescriptorAttribute : int {
+  kTransposeA = 3,
+  kTransposeB = 4,
+  kEpilogue = 7,
+  kBiasPointer = 8
+};
+constexpr int kAddBias = 4;  // an epilogue
 enum LayoutAttribute : int { kBatchCount = 5, kBatchStride = 6 };
 enum PreferenceAttribute : int {
   kMaxWorkspace = 1,
@@ -126,6 +132,8 @@ struct CublasLt::Chosen {
   Algorithm algorithm{};
   size_t workspace = 0;
   bool wide = false;  // scalars are double
+  // The address of a bias is part of the descriptor: one call at a time.
+  mutable std::mutex mutex;
 
   ~Chosen() {
     const Library& l = library();
@@ -166,6 +174,15 @@ void* make_layout(DType dtype, int64_t contiguous, int64_t other, int64_t stride
   return layout;
 }
 
+// To the rows of column-major yᵀ.
+void set_bias(void* descriptor, const void* bias) {
+  const Library& l = library();
+  check_status(l.descriptor_set(descriptor, kEpilogue, &kAddBias, sizeof(kAddBias)),
+               "describing a bias");
+  check_status(l.descriptor_set(descriptor, kBiasPointer, &bias, sizeof(bias)),
+               "describing a bias");
+}
+
 void set_preference(void* preference, int attribute, uint32_t value) {
   check_status(library().preference_set(preference, attribute, &value, sizeof(value)),
                "stating a preference");
@@ -192,6 +209,8 @@ const CublasLt::Chosen& CublasLt::choose(const LibraryProduct& p) {
                "describing a product");
   check_status(l.descriptor_set(chosen->descriptor, kTransposeB, &transpose_b, sizeof(int)),
                "describing a product");
+  // An algorithm is chosen for some address that is not null, which nothing reads.
+  if (p.bias) set_bias(chosen->descriptor, &chosen->algorithm);
   chosen->a = w_along_k
                   ? make_layout(p.operands, p.k, p.n, p.w.row_stride, p.batches, p.w.batch_stride)
                   : make_layout(p.operands, p.n, p.k, p.w.k_stride, p.batches, p.w.batch_stride);
@@ -228,17 +247,21 @@ void CublasLt::prepare(const LibraryProduct& product) {
   choose(product);
 }
 
-void CublasLt::run(const LibraryProduct& product, const void* x, const void* w, void* y,
-                   void* workspace, size_t workspace_bytes, CUstream stream) {
+void CublasLt::run(const LibraryProduct& product, const Memory& memory, CUstream stream) {
   const Chosen& chosen = choose(product);
   const float one = 1, zero = 0;
   const double wide_one = 1, wide_zero = 0;
   const void* alpha = chosen.wide ? static_cast<const void*>(&wide_one) : &one;
   const void* beta = chosen.wide ? static_cast<const void*>(&wide_zero) : &zero;
+  std::unique_lock<std::mutex> lock;
+  if (product.bias) {
+    lock = std::unique_lock(chosen.mutex);
+    set_bias(chosen.descriptor, memory.bias);
+  }
   check_status(
-      library().matmul(handle_, chosen.descriptor, alpha, w, chosen.a, x, chosen.b, beta, y,
-                       chosen.d, y, chosen.d, &chosen.algorithm, workspace,
-                       std::min(workspace_bytes, library_workspace(product.operands)), stream),
+      library().matmul(handle_, chosen.descriptor, alpha, memory.w, chosen.a, memory.x, chosen.b,
+                       beta, memory.y, chosen.d, memory.y, chosen.d, &chosen.algorithm,
+                       memory.workspace, library_workspace(product.operands), stream),
       "launching a product");
 }
 

@@ -37,8 +37,13 @@ class CublasLt {
 
   // Chooses the algorithm now rather than at the first run.
   void prepare(const LibraryProduct& product);
-  void run(const LibraryProduct& product, const void* x, const void* w, void* y, void* workspace,
-           size_t workspace_bytes, CUstream stream);
+  // workspace: of library_workspace(), for these operands; bias: nullptr where there is none.
+  struct Memory {
+    const void *x, *w;
+    void *y, *workspace;
+    const void* bias;
+  };
+  void run(const LibraryProduct& product, const Memory& memory, CUstream stream);
 
  private:
   struct Chosen;

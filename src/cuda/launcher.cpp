@@ -85,8 +85,10 @@ void launch(const LaunchProgram& program, Context& context, Modules& modules,
   for (const Step& step : program.steps) {
     if (step.kind == StepKind::library_product) {
       const auto address = [&](size_t i) { return memory.at(step.arguments.addresses[i].address); };
-      context.cublas().run(step.product, address(0), address(1), address(2), address(3),
-                           library_workspace(step.product.operands), stream);
+      context.cublas().run(step.product,
+                           {address(0), address(1), address(2), address(3),
+                            step.product.bias ? address(4) : nullptr},
+                           stream);
       continue;
     }
     const LoadedUnit* loaded = modules.find(context, step.unit);

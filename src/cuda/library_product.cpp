@@ -16,19 +16,48 @@ DType operand_dtype(const Plan& plan, const Sweep& sweep) {
   return DType::f32;
 }
 
+// Whether the library can add a bias: to one product, of operands and of a result of one type.
+bool takes_bias(const Plan& plan, const Sweep& sweep) {
+  const Node& product = plan.graph[sweep.matmul];
+  const Node& w = plan.graph[product.args[1]];
+  return !w.shape.batched && product.shape.features > 1 &&
+         operand_dtype(plan, sweep) == product.dtype;
+}
+
 }  // namespace
 
+// A bias of another type than the result's is worth a kernel that converts it only where that is
+// all there is behind the product.
+BehindLibrary behind_library(const Plan& plan, int sweep) {
+  const Sweep& s = plan.sweeps[static_cast<size_t>(sweep)];
+  if (takes_bias(plan, s)) {
+    if (const std::optional<ProductBias> bias = product_bias(plan, s)) {
+      const bool converts = dtype_in_memory(plan, bias->bias) != plan.graph[s.matmul].dtype;
+      BehindLibrary behind = {bias, converts,
+                              generate_sweep(with_sum_as_product(plan, sweep, *bias), sweep)};
+      if (!converts || behind.kernels.empty()) return behind;
+    }
+  }
+  return {std::nullopt, false, generate_sweep(plan, sweep)};
+}
+
 LibraryLowering::LibraryLowering(const Plan& plan, int sweep, Modules& modules)
+    : LibraryLowering(plan, sweep, behind_library(plan, sweep), modules) {}
+
+LibraryLowering::LibraryLowering(const Plan& plan, int sweep, BehindLibrary behind,
+                                 Modules& modules)
     : plan_(plan),
       sweep_(plan.sweeps[static_cast<size_t>(sweep)]),
+      bias_(behind.bias),
+      converts_bias_(behind.converts_bias),
+      made_(bias_ ? bias_->sum : sweep_.matmul),
       compute_(operand_dtype(plan, sweep_)),
       result_(plan.graph[sweep_.matmul].dtype),
-      placed_(plan.placements[static_cast<size_t>(sweep_.matmul)].kind != Placement::Kind::none),
+      placed_(plan.placements[static_cast<size_t>(made_)].kind != Placement::Kind::none),
       x_copy_(plan, sweep_, 0, compute_, modules),
       w_copy_(plan, sweep_, 1, compute_, modules) {
-  for (KernelSource& source : generate_sweep(plan, sweep)) {
-    behind_.emplace_back(std::move(source), modules);
-  }
+  if (bias_) bias_copy_.emplace(plan, bias_->bias, result_, modules);
+  for (KernelSource& source : behind.kernels) behind_.emplace_back(std::move(source), modules);
 }
 
 bool LibraryLowering::converts(int index) const {
@@ -38,7 +67,8 @@ bool LibraryLowering::converts(int index) const {
 LibraryLowering::Layout LibraryLowering::layout(int64_t batch, bool copies_x) const {
   Layout l;
   l.w = copies_x ? align_up(x_copy_.bytes(batch), kWorkspaceAlignment) : 0;
-  l.library = l.w + (converts(1) ? align_up(w_copy_.bytes(batch), kWorkspaceAlignment) : 0);
+  l.bias = l.w + (converts(1) ? align_up(w_copy_.bytes(batch), kWorkspaceAlignment) : 0);
+  l.library = l.bias + (bias_ ? align_up(bias_copy_->bytes(batch), kWorkspaceAlignment) : 0);
   l.product = l.library + library_workspace(compute_);
   const auto elements = static_cast<size_t>(plan_.graph[sweep_.matmul].shape.elements(batch));
   l.behind = l.product + (placed_ ? 0 : align_up(elements * size_of(result_), kWorkspaceAlignment));
@@ -57,6 +87,7 @@ std::vector<int> LibraryLowering::units() const {
   std::vector<int> result;
   if (converts(0)) result.push_back(x_copy_.unit());
   if (converts(1)) result.push_back(w_copy_.unit());
+  if (converts_bias_) result.push_back(bias_copy_->unit());
   for (const KernelLowering& kernel : behind_) result.push_back(kernel.unit());
   return result;
 }
@@ -89,6 +120,16 @@ MatrixOperand LibraryLowering::operand(const Lowering& to, int index, size_t off
   return *copy;
 }
 
+// Numbers behind one another, copied where they lie or are otherwise; none without a bias.
+Address LibraryLowering::bias(const Lowering& to, size_t offset) const {
+  if (!bias_) return {};
+  const BoundTensor given = to.bind(bias_->bias, plan_.graph[bias_->bias].shape);
+  const bool is_dense = given.strides[kFeatures] == 1;
+  if (!converts_bias_ && is_dense && to.alignment_of(given.address) == 16) return given.address;
+  bias_copy_->lower(to, to.scratch + offset);
+  return to.scratch + offset;
+}
+
 LibraryProduct LibraryLowering::describe_product(int64_t batch, MatrixOperand x, MatrixOperand w,
                                                  int64_t y_stride, int64_t y_batch_stride,
                                                  int y_alignment) const {
@@ -105,6 +146,7 @@ LibraryProduct LibraryLowering::describe_product(int64_t batch, MatrixOperand x,
   product.y_alignment = y_alignment;
   product.operands = compute_;
   product.result = result_;
+  product.bias = bias_.has_value();
   product.tf32 = plan_.precision == Precision::tf32 && compute_ == DType::f32;
   return product;
 }
@@ -135,11 +177,11 @@ void LibraryLowering::lower(const Lowering& to) const {
   }
   const MatrixOperand x = operand(to, 0, l.x), w = operand(to, 1, l.w);
   const ProductExtents extents = product_extents(plan_, sweep_, to.batch);
-  Override product = {sweep_.matmul, to.scratch + l.product};
+  Override product = {made_, to.scratch + l.product};
   int64_t y_stride = extents.n, y_batch_stride = extents.m * extents.n;
   if (placed_) {
     MatrixOperand y;
-    const BoundTensor bound = to.bind(sweep_.matmul, plan_.graph[sweep_.matmul].shape);
+    const BoundTensor bound = to.bind(made_, plan_.graph[made_].shape);
     product = {kNoValue, bound.address};
     y.rows = plan_.graph[sweep_.matmul].shape.rows;
     y.row_stride = y.rows == 1 ? extents.n : bound.strides[kRows];
@@ -151,10 +193,11 @@ void LibraryLowering::lower(const Lowering& to) const {
     }
     y_stride = y.row_stride;
   }
+  const Address added = bias(to, l.bias);
   to.overwrite(to.scratch + l.library, l.behind - l.library);
   to.launch(
       describe_product(to.batch, x, w, y_stride, y_batch_stride, to.alignment_of(product.address)),
-      x.address, w.address, product.address, to.scratch + l.library);
+      x.address, w.address, product.address, to.scratch + l.library, added);
   Lowering behind = to;
   behind.scratch = to.scratch + l.behind;
   for (const KernelLowering& kernel : behind_) kernel.lower(behind, product);

@@ -3,8 +3,18 @@
 
 #include "cuda/matrix_operand.h"
 #include "cuda/sweep_lowering.h"
+#include "plan/product_bias.h"
 
 namespace ingot::cuda {
+
+// What is left of a product sweep behind the library's product: of a bias, which the library adds,
+// nothing.
+struct BehindLibrary {
+  std::optional<ProductBias> bias;
+  bool converts_bias = false;
+  std::vector<KernelSource> kernels;
+};
+BehindLibrary behind_library(const Plan& plan, int sweep);
 
 class LibraryLowering {
  public:
@@ -18,24 +28,32 @@ class LibraryLowering {
   nlohmann::json describe() const;
 
  private:
-  // Scratch memory: copies of x and w, the library's, the product where the plan has no place.
+  LibraryLowering(const Plan& plan, int sweep, BehindLibrary behind, Modules& modules);
+
+  // Scratch memory: copies of x, w and the bias, the library's, the product where the plan has no
+  // place.
   struct Layout {
-    size_t x = 0, w = 0, library = 0, product = 0, behind = 0, end = 0;
+    size_t x = 0, w = 0, bias = 0, library = 0, product = 0, behind = 0, end = 0;
   };
   Layout layout(int64_t batch, bool copies_x) const;
   bool converts(int index) const;
   std::optional<MatrixOperand> usable(const Lowering& to, int index,
                                       std::optional<MatrixOperand> operand) const;
   MatrixOperand operand(const Lowering& to, int index, size_t scratch_offset) const;
+  Address bias(const Lowering& to, size_t scratch_offset) const;
   LibraryProduct describe_product(int64_t batch, MatrixOperand x, MatrixOperand w, int64_t y_stride,
                                   int64_t y_batch_stride, int y_alignment) const;
 
   const Plan& plan_;
   const Sweep& sweep_;
+  const std::optional<ProductBias> bias_;
+  const bool converts_bias_;
+  const ValueId made_;          // what the library writes: the product, or its sum with the bias
   DType compute_ = DType::f32;  // of the operands
   DType result_ = DType::f32;
-  bool placed_ = false;  // the product itself has a place in the plan
+  bool placed_ = false;  // what it writes has a place in the plan
   OperandCopy x_copy_, w_copy_;
+  std::optional<ValueCopy> bias_copy_;
   std::vector<KernelLowering> behind_;
 };
 

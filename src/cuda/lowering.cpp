@@ -43,12 +43,13 @@ void Lowering::launch(StepKind kind, int unit, int function, int64_t blocks, int
 }
 
 void Lowering::launch(const LibraryProduct& product, const Address& x, const Address& w,
-                      const Address& y, const Address& workspace) const {
+                      const Address& y, const Address& workspace, const Address& bias) const {
   Step step;
   step.kind = StepKind::library_product;
   step.sweep = sweep;
   step.product = product;
   for (const Address& address : {x, w, y, workspace}) step.arguments.add_address(address);
+  if (product.bias) step.arguments.add_address(bias);
   lowered.program.steps.push_back(std::move(step));
 }
 

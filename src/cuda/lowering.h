@@ -35,8 +35,9 @@ struct Lowering : Places {
   // Adds a kernel; no blocks: nothing.
   void launch(StepKind kind, int unit, int function, int64_t blocks, int threads,
               Arguments arguments, size_t shared_bytes = 0, unsigned cluster = 0) const;
+  // bias: none where the product has none.
   void launch(const LibraryProduct& product, const Address& x, const Address& w, const Address& y,
-              const Address& workspace) const;
+              const Address& workspace, const Address& bias) const;
   // Packs an operand into memory + the step's offsets, by a kernel of `unit`, unless it is there.
   void pack(ValueId value, const Address& source, const hopper::SplitStep& step, int unit,
             const Address& memory) const;

@@ -16,13 +16,6 @@ struct CopyExtents {
 constexpr int kCopyThreads = 256;
 constexpr int64_t kCopyBlocks = 2048;
 
-DType memory_dtype(const Plan& plan, ValueId value) {
-  const Placement& placement = plan.placements[static_cast<size_t>(value)];
-  return placement.kind == Placement::Kind::workspace
-             ? plan.buffers[static_cast<size_t>(placement.index)].dtype
-             : plan.graph[value].dtype;
-}
-
 const Node& operand_node(const Plan& plan, const Sweep& sweep, int index) {
   return plan.graph[plan.graph[sweep.matmul].args[static_cast<size_t>(index)]];
 }
@@ -86,18 +79,12 @@ std::optional<MatrixOperand> matrix_operand(const Lowering& to, const Sweep& swe
   MatrixOperand operand = with_axes(to.plan, sweep, index, bound.strides.data());
   operand.address = bound.address;
   operand.alignment = to.alignment_of(bound.address);
-  operand.dtype = memory_dtype(to.plan, value);
+  operand.dtype = dtype_in_memory(to.plan, value);
   return operand;
 }
 
-OperandCopy::OperandCopy(const Plan& plan, const Sweep& sweep, int index, DType to,
-                         Modules& modules)
-    : plan_(plan),
-      sweep_(sweep),
-      index_(index),
-      value_(product_operand(plan.graph, sweep, index)),
-      from_(memory_dtype(plan, value_)),
-      to_(to) {
+ValueCopy::ValueCopy(const Plan& plan, ValueId value, DType to, Modules& modules)
+    : plan_(plan), value_(value), from_(dtype_in_memory(plan, value)), to_(to) {
   const std::string types = storage_type(from_) + ", " + storage_type(to_);
   const std::string name = "copy_" + storage_type(from_) + "_to_" + storage_type(to_);
   std::string text = "#include \"sweeps/copy.cuh\"\n";
@@ -112,11 +99,11 @@ OperandCopy::OperandCopy(const Plan& plan, const Sweep& sweep, int index, DType 
   unit_ = modules.add({{name, text}, {name + "_4", name + "_1"}, 0});
 }
 
-size_t OperandCopy::bytes(int64_t batch) const {
+size_t ValueCopy::bytes(int64_t batch) const {
   return static_cast<size_t>(plan_.graph[value_].shape.elements(batch)) * size_of(to_);
 }
 
-MatrixOperand OperandCopy::lower(const Lowering& to, const Address& destination) const {
+void ValueCopy::lower(const Lowering& to, const Address& destination) const {
   const Shape& own = plan_.graph[value_].shape;
   const BoundTensor source = to.bind(value_, own);
   const CopyExtents extents = {own.batched ? to.batch : 1, own.rows, own.groups, own.features};
@@ -135,12 +122,23 @@ MatrixOperand OperandCopy::lower(const Lowering& to, const Address& destination)
   arguments.add(extents);
   to.overwrite(destination, bytes(to.batch));
   to.launch(StepKind::copy, unit_, vectors ? 0 : 1, blocks, kCopyThreads, std::move(arguments));
+}
+
+OperandCopy::OperandCopy(const Plan& plan, const Sweep& sweep, int index, DType to,
+                         Modules& modules)
+    : plan_(plan),
+      sweep_(sweep),
+      index_(index),
+      copy_(plan, product_operand(plan.graph, sweep, index), to, modules) {}
+
+MatrixOperand OperandCopy::lower(const Lowering& to, const Address& destination) const {
+  copy_.lower(to, destination);
   const std::array<int64_t, kAxes> strides =
       dense_strides(operand_node(plan_, sweep_, index_).shape);
   MatrixOperand operand = with_axes(plan_, sweep_, index_, strides.data());
   operand.address = destination;
   operand.alignment = to.alignment_of(destination);
-  operand.dtype = to_;
+  operand.dtype = copy_.dtype();
   return operand;
 }
 

@@ -31,13 +31,30 @@ ProductExtents product_extents(const Plan& plan, const Sweep& sweep, int64_t bat
 // describe it (a view of a tensor with gaps): it must be copied first.
 std::optional<MatrixOperand> matrix_operand(const Lowering& to, const Sweep& sweep, int index);
 
-// Copies an operand into dense memory (rows by k), in a dtype. The kernels are units of `modules`.
+// Copies a value into dense memory, in a dtype. The kernels are units of `modules`.
+class ValueCopy {
+ public:
+  ValueCopy(const Plan& plan, ValueId value, DType to, Modules& modules);
+
+  size_t bytes(int64_t batch) const;
+  int unit() const { return unit_; }
+  DType dtype() const { return to_; }
+  void lower(const Lowering& to, const Address& destination) const;
+
+ private:
+  const Plan& plan_;
+  ValueId value_;
+  DType from_, to_;
+  int unit_;
+};
+
+// Of an operand: rows by k.
 class OperandCopy {
  public:
   OperandCopy(const Plan& plan, const Sweep& sweep, int index, DType to, Modules& modules);
 
-  size_t bytes(int64_t batch) const;
-  int unit() const { return unit_; }
+  size_t bytes(int64_t batch) const { return copy_.bytes(batch); }
+  int unit() const { return copy_.unit(); }
   // Adds the copy; gives the operand as it is then.
   MatrixOperand lower(const Lowering& to, const Address& destination) const;
 
@@ -45,9 +62,7 @@ class OperandCopy {
   const Plan& plan_;
   const Sweep& sweep_;
   int index_;
-  ValueId value_;
-  DType from_, to_;
-  int unit_;
+  ValueCopy copy_;
 };
 
 }  // namespace ingot::cuda

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "cuda/library_product.h"
 #include "cuda/product_units.h"
 #include "plan/cost.h"
 #include "product/hopper/args.cuh"
@@ -148,7 +149,7 @@ OwnProduct::OwnProduct(ProductFamily family, const Plan& plan, int sweep, Module
       modules_(modules),
       tuning_(tuning),
       epilogue_(std::move(epilogue)),
-      epilogue_cost_{epilogue_.moments, write_behind_product(plan, sweep).size(),
+      epilogue_cost_{epilogue_.moments, behind_library(plan, sweep).kernels.size(),
                      epilogue_flops(plan, sweep_), epilogue_bytes(plan, sweep_)} {
   if (epilogue_.merge) merge_.emplace(*epilogue_.merge, modules);
 }

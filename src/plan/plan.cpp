@@ -46,6 +46,12 @@ ValueId behind_views(const Graph& graph, ValueId value) {
   return value;
 }
 
+DType dtype_in_memory(const Plan& plan, ValueId value) {
+  const Placement& placement = plan.placements[static_cast<size_t>(value)];
+  if (placement.kind != Placement::Kind::workspace) return plan.graph[value].dtype;
+  return plan.buffers[static_cast<size_t>(placement.index)].dtype;
+}
+
 ValueId product_operand(const Graph& graph, const Sweep& sweep, int index) {
   ValueId value = graph[sweep.matmul].args[static_cast<size_t>(index)];
   const auto loaded = [&](ValueId id) {

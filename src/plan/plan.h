@@ -144,6 +144,9 @@ struct Plan {
   Cost cost(const Sweep& sweep, int64_t batch) const;
 };
 
+// How a value lies in memory: as its place has it.
+DType dtype_in_memory(const Plan& plan, ValueId value);
+
 // The states behind a sweep's statistics. On a GPU a columns sweep reads a mean off the state of
 // the sum of the same values, where no variance of them is asked for.
 std::vector<SharedState> statistics_states(const Plan& plan, const Sweep& sweep);

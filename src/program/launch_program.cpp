@@ -33,9 +33,9 @@ std::string text_of(const LibraryProduct& p) {
   const auto operand = [](const LibraryProduct::Operand& o) {
     return fmt::format(" {} {} {} {}", o.row_stride, o.k_stride, o.batch_stride, o.alignment);
   };
-  return fmt::format("{} {} {} {}{}{} {} {} {} {} {} {}", p.batches, p.m, p.n, p.k, operand(p.x),
+  return fmt::format("{} {} {} {}{}{} {} {} {} {} {} {}{}", p.batches, p.m, p.n, p.k, operand(p.x),
                      operand(p.w), p.y_stride, p.y_batch_stride, p.y_alignment, name_of(p.operands),
-                     name_of(p.result), p.tf32);
+                     name_of(p.result), p.tf32, p.bias ? " bias" : "");
 }
 
 std::string text_of(const Step& step) {
@@ -106,6 +106,7 @@ nlohmann::json describe(const LaunchProgram& program, const Plan& plan) {
       json["n"] = step.product.n;
       json["k"] = step.product.k;
       json["batches"] = step.product.batches;
+      json["bias"] = step.product.bias;
     } else {
       json["kernel"] = step.kernel;
       json["blocks"] = step.blocks;

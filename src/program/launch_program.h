@@ -50,8 +50,9 @@ struct Arguments {
   void set(size_t at, const Address& address);
 };
 
-// Row-major y[m, n] = Σ_k x[m, k] · w[n, k], `batches` times. An operand has stride 1 along k or
-// along its rows (m, n); the other stride is its leading dimension. Strides are in elements.
+// Row-major y[m, n] = Σ_k x[m, k] · w[n, k] (+ b[n]), `batches` times. An operand has stride 1
+// along k or along its rows (m, n); the other stride is its leading dimension. Strides are in
+// elements.
 struct LibraryProduct {
   int64_t batches = 1, m = 0, n = 0, k = 0;
   struct Operand {
@@ -63,6 +64,7 @@ struct LibraryProduct {
   int y_alignment = 16;
   DType operands = DType::f32, result = DType::f32;
   bool tf32 = false;
+  bool bias = false;  // b, dense and of the result's dtype
   auto operator<=>(const LibraryProduct&) const = default;
 };
 
@@ -77,7 +79,7 @@ struct Step {
   size_t shared_bytes = 0;
   unsigned cluster = 0;  // blocks; 0: none
   Arguments arguments;
-  // library_product: addresses are x, w, y and the library's workspace, in this order.
+  // library_product: addresses are x, w, y, the library's workspace and, of one with a bias, b.
   LibraryProduct product;
 };
 

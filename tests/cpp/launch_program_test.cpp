@@ -194,6 +194,60 @@ TEST(LaunchProgram, FollowsThePolicy) {
               Contains("copy"));
 }
 
+// y = x · w + b of 16 bits, w as the library alone reads it, and what is made of it.
+std::string with_bias(const char* bias, const std::string& behind, const std::string& result) {
+  return R"({"ingot_graph": 1, "name": "biased", "values": [
+    {"op": "input", "name": "x", "dtype": "bf16", "shape": ["B", 1, 1, 512]},
+    {"op": "parameter", "name": "w", "dtype": "bf16", "shape": [1, 512, 1, 1024]},
+    {"op": "parameter", "name": "b", "dtype": ")" +
+         std::string(bias) + R"(", "shape": [1, 1, 1, 1024]},
+    {"op": "cast", "args": [2], "attributes": {"dtype": "bf16"}},
+    {"op": "matmul", "args": [0, 1], "attributes": {"transpose_b": false}},
+    {"op": "add", "args": [3, 4]})" +
+         behind + R"(], "results": [)" + result + "]}";
+}
+
+json library_step(const json& program) {
+  for (const json& step : program["steps"]) {
+    if (step["kind"] == "library_product") return step;
+  }
+  return {};
+}
+
+TEST(LaunchProgram, TheLibraryAddsABias) {
+  if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
+  const char* sum = R"({"value": 5, "name": "y"})";
+  const json alone = program_of(with_bias("bf16", "", sum));
+  EXPECT_THAT(kinds(alone), ElementsAre("library_product"));
+  EXPECT_EQ(library_step(alone)["bias"], true);
+  EXPECT_THAT(library_step(alone)["memory"], Contains("b"));
+  // Of another type it is converted, by a kernel of its own, where that is all there is to do.
+  const json converted = program_of(with_bias("f32", "", sum));
+  EXPECT_THAT(kinds(converted), ElementsAre("copy", "library_product"));
+  EXPECT_EQ(library_step(converted)["bias"], true);
+  // Rounded once, the sum is what follows finds.
+  const char* relu = R"(, {"op": "relu", "args": [5]})";
+  const char* after = R"({"value": 6, "name": "y"})";
+  const json behind = program_of(with_bias("bf16", relu, after));
+  EXPECT_THAT(kinds(behind), ElementsAre("library_product", "sweep"));
+  EXPECT_EQ(library_step(behind)["bias"], true);
+  EXPECT_THAT(behind["steps"].back()["memory"], Not(Contains("b")));
+  const json swept = program_of(with_bias("f32", relu, after));
+  EXPECT_THAT(kinds(swept), ElementsAre("library_product", "sweep"));
+  EXPECT_EQ(library_step(swept)["bias"], false);
+  EXPECT_THAT(swept["steps"].back()["memory"], Contains("b"));
+}
+
+TEST(LaunchProgram, AProductThatIsReadItselfHasNoBias) {
+  if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
+  const json given = program_of(
+      with_bias("bf16", "", R"({"value": 5, "name": "y"}, {"value": 4, "name": "product"})"));
+  EXPECT_EQ(library_step(given)["bias"], false);
+  const json read = program_of(
+      with_bias("bf16", R"(, {"op": "mul", "args": [4, 5]})", R"({"value": 6, "name": "y"})"));
+  EXPECT_EQ(library_step(read)["bias"], false);
+}
+
 TEST(LaunchProgram, HashesAllThatIsLaunched) {
   if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
   const auto hash = [](const std::string& graph, int64_t batch) {

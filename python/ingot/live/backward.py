@@ -28,6 +28,7 @@ from ingot.live.products import (
     transposed_product,
     with_own_products,
 )
+from ingot.live.widened import transposed_product_in_fp32, widen_gradients
 from ingot.log import logger
 from ingot.runtime.layouts import LeafLayout
 from ingot.runtime.library import IngotError
@@ -149,6 +150,7 @@ def _by_operators(derivative, region, device_type, precision, compile) -> tuple:
 
 def _with_own_products(graph: torch.fx.Graph, precision: str, allowed: Sequence) -> None:
     pad_gradients(graph)
+    widen_gradients(graph)
     for node in graph.nodes:
         if node.op != "call_function" or node.target not in (_aten.mm.default, _aten.bmm.default):
             continue
@@ -217,7 +219,7 @@ def _check_gain(captured: Captured) -> None:
 def _is_free(step: TorchStep) -> bool:
     """A product, which is the same either way, or what computes nothing: the cast of a weight's
     gradient under autocast is PyTorch's in its own backward pass, too."""
-    own = (product, transposed_product, *PADDED)
+    own = (product, transposed_product, transposed_product_in_fp32, *PADDED)
     if step.target in own or isinstance(step.target, type(operator.mul)):
         return True
     name = schema_name(step.target)

@@ -13,9 +13,11 @@ from ingot.capture.captured import Captured, Region, Slot, TorchStep, slots_read
 from ingot.capture.nodes import reached
 from ingot.capture.table import HALVES
 from ingot.live.products import transposed_product
+from ingot.live.widened import transposed_product_in_fp32
 from ingot.runtime.layouts import JoinedLayout
 from ingot.runtime.signature import BATCH
 
+_OVER_ROWS = (transposed_product, transposed_product_in_fp32)
 _LEAVES = ("input", "parameter", "buffer")
 _ELEMENTWISE = {"approximate", "min", "max", "alpha", "beta", "threshold", "negative_slope"}
 
@@ -33,7 +35,7 @@ def apart(captured: Captured, device_type: str) -> Captured:
             if slot in outputs or len(readers) != 1 or len(region.results) == 1:
                 continue
             place, (reader,) = region.results.index(slot), readers
-            is_product = isinstance(reader, TorchStep) and reader.target is transposed_product
+            is_product = isinstance(reader, TorchStep) and reader.target in _OVER_ROWS
             if device_type == "cpu" and not _has_another_batch(region, place):
                 continue
             if is_product and _is_elementwise(region, place) and not _is_read_anyway(region, place):

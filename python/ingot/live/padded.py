@@ -73,9 +73,13 @@ def product_of_padded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.mm(a, F.pad(b, (0, 0, 0, a.shape[1] - b.shape[0])))
 
 
-def transposed_product_of_padded(a: torch.Tensor, b: torch.Tensor, columns: int) -> torch.Tensor:
-    """aᵀ·b for a padded a, of so many columns, and b [M, K]."""
-    return torch.mm(a.t(), b)[:columns]
+def transposed_product_of_padded(
+    a: torch.Tensor, b: torch.Tensor, columns: int, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """aᵀ·b for a padded a, of so many columns, and b [M, K]. dtype: fp32 where it is to be wider
+    than both."""
+    made = torch.mm(a.t(), b) if dtype is None else torch.mm(a.t(), b, out_dtype=dtype)
+    return made[:columns]
 
 
 PADDED = (padded, product_of_padded, transposed_product_of_padded)
