@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
+import ingot
 import pytest
 import torch
 from ingot.capture.captured import Source
 from ingot.capture.feed import Feed, Placeholder
-from ingot.live.autocast import cast_by_torch
+from ingot.live import autocast, importing, widened
+from ingot.live.autocast import cast_by_torch, cast_weights
+from ingot.runtime.signature import BATCH
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -95,3 +100,98 @@ def test_other_weights_are_the_regions(shape, kind, trains, device_type):
     feed = _feed(lambda x, w: torch.mm(x, w), [shape] * 2, ["input", kind], trains, device_type)
     assert cast_by_torch(feed, torch.bfloat16) == []
     assert list(_products(feed.graph).values()) == [["x_1", "w_1"]]
+
+
+def test_with_gradients_regions_cast_weights():
+    feed = _feed(
+        lambda x, w, small: torch.mm(torch.mm(torch.mm(x, w), w), small),
+        [(_WIDE, _WIDE), (_WIDE, _WIDE), (_WIDE, 64)],
+        ["input", "parameter", "parameter"],
+    )
+    cast_weights(feed, torch.bfloat16)
+    (cast,) = (node for node in feed.graph.nodes if "copy" in node.name)
+    found = _products(feed.graph)
+    assert (found["mm"], found["mm_1"]) == (["x_1", cast.name], ["mm", cast.name])
+    assert found["mm_2"] == ["mm_1", "small_1"]
+    feed.graph.lint()
+
+
+class _Block(nn.Module):
+    def __init__(self, width=32):
+        super().__init__()
+        self.norm, self.up = nn.LayerNorm(width), nn.Linear(width, 4 * width)
+        self.down, self.out = nn.Linear(4 * width, width), nn.Linear(width, width, bias=False)
+
+    def forward(self, x):
+        return x + self.out(self.down(nn.functional.gelu(self.up(self.norm(x)))).relu())
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Casts of weights are written, of any size and on a CPU; gives what was multiplied into fp32,
+    by its shape."""
+    made = []
+
+    def product(a, b):
+        made.append((a.size(1), b.size(1)))
+        return a.t().float() @ b.float()
+
+    def cast_everywhere(feed, dtype, refused=()):
+        for weight, users in autocast._weights(feed, 1, refused):
+            autocast.write_cast(weight, dtype, users)
+
+    monkeypatch.setattr(importing, "cast_weights", cast_everywhere)
+    monkeypatch.setattr(widened, "transposed_product_in_fp32", product)
+    monkeypatch.setattr(widened, "_is_on_a_gpu", lambda node: True)
+    monkeypatch.setattr(widened, "_IS_OFFERED", True)
+    return made
+
+
+def _step(module: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    x = x.clone().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        result = module(x)
+    variables = [x, *(p for p in module.parameters() if p.requires_grad)]
+    return result.detach(), list(torch.autograd.grad(result.square().sum(), variables))
+
+
+def _stored_casts(module: nn.Module) -> list[tuple[int, ...]]:
+    """Shapes of the weights of which the only region keeps the cast."""
+    (region,) = module._ingot.graphs[0].compiled.captured.regions
+    casts = {at for at, value in enumerate(region.graph["values"]) if value["op"] == "cast"}
+    return [
+        layout.shape
+        for result, layout in zip(region.graph["results"], region.result_layouts)
+        if result["value"] in casts and layout.shape[0] != BATCH
+    ]
+
+
+@pytest.mark.parametrize("frozen", [(), ("down",)])
+def test_backward_reads_the_casts_and_gives_fp32(as_on_a_gpu, frozen):
+    torch.manual_seed(0)
+    module = _Block()
+    for name in frozen:
+        getattr(module, name).requires_grad_(False)
+    optimised = ingot.optimize(copy.deepcopy(module))
+    x = torch.randn(64, 32)
+    wide = copy.deepcopy(module).double()(x.double())
+    for _ in range(2):
+        (expected, wanted), (result, found) = _step(module, x), _step(optimised, x)
+        assert (result - wide).abs().max() <= 2 * (expected - wide).abs().max()
+        for gradient, other in zip(found, wanted):
+            assert gradient.dtype == torch.float32
+            assert (gradient - other).norm() < 1e-2 * other.norm()
+    shapes = {(128, 32), (32, 128), (32, 32)} - ({(32, 128)} if frozen else set())
+    assert set(as_on_a_gpu) == shapes
+    # Autocast keeps no cast of a frozen weight.
+    assert set(_stored_casts(optimised)) == shapes
+    report = optimised.ingot_report()
+    assert "_to_copy" not in {item["what"] for item in report["operators_replaced"]}
+
+
+def test_a_weight_whose_cast_backward_does_not_read_keeps_none(as_on_a_gpu):
+    module = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32), nn.ReLU())
+    optimised = ingot.optimize(copy.deepcopy(module))
+    with torch.autocast("cpu", torch.bfloat16):
+        optimised(torch.randn(16, 32)).sum().backward()
+    assert _stored_casts(optimised) == [(32, 64)]  # nothing has a gradient before the first

@@ -24,6 +24,7 @@ from ingot.capture.layout import (
     may_lie_channels_last,
 )
 from ingot.capture.nodes import (
+    IMPLIED,
     JOINED,
     RETURNED,
     WITHOUT_AUTOCAST,
@@ -236,6 +237,7 @@ class _Assembly:
             if node.target is not operator.getitem
             and schema_name(node.target) not in SHAPE_OPERATORS
         ]
+        named = [node for node in computing if IMPLIED not in node.meta] or computing
         operators = [
             {
                 "what": operator_name(node),
@@ -243,11 +245,11 @@ class _Assembly:
                 "module": origin_or_name(node),
                 "node": node.name,
             }
-            for node in computing
+            for node in named
         ]
         graph = {
             "ingot_graph": 1,
-            "name": region_name(computing),
+            "name": region_name(named),
             "values": region.values,
             "results": [
                 {"value": v, "name": n}

@@ -21,10 +21,14 @@ from ingot.capture.decisions import (
     is_repeated,
 )
 from ingot.capture.feed import needing_gradients
+from ingot.capture.kept_by_eager import (
+    is_eagers_too,
+    is_view,
+    keeps_operand,
+    multiplies_what_needs,
+)
 from ingot.capture.layout import UnfitError, Value, size_in_bytes
 from ingot.capture.nodes import (
-    LOSS,
-    OF_CONCATENATION,
     hands_out_memory,
     is_group_norm,
     is_mean_of_rows,
@@ -35,34 +39,12 @@ from ingot.capture.nodes import (
 )
 from ingot.capture.normalisations import batch_statistics, group_statistics, row_statistics
 from ingot.capture.products import KEEPING_OPERANDS, PASSING_ON, PRODUCTS
-from ingot.capture.table import CASTS, COPYING, HALVES, SHAPE_OPERATORS, is_half
+from ingot.capture.table import CASTS, HALVES, SHAPE_OPERATORS, is_half
 from ingot.runtime.layouts import ResultLayout, TensorLayout
 
-# For whose derivatives eager keeps what they are applied to.
-_KEPT_BY_EAGER = {
-    *PRODUCTS,
-    *KEEPING_OPERANDS,
-    *("aten::pow", "aten::rms_norm", "aten::group_norm", "ingot::batch_norm"),
-}
-# As those, but that backward may find in another way than by what they are applied to.
-_READ_BY_EAGER = {
-    f"aten::{name}"
-    for name in (
-        "abs acos amax amin asin atan atan2 batch_norm celu clamp cos cosh elu erf glu hardsigmoid "
-        "hardswish hardtanh instance_norm leaky_relu linalg_vector_norm log log10 log1p log2 "
-        "log_sigmoid logsumexp max maximum min minimum norm prelu relu6 selu sin sinh softplus "
-        "softsign std tan threshold var"
-    ).split()
-}
-# These only for the gradient of the other operand.
-_READ_FOR_THE_OTHER = {"aten::mul", "aten::div", "aten::addcmul", "aten::addcdiv", "aten::dot"}
 # Whose derivatives read no more than sizes.
 _REGROUPED_OR_SUMMED = {"aten::cat", "aten::sum", "aten::mean"}
 _MOST_OF_STATE = 1 << 16  # numbers
-# For whose derivatives eager keeps places, and no operand.
-_PLACES_ALONE = {torch.ops.aten.max.dim, torch.ops.aten.min.dim}
-# Which operand says where, and is kept for that.
-_MASKS = {"aten::where": 0, "aten::masked_fill": 1}
 
 
 class Kept:
@@ -103,7 +85,7 @@ class Kept:
             for node, at in self.values.items()
             if at < len(self.given)
             and hands_out_memory(self.given[at])
-            and not _is_eagers_too(node, self.cut.needing)
+            and not is_eagers_too(node, self.cut.needing)
         )
         sources = {
             at: source_of(node)
@@ -115,13 +97,13 @@ class Kept:
             for at, source in sources.items()
             if source in self.cut.needing
             and self._is_read(self.region.leaves[at][0])
-            and not _is_eagers_too(source, self.cut.needing)
+            and not is_eagers_too(source, self.cut.needing)
         )
         self.written_inputs = frozenset(at for at, s in sources.items() if self._is_lent(s))
         self.tables = frozenset(
             at
             for at, source in sources.items()
-            if self._is_table(source) and not _is_eagers_too(source, self._surely_needing)
+            if self._is_table(source) and not is_eagers_too(source, self._surely_needing)
         )
 
     def _may_be_written(self, source: torch.fx.Node) -> bool:
@@ -135,7 +117,7 @@ class Kept:
         """Whether eager keeps something else of it where it has no gradient: of what carries the
         batch, and of state, but for masks and tables, which nobody writes between a forward and its
         backward."""
-        return not self._is_table(source) and not _is_eagers_too(source, self._surely_needing)
+        return not self._is_table(source) and not is_eagers_too(source, self._surely_needing)
 
     def _is_table(self, source: torch.fx.Node) -> bool:
         if source not in self.cut.feed.placeholders or self.cut.leads_with_batch(source):
@@ -213,7 +195,7 @@ class Kept:
                 self._store(node)
 
     def _is_kept_by_eager(self, node: torch.fx.Node) -> bool:
-        return any(_keeps_operand(user) for user in node.users if user in self.nodes)
+        return any(keeps_operand(user) for user in node.users if user in self.nodes)
 
     @functools.cached_property
     def _surely_needing(self) -> set[torch.fx.Node]:
@@ -238,7 +220,7 @@ class Kept:
 
     def _is_beside_frozen(self, user: torch.fx.Node, operand: torch.fx.Node) -> bool:
         is_product = schema_name(user.target) in PRODUCTS
-        return is_product and not _multiplies_what_needs(user, operand, self.cut.needing)
+        return is_product and not multiplies_what_needs(user, operand, self.cut.needing)
 
     @functools.cached_property
     def _kept_by_us_alone(self) -> list[torch.fx.Node]:
@@ -249,7 +231,7 @@ class Kept:
             for leaf in dict.fromkeys(leaf for leaf, _ in self.region.leaves)
             if (source := source_of(leaf)).op != "get_attr"
             and (source not in state or state[source].source.kind == "input")
-            and not _is_eagers_too(source, self.cut.needing)
+            and not is_eagers_too(source, self.cut.needing)
         ]
 
     def _beneath(self, node: torch.fx.Node) -> set[torch.fx.Node]:
@@ -309,17 +291,27 @@ class Kept:
 
     def _operands(self, product: torch.fx.Node) -> list[torch.fx.Node]:
         """Operands that forward writes for the product alone and PyTorch keeps for backward, beside
-        what they are computed from: kept, they need not be computed again, in no more memory. A
+        what they are computed from: kept, they need not be computed again, in no more memory. Casts
+        of weights, of which autocast keeps one each, where backward reads them. A
         norm of a sum that is stored is written by backward, which reads the sum anyway. So are
         those of an input without a gradient, which PyTorch does not keep."""
         return [
             operand
             for operand in product.all_input_nodes
             if operand in self.nodes
-            and (schema_name(operand.target) in KEEPING_OPERANDS or self._is_of_lent(operand))
+            and self._is_worth_keeping(operand, product)
             and isinstance(self.cut.entries[operand].value, Value)
             and not self._is_norm_of_stored_sum(operand)
         ]
+
+    def _is_worth_keeping(self, operand: torch.fx.Node, product: torch.fx.Node) -> bool:
+        if schema_name(operand.target) in KEEPING_OPERANDS or self._is_of_lent(operand):
+            return True
+        if schema_name(operand.target) not in CASTS:
+            return False
+        known = self.cut.feed.placeholders.get(operand.args[0])
+        is_weight = known is not None and known.source.kind == "parameter"
+        return is_weight and multiplies_what_needs(product, operand, self._surely_needing)
 
     def _is_of_lent(self, operand: torch.fx.Node) -> bool:
         ahead, seen = [operand], {operand}
@@ -401,14 +393,9 @@ def _runs(extents: Sequence[int], dims: Sequence[Sequence[int]]) -> list[tuple[i
     return found
 
 
-def _is_view(node: torch.fx.Node) -> bool:
-    name = schema_name(node.target)
-    return name in SHAPE_OPERATORS and name not in COPYING
-
-
 def source_of(node: torch.fx.Node) -> torch.fx.Node:
     """What a view is of."""
-    while _is_view(node):
+    while is_view(node):
         node = node.args[0]
     return node
 
@@ -420,70 +407,6 @@ def _is_sum(node: torch.fx.Node) -> bool:
 def _is_of_a_chain(node: torch.fx.Node) -> bool:
     """Whether it is a term of another sum, or has one."""
     return _is_sum(node) and any(map(_is_sum, (*node.all_input_nodes, *node.users)))
-
-
-def _keeps_operand(node: torch.fx.Node) -> bool:
-    """Whether eager keeps, for its derivative, what it is applied to."""
-    name, operands = schema_name(node.target), node.all_input_nodes
-    squares = name == "aten::mul" and len(operands) == 1 and node.args[0] is node.args[1]
-    return squares or name in _KEPT_BY_EAGER
-
-
-def _is_eagers_too(node: torch.fx.Node, needing: set[torch.fx.Node]) -> bool:
-    """Whether eager keeps the memory of what is handed out or comes in, and refuses it once
-    written; or a loss is of it: a copy of logits would take as long as the loss does. needing: what
-    has a gradient."""
-    return (node in needing and node.target in BY_RESULT) or any(
-        _is_of_loss(user)
-        or (user in needing and _keeps(user, node, needing))
-        or (_is_view(user) and _is_eagers_too(user, needing))
-        for user in node.users
-    )
-
-
-def _is_of_loss(user: torch.fx.Node) -> bool:
-    casts = schema_name(user.target) in CASTS
-    return LOSS in user.meta or (casts and any(LOSS in below.meta for below in user.users))
-
-
-def _keeps(user: torch.fx.Node, node: torch.fx.Node, needing: set[torch.fx.Node]) -> bool:
-    """Whether eager's derivative of an operator reads this one of its operands."""
-    name = schema_name(user.target)
-    if user.meta.get(OF_CONCATENATION) is node:
-        return False
-    if name in PRODUCTS:
-        alone = _is_cast_inside(user, node) and node not in needing
-        return not alone and _multiplies_what_needs(user, node, needing)
-    if name == "aten::rms_norm" and node not in needing:
-        return node.meta["val"].device.type != "cpu"  # where it is taken apart
-    if user.target in _PLACES_ALONE:
-        return False
-    if name in _READ_FOR_THE_OTHER:
-        others = (other for other in user.all_input_nodes if other is not node)
-        return _keeps_operand(user) or not needing.isdisjoint(others)
-    mask = _MASKS.get(name)
-    is_mask = mask is not None and len(user.args) > mask and user.args[mask] is node
-    return is_mask or _keeps_operand(user) or name in _READ_BY_EAGER
-
-
-def _multiplies_what_needs(
-    product: torch.fx.Node, node: torch.fx.Node, needing: set[torch.fx.Node]
-) -> bool:
-    """Whether a product's derivative reads a matrix: for the gradient of the other one."""
-    name = schema_name(product.target)
-    if name == "aten::einsum":
-        matrices = list(product.args[1])
-    else:
-        first = 1 if name in ("aten::addmm", "aten::baddbmm") else 0
-        matrices = list(product.args[first : first + 2])
-    return node in matrices and any(
-        other in needing for at, other in enumerate(matrices) if at != matrices.index(node)
-    )
-
-
-def _is_cast_inside(user: torch.fx.Node, node: torch.fx.Node) -> bool:
-    """Whether autocast keeps a copy of an operand, in 16 bits."""
-    return user.meta["val"].dtype != node.meta["val"].dtype
 
 
 def _is_off(node: torch.fx.Node) -> bool:

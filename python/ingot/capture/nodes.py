@@ -43,6 +43,8 @@ ASIDE = "ingot_aside"
 OF_CONCATENATION = "ingot_of_concatenation"
 # In the meta of a cast that autocast makes in front of one product: that product's name.
 CAST_FOR = "ingot_cast_for"
+# In the meta of a cast that autocast makes: no line of the model asks for it.
+IMPLIED = "ingot_implied"
 # In the meta of an operator that the forward keeps from the autocast around its call.
 WITHOUT_AUTOCAST = "ingot_without_autocast"
 

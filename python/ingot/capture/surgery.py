@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ingot.capture.nodes import IMPLIED
+
 
 class Writer:
     """Puts operators in front of a node, with its place in the user's sources.
@@ -49,11 +51,11 @@ def last_input(node: torch.fx.Node) -> torch.fx.Node:
 def write_cast(
     value: torch.fx.Node, dtype: torch.dtype, readers: Sequence[torch.fx.Node]
 ) -> torch.fx.Node:
-    """A cast of what is read, in front of those that are to read the cast in its place."""
+    """A cast that autocast makes of what is read, in front of those that are to read it cast."""
     to_copy, how = torch.ops.aten._to_copy.default, {"dtype": dtype}
     with value.graph.inserting_before(min(readers)):
         cast = value.graph.call_function(to_copy, (value,), how)
-    cast.meta["val"] = value.meta["val"].to(dtype)
+    cast.meta |= {"val": value.meta["val"].to(dtype), IMPLIED: True}
     for reader in readers:
         reader.replace_input_with(value, cast)
     return cast

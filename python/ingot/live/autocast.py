@@ -2,9 +2,12 @@
 
 Autocast keeps the cast of a weight that requires a gradient until its outermost context ends:
 several calls in one context, and the backward pass, find it. A region would cast the weight at each
-call instead, which for a large weight costs as much as half of its product. So PyTorch casts it, in
-front of the region, by an operator that autocast looks after and that computes nothing: an einsum
-which only names its operand's axes.
+call instead, which for a large weight costs as much as half of its product.
+
+Without gradients, where a context may hold many calls, PyTorch casts it, in front of the region, by
+an operator that autocast looks after and that computes nothing: an einsum which only names its
+operand's axes. With gradients the region casts it, and keeps the cast for its backward pass, whose
+product then writes the weight's gradient in fp32 (live/widened.py).
 
 An input without a gradient is cast by the region, once for all products: what backward reads of it
 is the cast, as for eager, and the caller may write into the input before.
@@ -12,7 +15,7 @@ is the cast, as for eager, and the caller may write into the input before.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 
 import torch
 
@@ -23,6 +26,8 @@ from ingot.capture.surgery import write_cast
 _aten = torch.ops.aten
 # Smaller weights are cast, by the region, in less time than PyTorch takes to hand out its copy.
 _LEAST_ELEMENTS = 1 << 22
+# Of smaller ones backward makes the cast again in less time than the host takes to keep it.
+_LEAST_KEPT = 1 << 20
 # Products and where their schemas have matrices.
 _MATRICES = {"linear": (0, 1), "mm": (0, 1), "matmul": (0, 1), "addmm": (1, 2)}
 
@@ -32,12 +37,8 @@ def cast_by_torch(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) 
     nodes that PyTorch runs, those among them that the forward keeps from autocast."""
     if feed.device_type != "cuda":  # autocast of other devices does not know einsum
         return []
-    parameters = [node for node, known in feed.placeholders.items() if _is_kept(node, known)]
     casts = []
-    for weight in parameters:
-        users = _products_of(weight, refused)
-        if not users:
-            continue
+    for weight, users in _weights(feed, _LEAST_ELEMENTS, refused):
         with feed.graph.inserting_before(min(users)):
             cast = feed.graph.call_function(_aten.einsum.default, ("ij->ij", [weight]))
         cast.meta["val"] = weight.meta["val"].to(dtype)
@@ -45,6 +46,12 @@ def cast_by_torch(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) 
             node.replace_input_with(weight, cast)
         casts.append(cast.name)
     return casts
+
+
+def cast_weights(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) -> None:
+    """Writes the casts of weights, for products to keep. dtype, refused: as above."""
+    for weight, users in _weights(feed, _LEAST_KEPT, refused) if feed.device_type == "cuda" else ():
+        write_cast(weight, dtype, users)
 
 
 def cast_inputs(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) -> None:
@@ -75,12 +82,22 @@ def cast_for_convolutions(feed: Feed, dtype: torch.dtype, refused: Container[str
         write_cast(node, dtype, users)
 
 
+def _weights(
+    feed: Feed, least: int, refused: Container[str]
+) -> Iterator[tuple[torch.fx.Node, list[torch.fx.Node]]]:
+    """Of so many numbers or more, with the products that read them."""
+    for weight in [n for n, known in feed.placeholders.items() if _is_kept(n, known, least)]:
+        users = _products_of(weight, refused)
+        if users:
+            yield weight, users
+
+
 def _products_of(node: torch.fx.Node, refused: Container[str]) -> list[torch.fx.Node]:
     return [user for user in node.users if _multiplies(user, node) and user.name not in refused]
 
 
-def _is_kept(node: torch.fx.Node, known: Placeholder) -> bool:
-    """Whether autocast keeps the cast of this input."""
+def _is_kept(node: torch.fx.Node, known: Placeholder, least: int) -> bool:
+    """Whether autocast keeps the cast of this input, of so many numbers or more."""
     value = node.meta.get("val")
     return (
         known.source.kind == "parameter"
@@ -88,7 +105,7 @@ def _is_kept(node: torch.fx.Node, known: Placeholder) -> bool:
         and isinstance(value, torch.Tensor)
         and value.dim() == 2
         and value.dtype == torch.float32
-        and value.numel() >= _LEAST_ELEMENTS
+        and value.numel() >= least
     )
 
 

@@ -22,7 +22,12 @@ from ingot.capture.numbers import numbers_as_tensors
 from ingot.capture.products import PRODUCTS
 from ingot.capture.table import SHAPE_OPERATORS
 from ingot.live import lengths, policy
-from ingot.live.autocast import cast_by_torch, cast_for_convolutions, cast_inputs
+from ingot.live.autocast import (
+    cast_by_torch,
+    cast_for_convolutions,
+    cast_inputs,
+    cast_weights,
+)
 from ingot.live.compiled import Compiled, RefusedError
 from ingot.live.memory import copies_of_inputs, copies_of_written, views_among_results
 from ingot.live.products import LEAST_WORK, product, with_own_products
@@ -139,9 +144,11 @@ class _Import:
             dict.fromkeys(kept_from_autocast(feed.graph), "its forward keeps it from autocast")
         )
         if autocast is not None:
-            refused.update(dict.fromkeys(cast_by_torch(feed, autocast, refused), ""))
             if gradients:
+                cast_weights(feed, autocast, refused)
                 cast_inputs(feed, autocast, refused)
+            else:
+                refused.update(dict.fromkeys(cast_by_torch(feed, autocast, refused), ""))
             cast_for_convolutions(feed, autocast, refused)
         own_products = _has_own_products(feed.device_type, autocast)
         own_products &= not (gradients and feed.tf32 and is_of_the_host(feed.graph.nodes))

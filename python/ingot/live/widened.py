@@ -23,7 +23,7 @@ def widen_gradients(graph: torch.fx.Graph) -> None:
     """Of a backward pass: products aᵀ·b that nothing reads but a cast to fp32 become fp32."""
     for node in list(graph.nodes) if _IS_OFFERED else ():
         wide = _wide_form(node)
-        if wide is None or example(node).device.type != "cuda" or not is_half(example(node)):
+        if wide is None or not is_half(example(node)) or not _is_on_a_gpu(node):
             continue
         behind = _as_far_as_cast(node)
         if behind is None:
@@ -44,6 +44,10 @@ def _wide_form(node: torch.fx.Node) -> tuple | None:
     if node.target is transposed_product_of_padded:
         return node.target, (*node.args, torch.float32)
     return None
+
+
+def _is_on_a_gpu(node: torch.fx.Node) -> bool:
+    return example(node).device.type == "cuda"
 
 
 def _as_far_as_cast(node: torch.fx.Node) -> list[torch.fx.Node] | None:
