@@ -16,6 +16,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+aten = torch.ops.aten
 _WIDE = 2048
 
 
@@ -155,9 +156,9 @@ def _step(module: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.
     return result.detach(), list(torch.autograd.grad(result.square().sum(), variables))
 
 
-def _stored_casts(module: nn.Module) -> list[tuple[int, ...]]:
-    """Shapes of the weights of which the only region keeps the cast."""
-    (region,) = module._ingot.graphs[0].compiled.captured.regions
+def _stored_casts(module: nn.Module, at: int = 0) -> list[tuple[int, ...]]:
+    """Shapes of the weights of which a region keeps the cast."""
+    region = module._ingot.graphs[0].compiled.captured.regions[at]
     casts = {at for at, value in enumerate(region.graph["values"]) if value["op"] == "cast"}
     return [
         layout.shape
@@ -195,3 +196,30 @@ def test_a_weight_whose_cast_backward_does_not_read_keeps_none(as_on_a_gpu):
     with torch.autocast("cpu", torch.bfloat16):
         optimised(torch.randn(16, 32)).sum().backward()
     assert _stored_casts(optimised) == [(32, 64)]  # nothing has a gradient before the first
+
+
+class _Sorted(nn.Module):
+    """Two regions, and between them a product that is PyTorch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.alone, self.second = _Block(), nn.Linear(32, 32), _Block()
+
+    def forward(self, x):
+        return self.second(self.alone(self.first(x).sort(dim=1)[0]).sort(dim=1)[0])
+
+
+def test_each_region_casts_its_own_weights(as_on_a_gpu):
+    torch.manual_seed(0)
+    module = _Sorted()
+    optimised = ingot.optimize(copy.deepcopy(module))
+    x = torch.randn(64, 32)
+    (_, wanted), (_, found) = _step(module, x), _step(optimised, x)
+    for gradient, other in zip(found, wanted):
+        assert gradient.dtype == torch.float32
+        assert (gradient - other).norm() < 3e-2 * other.norm()
+    for at in range(2):
+        assert set(_stored_casts(optimised, at)) == {(128, 32), (32, 128), (32, 32)}
+    assert len(as_on_a_gpu) == 6
+    steps = optimised._ingot.graphs[0].compiled.captured.steps
+    assert [getattr(step, "target", None) for step in steps].count(aten.linear.default) == 1

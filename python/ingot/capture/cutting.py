@@ -30,6 +30,7 @@ from ingot.capture.layout import Joined, Leaf, UnfitError, Value, part_of
 from ingot.capture.nodes import (
     ASIDE,
     BATCHED,
+    IMPLIED,
     JOINED,
     PART,
     computes,
@@ -87,6 +88,7 @@ class Cut:
         self.updated: set[torch.fx.Node] = set()
         self.delegate_batches = {0}
         self.last_random = 0
+        self._waiting: set[torch.fx.Node] = set()  # casts, for what reads them
         self.has_small_steps = False
         self._stages = stages_of(feed.graph) if feed.staged else {}
 
@@ -159,6 +161,8 @@ class Cut:
             if counts_from_zero(node):
                 self.positions.add(node)
             return
+        if self._waits(node):
+            return
         level = self._ingot_level(node)
         name = "ingot::joined" if JOINED in node.meta else schema_name(node.target)
         reason = None
@@ -175,12 +179,34 @@ class Cut:
                 region.roles, region.positions = self.roles, self.positions
             mark = region.mark()
             try:
+                for cast in self._waited_for(node):
+                    self._take(cast, schema_name(cast.target), level, region)
                 self._take(node, name, level, region)
+                self._waiting.difference_update(node.all_input_nodes)
                 return
             except UnfitError as unfit:
                 region.rewind(mark)
                 reason = str(unfit)
+        for cast in self._waited_for(node):
+            self.taken.pop(cast, None)
+            self._leave_to_torch(cast, schema_name(cast.target), None)
+        self._waiting.difference_update(node.all_input_nodes)
         self._leave_to_torch(node, schema_name(node.target), reason)
+
+    def _waits(self, node: torch.fx.Node) -> bool:
+        """Of a parameter's cast, whether it is left for the first operator that reads it: any
+        region could have it, and that operator's is to."""
+        if IMPLIED not in node.meta or node.name in self.refused:
+            return False
+        known = self.feed.placeholders.get(node.args[0])
+        if known is None or known.source.kind != "parameter":
+            return False
+        self._waiting.add(node)
+        self.entries[node] = Entry(0)
+        return True
+
+    def _waited_for(self, node: torch.fx.Node) -> list[torch.fx.Node]:
+        return [given for given in node.all_input_nodes if given in self._waiting]
 
     def _part(self, node: torch.fx.Node, level: int) -> bool:
         """Whether a part of a tensor is a leaf of the regions that read it, as a piece of what it
