@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ingot.capture.captured import Source
+from ingot.capture.shared_masks import converted_mask
 
 _aten = torch.ops.aten
 # What reads of a tensor no more than how large it is.
@@ -19,7 +20,7 @@ MEASURING = {
         "new_empty new_full new_ones new_zeros"
     ).split()
 }
-_WITHOUT_GRADIENT = {_aten.detach.default, *MEASURING}
+_WITHOUT_GRADIENT = {_aten.detach.default, converted_mask, *MEASURING}
 
 
 @dataclass
@@ -55,7 +56,8 @@ class Feed:
     weighs_steps: whether on a CPU a region with gradients must gain what it costs the host, as in a
     live module's calls; has_lengths: whether sizes beside the batch's may be symbolic, too; apart:
     places of inputs, with whether each is written, of which none that is may share memory with
-    another.
+    another; shares_masks: whether attentions' masks of flags may be converted by an operator of
+    Ingot's, which standalone files do not have.
     """
 
     graph: torch.fx.Graph
@@ -78,6 +80,7 @@ class Feed:
     weighs_steps: bool = False
     has_lengths: bool = False
     apart: dict[int, bool] = field(default_factory=dict)
+    shares_masks: bool = False
 
 
 def device_type_of(values: list) -> str:

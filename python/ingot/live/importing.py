@@ -220,7 +220,7 @@ def _with_refused(
     feed: Feed, gradients: bool, inner: Container[int]
 ) -> tuple[Feed, dict[str, str]]:
     """inner: places of results that no user gets."""
-    feed.trains_chains = feed.weighs_steps = True
+    feed.trains_chains = feed.weighs_steps = feed.shares_masks = True
     feed.joins_parts = joins_parts(feed.device_type, gradients)
     fold_constants(feed)
     refused = views_among_results(feed.graph)

@@ -1,0 +1,110 @@
+"""Masks of flags that several attentions read, converted once.
+
+PyTorch's attention adds its mask to the scores: one of flags it converts at each call, with two
+fills and a `where`. Libraries of models pass one mask to all layers. (A GPT-2's training step of
+twelve layers: 1.4 ms of the host and 0.14 ms of the GPU.) Here the first attention's conversion is
+an operator of its own, and all read what it gives: one tensor, where autograd keeps as many as
+there are layers. The attentions stay PyTorch's, and are handed the bits that each would make.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Container, Hashable, Sequence
+
+import torch
+
+from ingot.capture.layout import written
+from ingot.capture.nodes import ASIDE, named_arguments
+from ingot.capture.surgery import Writer, sizes_of
+
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+_OPERANDS = ("query", "key", "value")
+# What else PyTorch asks about to choose a kernel.
+_OPTIONS = ("dropout_p", "scale", "enable_gqa")
+_CUDNN = int(torch._C._SDPBackend.CUDNN_ATTENTION)
+_functorch_is_active = torch._C._are_functorch_transforms_active
+
+
+def convert_shared_masks(graph: torch.fx.Graph, needing: Container[torch.fx.Node]) -> None:
+    """needing: nodes whose tensors need gradients. Equal views are to be one node, and nothing to
+    be written before the graph's end."""
+    alike: dict[Hashable, list[torch.fx.Node]] = defaultdict(list)
+    for node in graph.nodes:
+        if node.target is _ATTENTION and _adds_flags(node):
+            alike[_kind(node, needing)].append(node)
+    for attentions in alike.values():
+        if len(attentions) > 1:
+            _convert(graph, attentions)
+
+
+def _adds_flags(attention: torch.fx.Node) -> bool:
+    given = named_arguments(attention)
+    mask = given["attn_mask"]
+    is_node = isinstance(mask, torch.fx.Node) and not given["is_causal"]
+    return is_node and mask.meta["val"].dtype is torch.bool
+
+
+def _kind(attention: torch.fx.Node, needing: Container[torch.fx.Node]) -> Hashable:
+    """Equal of attentions with one mask for which PyTorch chooses one kernel."""
+    given = named_arguments(attention)
+    operands = [given[name] for name in _OPERANDS]
+    values = [operand.meta["val"] for operand in operands]
+    return (
+        given["attn_mask"],
+        attention.meta["val"].dtype,
+        *(tuple(map(written, (*value.shape, *value.stride()))) for value in values),
+        *(value.dtype for value in values),
+        *(operand in needing for operand in operands),
+        *(given[name] for name in _OPTIONS),
+    )
+
+
+def _convert(graph: torch.fx.Graph, attentions: Sequence[torch.fx.Node]) -> None:
+    """The result of an attention has the type in which it computes: its query's, or autocast's."""
+    first = attentions[0]
+    given = named_arguments(first)
+    mask, dtype = given["attn_mask"], first.meta["val"].dtype
+    arguments = [given[name] for name in (*_OPERANDS, *_OPTIONS)]
+    made = Writer(graph, first).call(converted_mask, sizes_of(mask), mask, dtype, *arguments)
+    made.meta[ASIDE] = True
+    for attention in attentions:
+        attention.replace_input_with(mask, made)
+
+
+def converted_mask(
+    mask: torch.Tensor,
+    dtype: torch.dtype,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """What PyTorch adds to the scores for a mask of flags. The mask itself where that is cuDNN's,
+    for which it writes another number than -inf, or where the choice of a kernel would be another
+    one: it asks how a mask lies in memory. dtype: in which the attention computes."""
+    if _functorch_is_active():  # knows no rule for what asks
+        return mask
+    operands = [_cast(operand, dtype) for operand in (query, key, value)]
+
+    def kernel(given: torch.Tensor) -> int:
+        return torch._fused_sdp_choice(
+            *operands, given, dropout_p, scale=scale, enable_gqa=enable_gqa
+        )
+
+    chosen = kernel(mask)
+    if chosen == _CUDNN:
+        return mask
+    hidden = torch.scalar_tensor(-math.inf, dtype=dtype, device=mask.device)
+    made = torch.where(mask, 0.0, hidden)
+    return made if kernel(made) == chosen else mask
+
+
+def _cast(operand: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As autocast casts it, but for what it holds: nobody reads that."""
+    if operand.dtype is dtype:
+        return operand
+    return torch.empty_like(operand, dtype=dtype).requires_grad_(operand.requires_grad)
