@@ -290,10 +290,15 @@ def test_it_is_pytorchs():
         assert found.dtype is dtype and found.stride() == expected.stride()
 
 
-def test_cudnns_is_left_to_it(monkeypatch):
+def test_cudnns_is_what_pytorch_hands_to_it(monkeypatch):
     mask = torch.rand(2, 1, 6, 6).gt(0.5)
     monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_, **__: shared_masks._CUDNN)
-    assert converted(mask) is mask
+    assert converted(mask) is mask  # nothing is handed to cuDNN here
+    hidden = torch.tensor(-65504.0, dtype=torch.bfloat16)
+    found = {(torch.bfloat16, mask.device): hidden}
+    monkeypatch.setattr(shared_masks, "_hidden", found)
+    expected = torch.where(mask, 0.0, hidden)
+    torch.testing.assert_close(converted(mask, torch.bfloat16), expected, rtol=0, atol=0)
 
 
 def test_no_other_kernel_is_chosen(monkeypatch):

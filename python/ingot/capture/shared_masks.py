@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Container, Hashable, Sequence
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ingot.capture.layout import written
 from ingot.capture.nodes import ASIDE, named_arguments
@@ -24,6 +25,7 @@ _OPERANDS = ("query", "key", "value")
 # What else PyTorch asks about to choose a kernel.
 _OPTIONS = ("dropout_p", "scale", "enable_gqa")
 _CUDNN = int(torch._C._SDPBackend.CUDNN_ATTENTION)
+_hidden: dict[tuple[torch.dtype, torch.device], torch.Tensor | None] = {}
 _functorch_is_active = torch._C._are_functorch_transforms_active
 
 
@@ -83,9 +85,9 @@ def converted_mask(
     scale: float | None,
     enable_gqa: bool,
 ) -> torch.Tensor:
-    """What PyTorch adds to the scores for a mask of flags. The mask itself where that is cuDNN's,
-    for which it writes another number than -inf, or where the choice of a kernel would be another
-    one: it asks how a mask lies in memory. dtype: in which the attention computes."""
+    """What PyTorch adds to the scores for a mask of flags. The mask itself where the choice of a
+    kernel would be another one: it asks how a mask lies in memory. dtype: in which the attention
+    computes."""
     if _functorch_is_active():  # knows no rule for what asks
         return mask
     operands = [_cast(operand, dtype) for operand in (query, key, value)]
@@ -97,10 +99,38 @@ def converted_mask(
 
     chosen = kernel(mask)
     if chosen == _CUDNN:
-        return mask
-    hidden = torch.scalar_tensor(-math.inf, dtype=dtype, device=mask.device)
+        hidden = _hidden_from_cudnn(mask, *operands)
+        if hidden is None:
+            return mask
+    else:
+        hidden = torch.scalar_tensor(-math.inf, dtype=dtype, device=mask.device)
     made = torch.where(mask, 0.0, hidden)
     return made if kernel(made) == chosen else mask
+
+
+def _hidden_from_cudnn(
+    mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor | None:
+    """What PyTorch writes for cuDNN where a mask hides: for some versions another number than
+    -inf, with which a row that sees nothing comes out otherwise. Found once, by a call that hides
+    all; None where that cannot be seen."""
+    place = query.dtype, mask.device
+    if place not in _hidden:
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        with torch.no_grad(), _BiasOfCudnn() as seen:
+            _ATTENTION(query, key, value, torch.zeros_like(mask))
+        _hidden[place] = None if seen.bias is None else seen.bias.flatten()[0].clone()
+    return _hidden[place]
+
+
+class _BiasOfCudnn(TorchDispatchMode):
+    bias: torch.Tensor | None = None
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._scaled_dot_product_cudnn_attention.default:
+            self.bias = args[3]
+        return func(*args, **(kwargs or {}))
 
 
 def _cast(operand: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
