@@ -26,19 +26,14 @@ bool takes_bias(const Plan& plan, const Sweep& sweep) {
 
 }  // namespace
 
-// A bias of another type than the result's is worth a kernel that converts it only where that is
-// all there is behind the product.
+// What is left behind would add a bias for nothing, but to a product that was rounded.
 BehindLibrary behind_library(const Plan& plan, int sweep) {
   const Sweep& s = plan.sweeps[static_cast<size_t>(sweep)];
-  if (takes_bias(plan, s)) {
-    if (const std::optional<ProductBias> bias = product_bias(plan, s)) {
-      const bool converts = dtype_in_memory(plan, bias->bias) != plan.graph[s.matmul].dtype;
-      BehindLibrary behind = {bias, converts,
-                              generate_sweep(with_sum_as_product(plan, sweep, *bias), sweep)};
-      if (!converts || behind.kernels.empty()) return behind;
-    }
-  }
-  return {std::nullopt, false, generate_sweep(plan, sweep)};
+  const std::optional<ProductBias> bias =
+      takes_bias(plan, s) ? product_bias(plan, s) : std::nullopt;
+  if (!bias) return {std::nullopt, false, generate_sweep(plan, sweep)};
+  const bool converts = dtype_in_memory(plan, bias->bias) != plan.graph[s.matmul].dtype;
+  return {bias, converts, generate_sweep(with_sum_as_product(plan, sweep, *bias), sweep)};
 }
 
 LibraryLowering::LibraryLowering(const Plan& plan, int sweep, Modules& modules)

@@ -468,6 +468,7 @@ CONSTANTS = {
     "added": lambda h: (torch.zeros_like(h) + 1, h.tanh()),
     "a function": lambda h: torch.zeros_like(h).exp() + h.relu(),
     "clamped": lambda h: torch.ones_like(h).clamp(max=0.5) * h.sigmoid(),
+    "whole": lambda h: (torch.where(h > 0, 1, -1), torch.where(h > 0, 1, 0) * h),
 }
 
 

@@ -55,8 +55,17 @@ class NotStoredError(Exception):
         self.node = node
 
 
+class StatisticsElsewhereError(Exception):
+    """Running statistics that these nodes of regions move or read are moved or read elsewhere."""
+
+    def __init__(self, nodes: list[torch.fx.Node]):
+        super().__init__(", ".join(node.name for node in nodes))
+        self.nodes = nodes
+
+
 def assembled(cut: Cut) -> Captured:
-    """Raises NotStoredError, and CaptureError where PyTorch must run the whole graph."""
+    """Raises NotStoredError, StatisticsElsewhereError, and CaptureError where PyTorch must run the
+    whole graph."""
     return _Assembly(cut).run()
 
 
@@ -98,14 +107,21 @@ class _Assembly:
         )
 
     def _check_buffer_readers(self, outputs) -> None:
-        """One region may move a buffer several times, in order; nothing else may look at it."""
-        for buffer in self.cut.updated:
+        """One region may move a buffer several times, in order, and so may PyTorch; nothing else
+        may look at it."""
+        for buffer in self.cut.updated | self.cut.shared_statistics:
+            readers = list(buffer.users)
+            if all(reader in self.by_torch and not _is_view(reader) for reader in readers):
+                continue
             # A norm that reads them reads them in backward again, where they have been moved.
             levels = {
                 self.taken.get(reader) if _moves(reader, self.gradients) else None
-                for reader in buffer.users
+                for reader in readers
             }
             if len(levels) > 1 or None in levels or buffer in outputs:
+                norms = [r for r in readers if r in self.taken and moves_statistics(r)]
+                if norms and buffer not in outputs:
+                    raise StatisticsElsewhereError(norms)
                 paths = (source.path for node, source in self.cut.sources if node is buffer)
                 path = next(paths, buffer.name)
                 raise CaptureError(f"{path} is both updated and read by its forward")
@@ -336,6 +352,13 @@ def _is_handed_out(node: torch.fx.Node) -> bool:
         or (schema_name(user.target) in SHAPE_OPERATORS and _is_handed_out(user))
         for user in node.users
     )
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    """Whether its result may share memory with what it is of."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    return any(result.alias_info is not None for result in node.target._schema.returns)
 
 
 def _moves(reader: torch.fx.Node, gradients: bool) -> bool:

@@ -86,6 +86,8 @@ class Cut:
         self.positions: set[torch.fx.Node] = set()
         self.sources: list[tuple[torch.fx.Node, Source]] = []
         self.updated: set[torch.fx.Node] = set()
+        self.shared_statistics = _shared_statistics(feed.graph)
+        self._looked_at: dict[torch.fx.Node, int] = {}
         self.delegate_batches = {0}
         self.last_random = 0
         self._waiting: set[torch.fx.Node] = set()  # casts, for what reads them
@@ -338,13 +340,10 @@ class Cut:
         return self._operand(item, level) if known else None
 
     def _note_statistics(self, node: torch.fx.Node) -> None:
-        arguments = named_arguments(node)
-        if not arguments.get("training", True):
+        moved = _moved_by(node)
+        if moved is None:
             return
-        for name in _MOVED:
-            buffer = arguments.get(name)
-            if isinstance(buffer, torch.fx.Node):
-                self.updated.add(buffer)
+        self.updated.update(moved)
         if not is_batch_norm(node):
             return
         sizes = self._sizes(node.meta["val"].shape, True)
@@ -357,6 +356,11 @@ class Cut:
         for argument in node.all_input_nodes:
             known = self.entries[argument].level
             level = max(level, known + 1 if known % 2 else known)
+        shared = self.shared_statistics.intersection(node.all_input_nodes)
+        if shared:
+            # In the order of the program, so that each finds them as moved as it would.
+            level = max(level, *(self._looked_at.get(buffer, 0) for buffer in shared))
+            self._looked_at.update(dict.fromkeys(shared, level))
         if is_random(node.target):
             # In the order of the program, so that each draws the numbers it would draw.
             level = self.last_random = max(level, self.last_random)
@@ -467,6 +471,21 @@ class Cut:
             self.has_small_steps = True
             return False
         return pays_in_few_bits(self, computing)
+
+
+def _moved_by(norm: torch.fx.Node) -> list[torch.fx.Node] | None:
+    """Its running statistics; None where it does not move them."""
+    arguments = named_arguments(norm)
+    if not arguments.get("training", True):
+        return None
+    return [b for b in map(arguments.get, _MOVED) if isinstance(b, torch.fx.Node)]
+
+
+def _shared_statistics(graph: torch.fx.Graph) -> set[torch.fx.Node]:
+    """Running statistics that one operator moves and another one moves or reads."""
+    norms = (node for node in graph.nodes if moves_statistics(node))
+    moved = (buffer for norm in norms for buffer in _moved_by(norm) or ())
+    return {buffer for buffer in moved if len(buffer.users) > 1}
 
 
 def _is_literal(node: torch.fx.Node, value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingot.capture.assembly import NotStoredError, assembled
+from ingot.capture.assembly import NotStoredError, StatisticsElsewhereError, assembled
 from ingot.capture.captured import Captured, NothingToGainError
 from ingot.capture.convolution_bias import separate_biases
 from ingot.capture.cutting import Cut
@@ -88,6 +88,10 @@ def import_graph(
                 return assembled(cut)
             except NotStoredError as error:
                 alone = {error.node.name}
+            except StatisticsElsewhereError as error:
+                why = "its running statistics are moved or read by another part of the forward"
+                refused.update({node.name: why for node in error.nodes})
+                continue
         if autocast and gradients:
             products = (n for n in cut.taken if schema_name(n.target) in PRODUCTS)
             cast_in_front([n for n in products if n.name in alone], cut.taken)

@@ -39,7 +39,10 @@ def pointwise(call: Call, op: str, operands: Sequence[Any], attributes=None) -> 
         else:
             raise UnfitError("an operand that depends on the batch size")
     dtype, values = call.dtype or compute, prepared[1:] if op == "select" else prepared
-    if dtype in FLOATING and all(map(region.is_constant, values)):
+    of_constants = all(map(region.is_constant, values))
+    if of_constants and op == "select" and dtype not in FLOATING:
+        raise UnfitError(f"a choice between numbers of {dtype}, which a graph would make fp32")
+    if of_constants and dtype in FLOATING:
         # Constants are weak: what is made of them alone is fp32 in a graph.
         typed = region.cast(Value(values[0], extents, dims, sizes, torch.float32), dtype)
         prepared[len(prepared) - len(values)] = typed.id

@@ -55,6 +55,15 @@ def gradients_reach(reference: Reference) -> tuple[frozenset[int], ...]:
     )
 
 
+def computed_for(reference: Reference) -> tuple[frozenset[torch.fx.Node], ...]:
+    """For each result, the operators that its gradient goes through."""
+    (output,) = (node for node in reference.module.graph.nodes if node.op == "output")
+    return tuple(
+        frozenset(node for node in _behind(result) if node.op == "call_function")
+        for result in output.args[0]
+    )
+
+
 def _behind(result: torch.fx.Node) -> Iterator[torch.fx.Node]:
     return reached([result], lambda node: node.all_input_nodes, _passes_on)
 

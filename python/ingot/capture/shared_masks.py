@@ -116,7 +116,7 @@ def _hidden_from_cudnn(
     all; None where that cannot be seen."""
     place = query.dtype, mask.device
     if place not in _hidden:
-        if torch.cuda.is_current_stream_capturing():
+        if not mask.is_cuda or torch.cuda.is_current_stream_capturing():
             return None
         with torch.no_grad(), _BiasOfCudnn() as seen:
             _ATTENTION(query, key, value, torch.zeros_like(mask))

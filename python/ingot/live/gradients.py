@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from ingot.capture.captured import Region
+from ingot.capture.derivative import of_some
 from ingot.capture.forms import form_of
-from ingot.capture.reference import gradients_reach
+from ingot.capture.reference import computed_for, gradients_reach
 from ingot.live.again import edges_of, stand_in
 from ingot.live.backward import Backward
 from ingot.live.products import is_batched
@@ -49,6 +50,7 @@ class RegionCall:
         self.results = len(region.results)
         self.reach = gradients_reach(region.reference)
         self._severed = frozenset(range(len(region.leaves))).difference(*self.reach)
+        self.computed = computed_for(region.reference)[: self.results]
         self._backwards: dict[Any, Backward] = {}
         self._last: tuple = (None, None, None, None)
         self._lock = threading.Lock()
@@ -165,6 +167,15 @@ class RegionCall:
                 found = way.of_some(given, transformed)
         return found
 
+    def read_by(self, way: Backward, results: tuple[bool, ...]) -> tuple[bool, ...]:
+        """Which of a derivative's inputs it reads for the gradients of these results."""
+        found = way.read_by.get(results)
+        if found is None:
+            given = tuple(results[at] for at in way.differentiable)
+            with _compile_lock:
+                found = way.read_by[results] = of_some(way.derivative, given).reads
+        return found
+
     def _made(self, leaves, needed, batch: int | None, size: int) -> Backward:
         """batch: the size that its graph may take for a symbol; size: of the call."""
         # Graphs are recorded in one thread at a time: this one, or one in which Dynamo compiles.
@@ -225,9 +236,12 @@ class _RegionFunction(torch.autograd.Function):
     @staticmethod
     @unseen
     def backward(ctx, *gradients):
+        if all(gradient is None for gradient in gradients):
+            # Autograd goes on to what no gradient reaches; an earlier backward may have freed it.
+            return (None,) * len(ctx.needs_input_grad)
         way, unreached = ctx.way, frozenset()
         inputs: list[Any] = [None] * way.inputs
-        for at, tensor in zip(way.kept, ctx.saved_tensors):
+        for at, tensor in _saved(ctx, gradients):
             inputs[at] = tensor
         if _with_gradients():
             found = _recorded(ctx, inputs, gradients)
@@ -240,6 +254,7 @@ class _RegionFunction(torch.autograd.Function):
             )
             if transformed or any(gradient is None for gradient in given):
                 unreached = _unreached(ctx, gradients)
+                _keep_for_others(ctx, inputs, gradients)
                 run, given = _of_some(ctx, given, transformed)
             # What is read last is freed then: nothing here holds it.
             ctx.maybe_clear_saved_tensors()
@@ -252,6 +267,50 @@ class _RegionFunction(torch.autograd.Function):
             if at not in unreached:
                 result[_FIRST_LEAF + at] = gradient
         return tuple(result)
+
+
+def _saved(ctx, gradients: Sequence) -> list[tuple[int, torch.Tensor]]:
+    """What backward reads, with its places; of results that have nothing in common with those of an
+    earlier backward, which has freed what was saved, what that has kept for them."""
+    try:
+        return list(zip(ctx.way.kept, ctx.saved_tensors))
+    except RuntimeError:
+        kept, served = getattr(ctx, "kept", ()), getattr(ctx, "served", None)
+        given = _computed_for(ctx, [gradient is not None for gradient in gradients])
+        if served is None or given & served or _with_gradients():
+            raise  # a second derivative would want the leaves themselves
+        for _, tensor, version in kept:
+            if tensor._version != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an "
+                    "inplace operation"
+                ) from None
+        return [(at, tensor) for at, tensor, _ in kept]
+
+
+def _keep_for_others(ctx, inputs: list, gradients: Sequence) -> None:
+    """Halves of a region that have nothing in common are two graphs in eager mode, with a backward
+    each: what the others read outlives this one."""
+    served = _computed_for(ctx, [gradient is not None for gradient in gradients])
+    served |= getattr(ctx, "served", frozenset())
+    others = tuple(
+        bool(ctx.way.derivative.differentiable[at]) and not computed & served
+        for at, computed in enumerate(ctx.call.computed)
+    )
+    ctx.served, ctx.kept = served, ()
+    if any(others):
+        # detach(): a result would hold this function, and that the result.
+        reads = ctx.call.read_by(ctx.way, others)
+        ctx.kept = [
+            (at, inputs[at].detach(), inputs[at]._version)
+            for at in ctx.way.kept
+            if reads[at] and inputs[at] is not None
+        ]
+
+
+def _computed_for(ctx, given: Sequence[bool]) -> frozenset:
+    both = zip(ctx.call.computed, given)
+    return frozenset().union(*(computed for computed, has in both if has))
 
 
 def _unreached(ctx, gradients: Sequence) -> set[int]:
