@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 aten = torch.ops.aten
-_WIDE = 2048
+_WIDE, _MIDDLE = 2048, 1024
 
 
 def _feed(function, shapes, kinds, trains=True, device_type="cuda") -> Feed:
@@ -106,7 +106,7 @@ def test_other_weights_are_the_regions(shape, kind, trains, device_type):
 def test_with_gradients_regions_cast_weights():
     feed = _feed(
         lambda x, w, small: torch.mm(torch.mm(torch.mm(x, w), w), small),
-        [(_WIDE, _WIDE), (_WIDE, _WIDE), (_WIDE, 64)],
+        [(_MIDDLE, _MIDDLE), (_MIDDLE, _MIDDLE), (_MIDDLE, 64)],
         ["input", "parameter", "parameter"],
     )
     cast_weights(feed, torch.bfloat16)
@@ -115,6 +115,14 @@ def test_with_gradients_regions_cast_weights():
     assert (found["mm"], found["mm_1"]) == (["x_1", cast.name], ["mm", cast.name])
     assert found["mm_2"] == ["mm_1", "small_1"]
     feed.graph.lint()
+
+
+def test_a_large_weight_is_still_cast_by_torch():
+    """Which hands the same cast to several calls in one context."""
+    shapes, kinds = [(_WIDE, _WIDE)] * 2, ["input", "parameter"]
+    feed = _feed(lambda x, w: torch.mm(x, w), shapes, kinds)
+    cast_weights(feed, torch.bfloat16)
+    assert list(_products(feed.graph).values()) == [["x_1", "w_1"]]
 
 
 class _Block(nn.Module):
@@ -138,7 +146,7 @@ def as_on_a_gpu(monkeypatch):
         return a.t().float() @ b.float()
 
     def cast_everywhere(feed, dtype, refused=()):
-        for weight, users in autocast._weights(feed, 1, refused):
+        for weight, users in autocast._weights(feed, refused, 1):
             autocast.write_cast(weight, dtype, users)
 
     monkeypatch.setattr(importing, "cast_weights", cast_everywhere)

@@ -2,12 +2,11 @@
 
 Autocast keeps the cast of a weight that requires a gradient until its outermost context ends:
 several calls in one context, and the backward pass, find it. A region would cast the weight at each
-call instead, which for a large weight costs as much as half of its product.
-
-Without gradients, where a context may hold many calls, PyTorch casts it, in front of the region, by
-an operator that autocast looks after and that computes nothing: an einsum which only names its
-operand's axes. With gradients the region casts it, and keeps the cast for its backward pass, whose
-product then writes the weight's gradient in fp32 (live/widened.py).
+call instead, which for a large weight costs as much as half of its product. So PyTorch casts it, in
+front of the region, by an operator that autocast looks after and that computes nothing: an einsum
+which only names its operand's axes. A weight that takes less time to cast than that, the region
+casts at each call; with gradients it keeps the cast for its backward pass, whose product then
+writes the weight's gradient in fp32 (live/widened.py).
 
 An input without a gradient is cast by the region, once for all products: what backward reads of it
 is the cast, as for eager, and the caller may write into the input before.
@@ -15,6 +14,7 @@ is the cast, as for eager, and the caller may write into the input before.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator
 
 import torch
@@ -25,7 +25,7 @@ from ingot.capture.surgery import write_cast
 
 _aten = torch.ops.aten
 # Smaller weights are cast, by the region, in less time than PyTorch takes to hand out its copy.
-_LEAST_ELEMENTS = 1 << 22
+_LARGE = 1 << 22
 # Of smaller ones backward makes the cast again in less time than the host takes to keep it.
 _LEAST_KEPT = 1 << 20
 # Products and where their schemas have matrices.
@@ -38,7 +38,7 @@ def cast_by_torch(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) 
     if feed.device_type != "cuda":  # autocast of other devices does not know einsum
         return []
     casts = []
-    for weight, users in _weights(feed, _LEAST_ELEMENTS, refused):
+    for weight, users in _weights(feed, refused, _LARGE):
         with feed.graph.inserting_before(min(users)):
             cast = feed.graph.call_function(_aten.einsum.default, ("ij->ij", [weight]))
         cast.meta["val"] = weight.meta["val"].to(dtype)
@@ -49,8 +49,10 @@ def cast_by_torch(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) 
 
 
 def cast_weights(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) -> None:
-    """Writes the casts of weights, for products to keep. dtype, refused: as above."""
-    for weight, users in _weights(feed, _LEAST_KEPT, refused) if feed.device_type == "cuda" else ():
+    """Writes the casts of other weights, for products to keep. dtype, refused: as above."""
+    if feed.device_type != "cuda":
+        return
+    for weight, users in _weights(feed, refused, _LEAST_KEPT, _LARGE):
         write_cast(weight, dtype, users)
 
 
@@ -83,10 +85,12 @@ def cast_for_convolutions(feed: Feed, dtype: torch.dtype, refused: Container[str
 
 
 def _weights(
-    feed: Feed, least: int, refused: Container[str]
+    feed: Feed, refused: Container[str], least: int, below: float = math.inf
 ) -> Iterator[tuple[torch.fx.Node, list[torch.fx.Node]]]:
     """Of so many numbers or more, with the products that read them."""
-    for weight in [n for n, known in feed.placeholders.items() if _is_kept(n, known, least)]:
+    for weight in [n for n, known in feed.placeholders.items() if _is_kept(n, known)]:
+        if not least <= weight.meta["val"].numel() < below:
+            continue
         users = _products_of(weight, refused)
         if users:
             yield weight, users
@@ -96,8 +100,8 @@ def _products_of(node: torch.fx.Node, refused: Container[str]) -> list[torch.fx.
     return [user for user in node.users if _multiplies(user, node) and user.name not in refused]
 
 
-def _is_kept(node: torch.fx.Node, known: Placeholder, least: int) -> bool:
-    """Whether autocast keeps the cast of this input, of so many numbers or more."""
+def _is_kept(node: torch.fx.Node, known: Placeholder) -> bool:
+    """Whether autocast keeps the cast of this input."""
     value = node.meta.get("val")
     return (
         known.source.kind == "parameter"
@@ -105,7 +109,6 @@ def _is_kept(node: torch.fx.Node, known: Placeholder, least: int) -> bool:
         and isinstance(value, torch.Tensor)
         and value.dim() == 2
         and value.dtype == torch.float32
-        and value.numel() >= least
     )
 
 

@@ -144,11 +144,10 @@ class _Import:
             dict.fromkeys(kept_from_autocast(feed.graph), "its forward keeps it from autocast")
         )
         if autocast is not None:
+            refused.update(dict.fromkeys(cast_by_torch(feed, autocast, refused), ""))
             if gradients:
                 cast_weights(feed, autocast, refused)
                 cast_inputs(feed, autocast, refused)
-            else:
-                refused.update(dict.fromkeys(cast_by_torch(feed, autocast, refused), ""))
             cast_for_convolutions(feed, autocast, refused)
         own_products = _has_own_products(feed.device_type, autocast)
         own_products &= not (gradients and feed.tf32 and is_of_the_host(feed.graph.nodes))
