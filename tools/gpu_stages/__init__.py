@@ -39,7 +39,7 @@ STAGES = {
     "rows": Stage(
         scripts.row_steps,
         scripts.rows,
-        "sweeps along rows of awkward lengths, the loss over them, 16-bit heads, against fp64",
+        "sweeps along rows of awkward lengths, the loss over them, 16-bit products, against fp64",
         seconds=120.0,
         missing=scripts.rows_missing,
     ),

@@ -11,6 +11,7 @@ from typing import Any
 from gpu_stages.steps import CHECKS, ROOT, Outcome, Settings, Step, check, outcome, run_script
 
 MODEL_PARTS, ROW_PARTS, TORCH_PARTS = 8, 6, 13
+WIDE_PARTS = ("heads", "projections")  # of the stage "rows"
 HALVES_JOBS = 8  # models that are compiled at once; what is timed runs alone
 
 
@@ -37,12 +38,12 @@ def stress(calls: int, settings: Settings) -> Outcome:
 
 
 def row_steps(settings: Settings) -> list[Step]:
-    return [*_parts(ROW_PARTS), Step("heads", "heads")]
+    return [*_parts(ROW_PARTS), *(Step(part, part) for part in WIDE_PARTS)]
 
 
 def rows(part: str, settings: Settings) -> Outcome:
-    if part == "heads":
-        return check("check_heads.py", settings)
+    if part in WIDE_PARTS:
+        return check(f"check_{part}.py", settings)
     return check("check_rows.py", settings, "--part", part)
 
 
