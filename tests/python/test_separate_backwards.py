@@ -46,6 +46,7 @@ class Probe(Twin):
 @pytest.mark.parametrize("model", [Twin, Probe])
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_halves_that_have_nothing_in_common_have_a_backward_each(model, order):
+    torch.manual_seed(0)
     optimised, twin = both(model())
     x = torch.randn(8, 16)
     for module in (optimised, twin):
@@ -76,3 +77,51 @@ def test_backward_does_not_enter_the_graph_of_an_earlier_call():
         for module in (optimised, twin):
             module(x)[0].square().mean().backward()
     torch.testing.assert_close(optimised.a.weight.grad, twin.a.weight.grad, rtol=1e-4, atol=1e-5)
+
+
+class Normed(Twin):
+    """Whose halves have in common what PyTorch keeps nothing for."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.randn(16))
+        self.shift = nn.Parameter(torch.zeros(16))
+
+    def forward(self, x):
+        x = (x - self.mean) / 2 + self.shift
+        return self.one(x), self.two(x)
+
+
+@pytest.mark.parametrize("model", [Twin, Normed])
+@pytest.mark.parametrize(
+    "calls",
+    [
+        ((0, False), (1, False)),
+        ((0, True), (1, False), (0, False)),
+        ((0, False), (1, True), (1, False)),
+    ],
+)
+def test_what_frees_nothing_is_no_obstacle(model, calls):
+    torch.manual_seed(0)
+    optimised, twin = both(model())
+    x = torch.randn(8, 16)
+    for module in (optimised, twin):
+        results = module(x)
+        for at, retain in calls:
+            results[at].square().mean().backward(retain_graph=retain)
+    for ours, theirs in zip(optimised.parameters(), twin.parameters()):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_hooks_of_the_other_half_are_not_called():
+    """Those that DDP puts where gradients are added up among them: it would take the other half's
+    for done."""
+    optimised, _ = both(Twin())
+    called, nodes = [], []
+    for name, parameter in optimised.named_parameters():
+        parameter.register_hook(lambda gradient, name=name: called.append(name))
+        node = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
+        node.register_hook(lambda *_, name=name: called.append(name))
+        nodes.append(node)
+    optimised(torch.randn(8, 16))[0].sum().backward()
+    assert called and all(name.startswith("one") for name in called)

@@ -38,12 +38,15 @@ from ingot.capture.nodes import (
     schema_name,
 )
 from ingot.capture.normalisations import batch_statistics, group_statistics, row_statistics
-from ingot.capture.products import KEEPING_OPERANDS, PASSING_ON, PRODUCTS
+from ingot.capture.products import (
+    KEEPING_OPERANDS,
+    PASSING_ON,
+    PRODUCTS,
+    REGROUPED_OR_SUMMED,
+)
 from ingot.capture.table import CASTS, HALVES, SHAPE_OPERATORS, is_half
 from ingot.runtime.layouts import ResultLayout, TensorLayout
 
-# Whose derivatives read no more than sizes.
-_REGROUPED_OR_SUMMED = {"aten::cat", "aten::sum", "aten::mean"}
 _MOST_OF_STATE = 1 << 16  # numbers
 
 
@@ -251,7 +254,7 @@ class Kept:
         """Whether its derivative does not read this operand: of a sum, or of a product with what
         has no gradient."""
         name = schema_name(node.target)
-        if name in PASSING_ON or name in SHAPE_OPERATORS or name in _REGROUPED_OR_SUMMED:
+        if name in PASSING_ON or name in SHAPE_OPERATORS or name in REGROUPED_OR_SUMMED:
             return True
         scaled = {"aten::mul": node.all_input_nodes, "aten::div": node.args[:1]}
         once = operand in scaled.get(name, ()) and not node.kwargs

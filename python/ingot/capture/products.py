@@ -24,6 +24,8 @@ PRODUCTS = frozenset(
 )
 # Whose derivatives read none of their operands.
 PASSING_ON = frozenset(("aten::add", "aten::sub", "aten::neg"))
+# Whose derivatives read no more than sizes.
+REGROUPED_OR_SUMMED = frozenset(("aten::cat", "aten::sum", "aten::mean"))
 # Whose derivatives read their operand, not their result: PyTorch keeps it even where the result is
 # kept too.
 KEEPING_OPERANDS = frozenset(("aten::gelu", "aten::silu", "aten::mish", "aten::layer_norm"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from ingot.capture.nodes import reached, schema_name
+from ingot.capture.products import PASSING_ON, REGROUPED_OR_SUMMED
+from ingot.capture.table import CASTS, SHAPE_OPERATORS
 
 _aten = torch.ops.aten
 # What reads no more of its tensor than the shape, with the number that it fills in.
@@ -55,13 +57,27 @@ def gradients_reach(reference: Reference) -> tuple[frozenset[int], ...]:
     )
 
 
-def computed_for(reference: Reference) -> tuple[frozenset[torch.fx.Node], ...]:
-    """For each result, the operators that its gradient goes through."""
-    (output,) = (node for node in reference.module.graph.nodes if node.op == "output")
+def computed_for(
+    reference: Reference, wanted: Iterable[int]
+) -> tuple[frozenset[torch.fx.Node], ...]:
+    """For each result, the operators for whose derivatives PyTorch keeps something: between it and
+    the leaves that want a gradient, but for sums, views and casts, which any backward may go
+    through."""
+    graph = reference.module.graph
+    leaves = [node for node in graph.nodes if node.op == "placeholder"]
+    variables = [leaves[at] for at in wanted]
+    needing = set(reached(variables, lambda node: node.users, _passes_on))
+    (output,) = (node for node in graph.nodes if node.op == "output")
     return tuple(
-        frozenset(node for node in _behind(result) if node.op == "call_function")
+        frozenset(n for n in _behind(result) if n in needing and _keeps_something(n))
         for result in output.args[0]
     )
+
+
+def _keeps_something(node: torch.fx.Node) -> bool:
+    name = schema_name(node.target)
+    passes = name in PASSING_ON or name in CASTS or name in SHAPE_OPERATORS
+    return node.op == "call_function" and not passes and name not in REGROUPED_OR_SUMMED
 
 
 def _behind(result: torch.fx.Node) -> Iterator[torch.fx.Node]:

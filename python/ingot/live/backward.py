@@ -61,6 +61,8 @@ class Backward:
         self._how = (region, leaves[0].device.type, precision, compile)
         self.for_some: dict[tuple, tuple[Callable, tuple[bool, ...]]] = {}
         self.read_by: dict[tuple[bool, ...], tuple[bool, ...]] = {}
+        self.computed: tuple[frozenset, ...] | None = None
+        self.halves: list[tuple[int, ...]] | None = None
         call = (region, leaves, needed, batch)
         made = _by_regions(lambda: derivative_of(*call, BACKWARD_OPERATORS), *self._how)
         self.derivative, compiled = made or _by_operators(derivative_of(*call), *self._how)

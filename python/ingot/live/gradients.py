@@ -24,6 +24,7 @@ from ingot.runtime.program import Binding, Program
 
 _with_gradients = torch.is_grad_enabled
 _set_gradients = torch._C._set_grad_enabled
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _functorch_is_active = torch._C._are_functorch_transforms_active
 _compile_lock = torch._dynamo.convert_frame.compile_lock
 
@@ -50,7 +51,6 @@ class RegionCall:
         self.results = len(region.results)
         self.reach = gradients_reach(region.reference)
         self._severed = frozenset(range(len(region.leaves))).difference(*self.reach)
-        self.computed = computed_for(region.reference)[: self.results]
         self._backwards: dict[Any, Backward] = {}
         self._last: tuple = (None, None, None, None)
         self._lock = threading.Lock()
@@ -68,12 +68,29 @@ class RegionCall:
                         return self._by_operators(leaves)
                     try:
                         if _functorch_is_active():  # the function alone sees inside its tensors
-                            return _RegionFunction.apply(self, None, *leaves)
-                        return _apply(self, self._begun(leaves), *leaves)
+                            return _RegionFunction.apply(self, None, None, *leaves)
+                        return self._applied(self._begun(leaves), leaves)
                     except NoDerivativeError as error:
                         self._leave(error)
                         return self._by_operators(leaves)
         return self.forward(leaves)[: self.results]
+
+    def _applied(self, begun: tuple, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Results that have nothing in common are of functions of their own: autograd calls the
+        hooks of all that a function is applied to, DDP's among them, whichever result is asked."""
+        halves = self.halves(begun[2])
+        if len(halves) == 1:
+            return _apply(self, begun, None, *leaves)
+        found: list[Any] = [None] * self.results
+        for half in halves:
+            reached = frozenset().union(*(self.reach[at] for at in half))
+            own = [
+                leaf if at in reached or not leaf.requires_grad else leaf.detach()
+                for at, leaf in enumerate(leaves)
+            ]
+            for at, result in zip(half, _apply(self, begun, half, *own)):
+                found[at] = result
+        return found
 
     def _leave(self, error: NoDerivativeError) -> None:
         """To PyTorch, aloud, from now on where gradients are needed."""
@@ -167,6 +184,28 @@ class RegionCall:
                 found = way.of_some(given, transformed)
         return found
 
+    def computed(self, way: Backward) -> tuple[frozenset, ...]:
+        """For each result, the operators of which a backward pass frees something."""
+        if way.computed is None:
+            wanted = way.derivative.wanted
+            way.computed = computed_for(self.region.reference, wanted)[: self.results]
+        return way.computed
+
+    def halves(self, way: Backward) -> list[tuple[int, ...]]:
+        """Places of the results, those together whose gradients have an operator or a leaf in
+        common, or that have none."""
+        if way.halves is None:
+            wanted, alike = set(way.derivative.wanted), []
+            for at, (nodes, reach) in enumerate(zip(self.computed(way), self.reach)):
+                has_gradient = way.derivative.differentiable[at]
+                places, common = {at}, {*nodes, *(reach & wanted)} if has_gradient else {None}
+                for other in [each for each in alike if not common.isdisjoint(each[1])]:
+                    alike.remove(other)
+                    places, common = places | other[0], common | other[1]
+                alike.append((places, common))
+            way.halves = sorted(tuple(sorted(places)) for places, _ in alike)
+        return way.halves
+
     def read_by(self, way: Backward, results: tuple[bool, ...]) -> tuple[bool, ...]:
         """Which of a derivative's inputs it reads for the gradients of these results."""
         found = way.read_by.get(results)
@@ -198,39 +237,47 @@ def _laid_out(leaf: torch.Tensor) -> tuple:
     return leaf.shape, leaf.stride(), leaf.dtype, leaf.device
 
 
-_FIRST_LEAF = 2  # among the function's arguments
+_FIRST_LEAF = 3  # among the function's arguments
 
 
 class _RegionFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, call: RegionCall, begun: tuple | None, *leaves):
-        """begun: what call.begin() gave, if that was done before."""
+    def forward(ctx, call: RegionCall, begun: tuple | None, half: tuple[int, ...] | None, *leaves):
+        """begun: what call.begin() gave, if that was done before; half: places of the results that
+        this gives, if not all."""
         begun = begun or call.begin(leaves, ctx.needs_input_grad[_FIRST_LEAF:])
         binding, autocast, way, results = begun
         ctx.call, ctx.way, ctx.autocast = call, way, autocast
         # Only what backward reads, as PyTorch's own functions keep it.
         stored, written = way.derivative.stored, call.region.written
         inputs = [*leaves, *(results[at] for at in stored)]
+        reads, ctx.half, ctx.places = way.derivative.reads, half, way.kept
+        if half is not None:
+            reads = call.read_by(way, tuple(at in half for at in range(call.results)))
+            ctx.places = tuple(at for at in way.kept if reads[at])
+            for at, place in enumerate(stored, len(leaves)):
+                if place < call.results and place not in half:
+                    inputs[at] = inputs[at].detach()  # of another half's function
         for at, place in enumerate(stored, len(leaves)) if written else ():
-            if place in written and way.derivative.reads[at]:
+            if place in written and reads[at]:
                 inputs[at] = inputs[at].clone()
         for at in call.region.written_inputs:
-            if way.derivative.reads[at] and not leaves[at].requires_grad:
+            if reads[at] and not leaves[at].requires_grad:
                 inputs[at] = inputs[at].clone()
         for at in call.region.tables:
-            if way.derivative.reads[at] and leaves[at].is_inference():
+            if reads[at] and leaves[at].is_inference():
                 inputs[at] = inputs[at].clone()
-        ctx.save_for_backward(*[inputs[at] for at in way.kept])
+        ctx.save_for_backward(*[inputs[at] for at in ctx.places])
         edges = way.again.edges
         ctx.edges = edges_of([leaves[at] for at in edges]) if edges else ()
-        given = results[: call.results]
+        places = range(call.results) if half is None else half
+        given = [results[at] for at in places]
         # A result that the loss does not depend on gives no gradient, not one of zeros.
         ctx.set_materialize_grads(False)
         ctx.binding = binding
         if not way.all_differentiable:
-            ctx.mark_non_differentiable(
-                *(r for r, has in zip(given, way.derivative.differentiable) if not has)
-            )
+            has_gradient = way.derivative.differentiable
+            ctx.mark_non_differentiable(*(results[at] for at in places if not has_gradient[at]))
         return tuple(given)
 
     @staticmethod
@@ -240,10 +287,15 @@ class _RegionFunction(torch.autograd.Function):
             # Autograd goes on to what no gradient reaches; an earlier backward may have freed it.
             return (None,) * len(ctx.needs_input_grad)
         way, unreached = ctx.way, frozenset()
+        if ctx.half is not None:
+            given = dict(zip(ctx.half, gradients))
+            gradients = [given.get(at) for at in range(ctx.call.results)]
         inputs: list[Any] = [None] * way.inputs
         for at, tensor in _saved(ctx, gradients):
             inputs[at] = tensor
         if _with_gradients():
+            if any(gradient is None for gradient in gradients):
+                _keep_for_others(ctx, inputs, gradients)
             found = _recorded(ctx, inputs, gradients)
         else:
             run, given = way.run, gradients
@@ -273,7 +325,7 @@ def _saved(ctx, gradients: Sequence) -> list[tuple[int, torch.Tensor]]:
     """What backward reads, with its places; of results that have nothing in common with those of an
     earlier backward, which has freed what was saved, what that has kept for them."""
     try:
-        return list(zip(ctx.way.kept, ctx.saved_tensors))
+        return list(zip(ctx.places, ctx.saved_tensors))
     except RuntimeError:
         kept, served = getattr(ctx, "kept", ()), getattr(ctx, "served", None)
         given = _computed_for(ctx, [gradient is not None for gradient in gradients])
@@ -291,11 +343,15 @@ def _saved(ctx, gradients: Sequence) -> list[tuple[int, torch.Tensor]]:
 def _keep_for_others(ctx, inputs: list, gradients: Sequence) -> None:
     """Halves of a region that have nothing in common are two graphs in eager mode, with a backward
     each: what the others read outlives this one."""
+    if _keeps_graph():
+        return
     served = _computed_for(ctx, [gradient is not None for gradient in gradients])
     served |= getattr(ctx, "served", frozenset())
     others = tuple(
-        bool(ctx.way.derivative.differentiable[at]) and not computed & served
-        for at, computed in enumerate(ctx.call.computed)
+        bool(ctx.way.derivative.differentiable[at])
+        and (ctx.half is None or at in ctx.half)
+        and not computed & served
+        for at, computed in enumerate(ctx.call.computed(ctx.way))
     )
     ctx.served, ctx.kept = served, ()
     if any(others):
@@ -303,13 +359,13 @@ def _keep_for_others(ctx, inputs: list, gradients: Sequence) -> None:
         reads = ctx.call.read_by(ctx.way, others)
         ctx.kept = [
             (at, inputs[at].detach(), inputs[at]._version)
-            for at in ctx.way.kept
+            for at in ctx.places
             if reads[at] and inputs[at] is not None
         ]
 
 
 def _computed_for(ctx, given: Sequence[bool]) -> frozenset:
-    both = zip(ctx.call.computed, given)
+    both = zip(ctx.call.computed(ctx.way), given)
     return frozenset().union(*(computed for computed, has in both if has))
 
 
@@ -346,7 +402,8 @@ def _recorded(
     derivative, again = ctx.way.derivative, ctx.way.again
     leaves = inputs[: len(ctx.call.region.leaves)]
     edges = dict(zip(again.edges, ctx.edges))
-    for at in again.missing:
+    others = (at for at in ctx.way.kept if at < len(leaves) and leaves[at] is None)
+    for at in (*again.missing, *others):  # what only other halves read, too
         described = ctx.binding.expected[at]
         leaves[at] = stand_in(described, edges.get(at), at in derivative.wanted)
     # A leaf may have been computed from another: its own part of the derivative ends at itself.
