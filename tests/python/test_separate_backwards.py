@@ -8,6 +8,7 @@ import warnings
 import ingot
 import pytest
 import torch
+from ingot.live import gradients
 from torch import nn
 from torch.nn import functional as F
 
@@ -125,3 +126,25 @@ def test_hooks_of_the_other_half_are_not_called():
         nodes.append(node)
     optimised(torch.randn(8, 16))[0].sum().backward()
     assert called and all(name.startswith("one") for name in called)
+
+
+class Chosen(Twin):
+    """With results that have no gradient."""
+
+    def forward(self, x):
+        one, two = super().forward(x)
+        return two.argmax(1), one, one > 0, two
+
+
+def test_results_without_a_gradient_are_with_the_first(monkeypatch):
+    torch.manual_seed(0)
+    optimised, twin = both(Chosen())
+    x, applied = torch.randn(8, 16), []
+    apply = gradients._apply
+    monkeypatch.setattr(
+        gradients, "_apply", lambda *given: applied.append(given[2]) or apply(*given)
+    )
+    for ours, theirs in zip(optimised(x), twin(x)):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+        assert ours.requires_grad == theirs.requires_grad
+    assert list(map(len, applied)) == [3, 1]

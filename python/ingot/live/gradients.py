@@ -83,7 +83,8 @@ class RegionCall:
             return _apply(self, begun, None, *leaves)
         found: list[Any] = [None] * self.results
         for half in halves:
-            reached = frozenset().union(*(self.reach[at] for at in half))
+            given = [at for at in half if begun[2].derivative.differentiable[at]]
+            reached = frozenset().union(*(self.reach[at] for at in given))
             own = [
                 leaf if at in reached or not leaf.requires_grad else leaf.detach()
                 for at, leaf in enumerate(leaves)
@@ -193,17 +194,20 @@ class RegionCall:
 
     def halves(self, way: Backward) -> list[tuple[int, ...]]:
         """Places of the results, those together whose gradients have an operator or a leaf in
-        common, or that have none."""
+        common; those that have none are with the first."""
         if way.halves is None:
             wanted, alike = set(way.derivative.wanted), []
             for at, (nodes, reach) in enumerate(zip(self.computed(way), self.reach)):
-                has_gradient = way.derivative.differentiable[at]
-                places, common = {at}, {*nodes, *(reach & wanted)} if has_gradient else {None}
+                if not way.derivative.differentiable[at]:
+                    continue
+                places, common = {at}, {*nodes, *(reach & wanted)}
                 for other in [each for each in alike if not common.isdisjoint(each[1])]:
                     alike.remove(other)
                     places, common = places | other[0], common | other[1]
                 alike.append((places, common))
-            way.halves = sorted(tuple(sorted(places)) for places, _ in alike)
+            halves = sorted(tuple(sorted(places)) for places, _ in alike)
+            rest = set(range(self.results)).difference(*halves)
+            way.halves = [tuple(sorted({*halves[0], *rest})), *halves[1:]] if halves else [()]
         return way.halves
 
     def read_by(self, way: Backward, results: tuple[bool, ...]) -> tuple[bool, ...]:
