@@ -148,3 +148,22 @@ def test_results_without_a_gradient_are_with_the_first(monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
         assert ours.requires_grad == theirs.requires_grad
     assert list(map(len, applied)) == [3, 1]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_second_derivative_of_one_half(first):
+    """Of which the other half's results, and what only these are computed from, are no part."""
+    torch.manual_seed(0)
+    optimised, twin = both(Chosen())
+    x, found = torch.randn(8, 16), []
+    for module in (optimised, twin):
+        _, one, _, two = module(x)
+        half, result = [(module.one, one), (module.two, two)][first]
+        variables = list(half.parameters())
+        gradients_ = torch.autograd.grad(result.square().mean(), variables, create_graph=True)
+        sum(g.square().sum() for g in gradients_).backward()
+        found.append([p.grad for p in module.parameters()])
+    for ours, theirs in zip(*found):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert (ours - theirs).norm() < 1e-4 * theirs.norm()

@@ -23,6 +23,7 @@ from ingot.capture.derivative import (
     row_norm,
     with_stored,
 )
+from ingot.capture.recorded import outputs_of
 from ingot.capture.reference import Reference
 from ingot.live.releases import unseen
 
@@ -42,6 +43,7 @@ class Again:
         self.run = _differentiable_part(
             _with_all_stored(reference, derivative), derivative.differentiable
         )
+        self._leaves = leaves
         reads, places = derivative.reads, range(leaves, leaves + len(derivative.stored))
         self.stored = tuple(at if reads[at] else None for at in places)
         given = [n for n in self.run.graph.nodes if n.op == "placeholder"]
@@ -51,6 +53,18 @@ class Again:
         self.edges = tuple(
             at for at in self.missing if at in derivative.wanted and given[at] in behind
         )
+        self._halves: dict[tuple[int, ...], tuple[torch.fx.GraphModule, tuple[int, ...]]] = {}
+
+    def of_half(self, half: tuple[int, ...]) -> tuple[torch.fx.GraphModule, tuple[int, ...]]:
+        """run() for the results at these places alone, and the leaves that it reads."""
+        found = self._halves.get(half)
+        if found is None:
+            results = len(outputs_of(self.run.graph))
+            run = _differentiable_part(self.run, [at in half for at in range(results)])
+            given = [n for n in run.graph.nodes if n.op == "placeholder"][: self._leaves]
+            found = run, tuple(at for at, leaf in enumerate(given) if leaf.users)
+            self._halves[half] = found
+        return found
 
 
 def _with_all_stored(reference: Reference, derivative: Derivative) -> torch.fx.GraphModule:

@@ -406,8 +406,11 @@ def _recorded(
     derivative, again = ctx.way.derivative, ctx.way.again
     leaves = inputs[: len(ctx.call.region.leaves)]
     edges = dict(zip(again.edges, ctx.edges))
-    others = (at for at in ctx.way.kept if at < len(leaves) and leaves[at] is None)
-    for at in (*again.missing, *others):  # what only other halves read, too
+    run, missing = again.run, again.missing
+    if ctx.half is not None:
+        run, read = again.of_half(ctx.half)
+        missing = tuple(at for at in read if leaves[at] is None)
+    for at in missing:
         described = ctx.binding.expected[at]
         leaves[at] = stand_in(described, edges.get(at), at in derivative.wanted)
     # A leaf may have been computed from another: its own part of the derivative ends at itself.
@@ -416,9 +419,10 @@ def _recorded(
     variables = {at: leaves[at].view_as(leaves[at]) for at in wanted}
     leaves = [variables.get(at, leaf) for at, leaf in enumerate(leaves)]
     device, dtype, enabled = ctx.autocast
-    stored = (None if at is None else inputs[at].detach() for at in again.stored)
+    known = (None if at is None else inputs[at] for at in again.stored)
+    stored = [None if value is None else value.detach() for value in known]
     with torch.autocast(device, dtype, enabled):
-        results = again.run(*leaves, *stored)
+        results = run(*leaves, *stored)
     both = [(r, g) for r, g in zip(results, gradients) if r is not None and g is not None]
     pairs = [(result, gradient) for result, gradient in both if result.requires_grad]
     if not pairs:
