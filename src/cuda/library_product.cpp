@@ -16,35 +16,28 @@ DType operand_dtype(const Plan& plan, const Sweep& sweep) {
   return DType::f32;
 }
 
-// Whether the library can add a bias: to one product, of operands and of a result of one type.
-bool takes_bias(const Plan& plan, const Sweep& sweep) {
+// What the library adds: to one product, of operands and of a result of one type.
+std::optional<ProductBias> bias_of(const Plan& plan, const Sweep& sweep) {
   const Node& product = plan.graph[sweep.matmul];
   const Node& w = plan.graph[product.args[1]];
-  return !w.shape.batched && product.shape.features > 1 &&
-         operand_dtype(plan, sweep) == product.dtype;
+  const bool takes =
+      !w.shape.batched && product.shape.features > 1 && operand_dtype(plan, sweep) == product.dtype;
+  return takes ? product_bias(plan, sweep) : std::nullopt;
+}
+
+// What is left would add a bias for nothing, but to a product that was rounded.
+std::vector<KernelSource> behind(const Plan& plan, int sweep,
+                                 const std::optional<ProductBias>& bias) {
+  if (!bias) return generate_sweep(plan, sweep);
+  return generate_sweep(with_sum_as_product(plan, sweep, *bias), sweep);
 }
 
 }  // namespace
 
-// What is left behind would add a bias for nothing, but to a product that was rounded.
-BehindLibrary behind_library(const Plan& plan, int sweep) {
-  const Sweep& s = plan.sweeps[static_cast<size_t>(sweep)];
-  const std::optional<ProductBias> bias =
-      takes_bias(plan, s) ? product_bias(plan, s) : std::nullopt;
-  if (!bias) return {std::nullopt, false, generate_sweep(plan, sweep)};
-  const bool converts = dtype_in_memory(plan, bias->bias) != plan.graph[s.matmul].dtype;
-  return {bias, converts, generate_sweep(with_sum_as_product(plan, sweep, *bias), sweep)};
-}
-
 LibraryLowering::LibraryLowering(const Plan& plan, int sweep, Modules& modules)
-    : LibraryLowering(plan, sweep, behind_library(plan, sweep), modules) {}
-
-LibraryLowering::LibraryLowering(const Plan& plan, int sweep, BehindLibrary behind,
-                                 Modules& modules)
     : plan_(plan),
       sweep_(plan.sweeps[static_cast<size_t>(sweep)]),
-      bias_(behind.bias),
-      converts_bias_(behind.converts_bias),
+      bias_(bias_of(plan, sweep_)),
       made_(bias_ ? bias_->sum : sweep_.matmul),
       compute_(operand_dtype(plan, sweep_)),
       result_(plan.graph[sweep_.matmul].dtype),
@@ -52,7 +45,9 @@ LibraryLowering::LibraryLowering(const Plan& plan, int sweep, BehindLibrary behi
       x_copy_(plan, sweep_, 0, compute_, modules),
       w_copy_(plan, sweep_, 1, compute_, modules) {
   if (bias_) bias_copy_.emplace(plan, bias_->bias, result_, modules);
-  for (KernelSource& source : behind.kernels) behind_.emplace_back(std::move(source), modules);
+  for (KernelSource& source : behind(plan, sweep, bias_)) {
+    behind_.emplace_back(std::move(source), modules);
+  }
 }
 
 bool LibraryLowering::converts(int index) const {
@@ -82,7 +77,7 @@ std::vector<int> LibraryLowering::units() const {
   std::vector<int> result;
   if (converts(0)) result.push_back(x_copy_.unit());
   if (converts(1)) result.push_back(w_copy_.unit());
-  if (converts_bias_) result.push_back(bias_copy_->unit());
+  if (bias_copy_ && bias_copy_->converts()) result.push_back(bias_copy_->unit());
   for (const KernelLowering& kernel : behind_) result.push_back(kernel.unit());
   return result;
 }
@@ -120,7 +115,8 @@ Address LibraryLowering::bias(const Lowering& to, size_t offset) const {
   if (!bias_) return {};
   const BoundTensor given = to.bind(bias_->bias, plan_.graph[bias_->bias].shape);
   const bool is_dense = given.strides[kFeatures] == 1;
-  if (!converts_bias_ && is_dense && to.alignment_of(given.address) == 16) return given.address;
+  if (!bias_copy_->converts() && is_dense && to.alignment_of(given.address) == 16)
+    return given.address;
   bias_copy_->lower(to, to.scratch + offset);
   return to.scratch + offset;
 }

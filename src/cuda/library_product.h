@@ -7,29 +7,20 @@
 
 namespace ingot::cuda {
 
-// What is left of a product sweep behind the library's product: of a bias, which the library adds,
-// nothing.
-struct BehindLibrary {
-  std::optional<ProductBias> bias;
-  bool converts_bias = false;
-  std::vector<KernelSource> kernels;
-};
-BehindLibrary behind_library(const Plan& plan, int sweep);
-
 class LibraryLowering {
  public:
   LibraryLowering(const Plan& plan, int sweep, Modules& modules);
 
   size_t scratch_bytes(int64_t batch) const;
   std::vector<int> units() const;
+  // Of what is left behind the library's product.
+  size_t kernels_behind() const { return behind_.size(); }
   void prepare(Context& context, int64_t batch);
   void lower(const Lowering& to) const;
   Precision precision() const;
   nlohmann::json describe() const;
 
  private:
-  LibraryLowering(const Plan& plan, int sweep, BehindLibrary behind, Modules& modules);
-
   // Scratch memory: copies of x, w and the bias, the library's, the product where the plan has no
   // place.
   struct Layout {
@@ -47,7 +38,6 @@ class LibraryLowering {
   const Plan& plan_;
   const Sweep& sweep_;
   const std::optional<ProductBias> bias_;
-  const bool converts_bias_;
   const ValueId made_;          // what the library writes: the product, or its sum with the bias
   DType compute_ = DType::f32;  // of the operands
   DType result_ = DType::f32;

@@ -39,6 +39,7 @@ class ValueCopy {
   size_t bytes(int64_t batch) const;
   int unit() const { return unit_; }
   DType dtype() const { return to_; }
+  bool converts() const { return from_ != to_; }
   void lower(const Lowering& to, const Address& destination) const;
 
  private:

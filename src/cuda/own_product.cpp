@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <mutex>
 
-#include "cuda/library_product.h"
 #include "cuda/product_units.h"
 #include "plan/cost.h"
 #include "product/hopper/args.cuh"
@@ -107,7 +106,8 @@ double epilogue_bytes(const Plan& plan, const Sweep& sweep) {
 
 std::unique_ptr<OwnProduct> OwnProduct::make(const Plan& plan, int sweep, Modules& modules,
                                              const nlohmann::json& capabilities,
-                                             const ProductTuning& tuning, std::string* why) {
+                                             const ProductTuning& tuning, size_t kernels_behind,
+                                             std::string* why) {
   const Sweep& s = plan.sweeps[static_cast<size_t>(sweep)];
   const auto arg = [&](size_t i) -> const Node& {
     return plan.graph[plan.graph[s.matmul].args[i]];
@@ -133,13 +133,13 @@ std::unique_ptr<OwnProduct> OwnProduct::make(const Plan& plan, int sweep, Module
       return nullptr;
     }
     return std::unique_ptr<OwnProduct>(
-        new OwnProduct(family, plan, sweep, modules, tuning, *std::move(epilogue)));
+        new OwnProduct(family, plan, sweep, modules, tuning, kernels_behind, *std::move(epilogue)));
   }
   return nullptr;
 }
 
 OwnProduct::OwnProduct(ProductFamily family, const Plan& plan, int sweep, Modules& modules,
-                       const ProductTuning& tuning, ProductEpilogue epilogue)
+                       const ProductTuning& tuning, size_t kernels_behind, ProductEpilogue epilogue)
     : family_(family),
       plan_(plan),
       sweep_(plan.sweeps[static_cast<size_t>(sweep)]),
@@ -149,8 +149,8 @@ OwnProduct::OwnProduct(ProductFamily family, const Plan& plan, int sweep, Module
       modules_(modules),
       tuning_(tuning),
       epilogue_(std::move(epilogue)),
-      epilogue_cost_{epilogue_.moments, behind_library(plan, sweep).kernels.size(),
-                     epilogue_flops(plan, sweep_), epilogue_bytes(plan, sweep_)} {
+      epilogue_cost_{epilogue_.moments, kernels_behind, epilogue_flops(plan, sweep_),
+                     epilogue_bytes(plan, sweep_)} {
   if (epilogue_.merge) merge_.emplace(*epilogue_.merge, modules);
 }
 

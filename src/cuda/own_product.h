@@ -17,9 +17,11 @@ namespace ingot::cuda {
 class OwnProduct {
  public:
   // nullptr, and why, where the plan's GPU, precision or epilogue is not one for these kernels.
+  // kernels_behind: that the library's product would need to do the same.
   static std::unique_ptr<OwnProduct> make(const Plan& plan, int sweep, Modules& modules,
                                           const nlohmann::json& capabilities,
-                                          const ProductTuning& tuning, std::string* why);
+                                          const ProductTuning& tuning, size_t kernels_behind,
+                                          std::string* why);
 
   // Whether the GPU is of the architecture that was planned for.
   bool runs_on(int sm) const;
@@ -60,7 +62,7 @@ class OwnProduct {
     const Prepared* prepared = nullptr;
   };
   OwnProduct(ProductFamily family, const Plan& plan, int sweep, Modules& modules,
-             const ProductTuning& tuning, ProductEpilogue epilogue);
+             const ProductTuning& tuning, size_t kernels_behind, ProductEpilogue epilogue);
   std::string kernel_text(const hopper::ProductPlan& plan) const;
   hopper::ProductShape usual_shape(int64_t batch) const;
   void add_units(std::set<int>& units, int64_t batch, bool frozen);

@@ -14,7 +14,8 @@ class ProductLowering : public SweepLowering {
   ProductLowering(const Plan& plan, int sweep, Modules& modules, const ProgramOptions& options,
                   const ProductTuning& tuning)
       : library_(plan, sweep, modules) {
-    own_ = OwnProduct::make(plan, sweep, modules, options.capabilities, tuning, &why_library_);
+    own_ = OwnProduct::make(plan, sweep, modules, options.capabilities, tuning,
+                            library_.kernels_behind(), &why_library_);
   }
 
   size_t scratch_bytes(int64_t batch) const override {

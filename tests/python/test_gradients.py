@@ -12,6 +12,7 @@ import selection
 import torch
 from ingot.capture.backward_operators import BACKWARD_OPERATORS
 from ingot.live import backward, products
+from ingot.live.backward import Backward
 from ingot.live.gradients import RegionCall
 from ingot.model_file import load_model_file
 from torch import nn
@@ -189,8 +190,8 @@ def test_results_without_a_derivative_take_no_longer_way(monkeypatch):
     torch.manual_seed(0)
     module, twin, exact = three_of(Decided())
     longer = []
-    some = RegionCall.of_some
-    monkeypatch.setattr(RegionCall, "of_some", lambda *given: longer.append(given) or some(*given))
+    some = Backward.of_some
+    monkeypatch.setattr(Backward, "of_some", lambda *given: longer.append(given) or some(*given))
     check_against_fp64(module, twin, exact, [torch.randn(11, 16)])
     ways = backwards_of(module)
     assert not longer and not all(way.all_differentiable for way in ways)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable, Iterable
 
 import torch
 from ingot.bench.rounds import RoundOptions
@@ -47,6 +48,33 @@ def too_large(error: float, eager_error: float) -> str:
     if error <= max(FACTOR * eager_error, ROUNDING):
         return ""
     return f"its error is {error:.1e}, eager's {eager_error:.1e}"
+
+
+def unlike_eagers(names, found, expected, truth, factor_of, floor: float) -> str:
+    """What is wrong with the first of several tensors that is laid out otherwise than eager's, or
+    whose error is beyond factor_of(name) times eager's, and a floor."""
+    for name, own, eager, exactly in zip(names, found, expected, truth, strict=True):
+        if (own.dtype, own.shape, own.stride()) != (eager.dtype, eager.shape, eager.stride()):
+            return f"{name} is {own.dtype} {tuple(own.shape)} {own.stride()}"
+        error = relative_error([own], [exactly])
+        limit = factor_of(name) * relative_error([eager], [exactly]) + floor
+        if not error <= limit:
+            return f"{name}: {error:.1e}, may be {limit:.1e}"
+    return ""
+
+
+def tell(cases: Iterable[tuple[str, Callable[[], str]]], seconds: float) -> int:
+    """Runs checks, each of which says what is wrong; prints a line for each. The exit status: 1
+    something was wrong, 3 time ran out, else 0."""
+    deadline, failed = time.monotonic() + seconds, 0
+    for name, check in cases:
+        if time.monotonic() > deadline:
+            print("time ran out")
+            return 3
+        wrong = check()
+        failed += bool(wrong)
+        print(f"{name}: {'WRONG ' + wrong if wrong else 'ok'}", flush=True)
+    return 1 if failed else 0
 
 
 def short_rounds(rounds: int, budget_s: float, **others) -> RoundOptions:

@@ -29,6 +29,7 @@ from ingot.capture.nodes import (
     RETURNED,
     WITHOUT_AUTOCAST,
     is_pure,
+    may_share_memory,
     moves_statistics,
     mutates,
     operator_name,
@@ -111,7 +112,7 @@ class _Assembly:
         may look at it."""
         for buffer in self.cut.updated | self.cut.shared_statistics:
             readers = list(buffer.users)
-            if all(reader in self.by_torch and not _is_view(reader) for reader in readers):
+            if all(reader in self.by_torch and not may_share_memory(reader) for reader in readers):
                 continue
             # A norm that reads them reads them in backward again, where they have been moved.
             levels = {
@@ -352,13 +353,6 @@ def _is_handed_out(node: torch.fx.Node) -> bool:
         or (schema_name(user.target) in SHAPE_OPERATORS and _is_handed_out(user))
         for user in node.users
     )
-
-
-def _is_view(node: torch.fx.Node) -> bool:
-    """Whether its result may share memory with what it is of."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return True
-    return any(result.alias_info is not None for result in node.target._schema.returns)
 
 
 def _moves(reader: torch.fx.Node, gradients: bool) -> bool:

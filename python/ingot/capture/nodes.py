@@ -160,6 +160,13 @@ def hands_out_memory(node: torch.fx.Node) -> bool:
     return False
 
 
+def may_share_memory(node: torch.fx.Node) -> bool:
+    """Whether its result may lie in the memory of what it is of: a view, or what was written."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    return any(result.alias_info is not None for result in node.target._schema.returns)
+
+
 def is_random(target: Any) -> bool:
     return (
         isinstance(target, torch._ops.OpOverload)

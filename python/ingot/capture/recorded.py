@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ingot.capture.nodes import mutates
+from ingot.capture.nodes import may_share_memory, mutates
 from ingot.capture.sharing import share
 
 _aten = torch.ops.aten
@@ -122,13 +122,7 @@ def _make_functional(graph: torch.fx.Graph) -> None:
 def _shares_memory(node: torch.fx.Node) -> bool:
     """Whether a node's tensor is, or has, a view, or comes from outside."""
     around = [user for user in node.users if not mutates(user)]
-    return node.op != "call_function" or any(_is_view(other) for other in (node, *around))
-
-
-def _is_view(node: torch.fx.Node) -> bool:
-    return not isinstance(node.target, torch._ops.OpOverload) or any(
-        argument.alias_info is not None for argument in node.target._schema.arguments
-    )
+    return node.op != "call_function" or any(may_share_memory(other) for other in (node, *around))
 
 
 def _same_as(node: torch.fx.Node) -> torch.fx.Node | None:

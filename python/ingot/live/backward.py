@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from ingot.capture.importer import import_graph
 from ingot.capture.layout import hand_on_channels_last
 from ingot.capture.nodes import mutates, schema_name
 from ingot.capture.products import PRODUCTS
+from ingot.capture.reference import computed_for, gradients_reach
 from ingot.capture.table import SHAPE_OPERATORS
 from ingot.live.again import Again
 from ingot.live.operands import apart
@@ -34,6 +35,7 @@ from ingot.runtime.layouts import LeafLayout
 from ingot.runtime.library import IngotError
 from ingot.runtime.program import Program
 
+compile_lock = torch._dynamo.convert_frame.compile_lock
 _aten = torch.ops.aten
 # Operators that may stay PyTorch's in a backward pass whose rest runs by regions.
 _MOST_LEFT = 4
@@ -59,10 +61,8 @@ class Backward:
         compile: Callable[[Captured], Any],
     ):
         self._how = (region, leaves[0].device.type, precision, compile)
-        self.for_some: dict[tuple, tuple[Callable, tuple[bool, ...]]] = {}
-        self.read_by: dict[tuple[bool, ...], tuple[bool, ...]] = {}
-        self.computed: tuple[frozenset, ...] | None = None
-        self.halves: list[tuple[int, ...]] | None = None
+        self._for_some: dict[tuple, tuple[Callable, tuple[bool, ...]]] = {}
+        self._read_by: dict[tuple[bool, ...], tuple[bool, ...]] = {}
         call = (region, leaves, needed, batch)
         made = _by_regions(lambda: derivative_of(*call, BACKWARD_OPERATORS), *self._how)
         self.derivative, compiled = made or _by_operators(derivative_of(*call), *self._how)
@@ -78,23 +78,60 @@ class Backward:
         self.kept = tuple(at for at in range(self.inputs) if reads[at])
         self.again = Again(region.reference, self.derivative, len(leaves))
 
+    @cached_property
+    def computed(self) -> tuple[frozenset, ...]:
+        """For each result, the operators of which a backward pass frees something."""
+        region, *_ = self._how
+        return computed_for(region.reference, self.derivative.wanted)[: len(region.results)]
+
+    @cached_property
+    def halves(self) -> list[tuple[int, ...]]:
+        """Places of the results, those together whose gradients have an operator or a leaf in
+        common; those that have none are with the first."""
+        region, *_ = self._how
+        reach, wanted = gradients_reach(region.reference), set(self.derivative.wanted)
+        alike: list[tuple[set, set]] = []
+        for at, nodes in enumerate(self.computed):
+            if not self.derivative.differentiable[at]:
+                continue
+            places, common = {at}, {*nodes, *(reach[at] & wanted)}
+            for other in [each for each in alike if not common.isdisjoint(each[1])]:
+                alike.remove(other)
+                places, common = places | other[0], common | other[1]
+            alike.append((places, common))
+        halves = sorted(tuple(sorted(places)) for places, _ in alike)
+        rest = set(range(len(self.computed))).difference(*halves)
+        return [tuple(sorted({*halves[0], *rest})), *halves[1:]] if halves else [()]
+
+    def read_by(self, results: tuple[bool, ...]) -> tuple[bool, ...]:
+        """Which of the inputs it reads for the gradients of these results."""
+        found = self._read_by.get(results)
+        if found is None:
+            given = tuple(results[at] for at in self.differentiable)
+            with compile_lock:
+                found = self._read_by[results] = of_some(self.derivative, given).reads
+        return found
+
     def of_some(
         self, given: tuple[bool, ...], transformed: bool
     ) -> tuple[Callable, tuple[bool, ...]]:
         """What runs where only some of the differentiable results have a gradient, and which of
         these gradients it reads: the others are to be zeros there. transformed: by torch.vmap,
-        whose tensors have no memory. Kept in `for_some`; to be called by one thread at a time."""
-        found = self.for_some.get((given, transformed))
+        whose tensors have no memory."""
+        found = self._for_some.get((given, transformed))
         if found is None:
-            derivative = self.derivative if all(given) else of_some(self.derivative, given)
-            if transformed:
-                compiled = _InOrder(copied(derivative.graph))
-            else:
-                made = _by_regions(lambda: derivative, *self._how)
-                _, compiled = made or _by_operators(derivative, *self._how)
-            found = compiled.run, derivative.reads[self.inputs :]
-            self.for_some[given, transformed] = found
+            with compile_lock:
+                found = self._for_some[given, transformed] = self._made_for(given, transformed)
         return found
+
+    def _made_for(self, given: tuple[bool, ...], transformed: bool) -> tuple:
+        derivative = self.derivative if all(given) else of_some(self.derivative, given)
+        if transformed:
+            compiled = _InOrder(copied(derivative.graph))
+        else:
+            made = _by_regions(lambda: derivative, *self._how)
+            _, compiled = made or _by_operators(derivative, *self._how)
+        return compiled.run, derivative.reads[self.inputs :]
 
 
 def _by_regions(derivative_of, region, device_type, precision, compile) -> tuple | None:

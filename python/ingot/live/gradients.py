@@ -10,11 +10,10 @@ from typing import Any
 import torch
 
 from ingot.capture.captured import Region
-from ingot.capture.derivative import of_some
 from ingot.capture.forms import form_of
-from ingot.capture.reference import computed_for, gradients_reach
+from ingot.capture.reference import gradients_reach
 from ingot.live.again import edges_of, stand_in
-from ingot.live.backward import Backward
+from ingot.live.backward import Backward, compile_lock
 from ingot.live.products import is_batched
 from ingot.live.releases import unseen
 from ingot.runtime.ahead import compile_ahead
@@ -26,7 +25,6 @@ _with_gradients = torch.is_grad_enabled
 _set_gradients = torch._C._set_grad_enabled
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _functorch_is_active = torch._C._are_functorch_transforms_active
-_compile_lock = torch._dynamo.convert_frame.compile_lock
 
 
 class NoDerivativeError(Exception):
@@ -78,12 +76,12 @@ class RegionCall:
     def _applied(self, begun: tuple, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Results that have nothing in common are of functions of their own: autograd calls the
         hooks of all that a function is applied to, DDP's among them, whichever result is asked."""
-        halves = self.halves(begun[2])
-        if len(halves) == 1:
+        way = begun[2]
+        if len(way.halves) == 1:
             return _apply(self, begun, None, *leaves)
         found: list[Any] = [None] * self.results
-        for half in halves:
-            given = [at for at in half if begun[2].derivative.differentiable[at]]
+        for half in way.halves:
+            given = [at for at in half if way.derivative.differentiable[at]]
             reached = frozenset().union(*(self.reach[at] for at in given))
             own = [
                 leaf if at in reached or not leaf.requires_grad else leaf.detach()
@@ -176,53 +174,10 @@ class RegionCall:
         self._last = (binding, needed, autocast, found)
         return found
 
-    def of_some(self, way: Backward, given: tuple[bool, ...], transformed: bool) -> tuple:
-        if not transformed and all(given):  # what has no gradient has no derivative either
-            return way.run, given
-        found = way.for_some.get((given, transformed))
-        if found is None:
-            with _compile_lock:
-                found = way.of_some(given, transformed)
-        return found
-
-    def computed(self, way: Backward) -> tuple[frozenset, ...]:
-        """For each result, the operators of which a backward pass frees something."""
-        if way.computed is None:
-            wanted = way.derivative.wanted
-            way.computed = computed_for(self.region.reference, wanted)[: self.results]
-        return way.computed
-
-    def halves(self, way: Backward) -> list[tuple[int, ...]]:
-        """Places of the results, those together whose gradients have an operator or a leaf in
-        common; those that have none are with the first."""
-        if way.halves is None:
-            wanted, alike = set(way.derivative.wanted), []
-            for at, (nodes, reach) in enumerate(zip(self.computed(way), self.reach)):
-                if not way.derivative.differentiable[at]:
-                    continue
-                places, common = {at}, {*nodes, *(reach & wanted)}
-                for other in [each for each in alike if not common.isdisjoint(each[1])]:
-                    alike.remove(other)
-                    places, common = places | other[0], common | other[1]
-                alike.append((places, common))
-            halves = sorted(tuple(sorted(places)) for places, _ in alike)
-            rest = set(range(self.results)).difference(*halves)
-            way.halves = [tuple(sorted({*halves[0], *rest})), *halves[1:]] if halves else [()]
-        return way.halves
-
-    def read_by(self, way: Backward, results: tuple[bool, ...]) -> tuple[bool, ...]:
-        """Which of a derivative's inputs it reads for the gradients of these results."""
-        found = way.read_by.get(results)
-        if found is None:
-            given = tuple(results[at] for at in way.differentiable)
-            with _compile_lock:
-                found = way.read_by[results] = of_some(way.derivative, given).reads
-        return found
-
     def _made(self, leaves, needed, batch: int | None, size: int) -> Backward:
         """batch: the size that its graph may take for a symbol; size: of the call."""
         # Graphs are recorded in one thread at a time: this one, or one in which Dynamo compiles.
-        with _compile_lock:
+        with compile_lock:
             key = form_of(self.region), tuple(map(_laid_out, leaves)), needed, batch
             key = *key, _autocast_of(self.device_type)
             found = self._shared.get(key)
@@ -257,7 +212,7 @@ class _RegionFunction(torch.autograd.Function):
         inputs = [*leaves, *(results[at] for at in stored)]
         reads, ctx.half, ctx.places = way.derivative.reads, half, way.kept
         if half is not None:
-            reads = call.read_by(way, tuple(at in half for at in range(call.results)))
+            reads = way.read_by(tuple(at in half for at in range(call.results)))
             ctx.places = tuple(at for at in way.kept if reads[at])
             for at, place in enumerate(stored, len(leaves)):
                 if place < call.results and place not in half:
@@ -355,12 +310,12 @@ def _keep_for_others(ctx, inputs: list, gradients: Sequence) -> None:
         bool(ctx.way.derivative.differentiable[at])
         and (ctx.half is None or at in ctx.half)
         and not computed & served
-        for at, computed in enumerate(ctx.call.computed(ctx.way))
+        for at, computed in enumerate(ctx.way.computed)
     )
     ctx.served, ctx.kept = served, ()
     if any(others):
         # detach(): a result would hold this function, and that the result.
-        reads = ctx.call.read_by(ctx.way, others)
+        reads = ctx.way.read_by(others)
         ctx.kept = [
             (at, inputs[at].detach(), inputs[at]._version)
             for at in ctx.places
@@ -369,7 +324,7 @@ def _keep_for_others(ctx, inputs: list, gradients: Sequence) -> None:
 
 
 def _computed_for(ctx, given: Sequence[bool]) -> frozenset:
-    both = zip(ctx.call.computed(ctx.way), given)
+    both = zip(ctx.way.computed, given)
     return frozenset().union(*(computed for computed, has in both if has))
 
 
@@ -388,7 +343,7 @@ def _of_some(
     binding = ctx.binding
     both = list(zip(gradients, (binding.outputs[at] for at in ctx.way.differentiable)))
     which = tuple(gradient is not None for gradient, _ in both)
-    run, reads = ctx.call.of_some(ctx.way, which, transformed)
+    run, reads = ctx.way.of_some(which, transformed)
     return run, [
         torch.zeros(shape, dtype=dtype, device=binding.device) if g is None and read else g
         for (g, (shape, _, dtype)), read in zip(both, reads)
