@@ -410,7 +410,7 @@ def _check_attributes(before: dict, after: dict) -> None:
     for path, name in {**before, **after}:
         old, new = before.get((path, name), ()), after.get((path, name), ())
         if len(old) != len(new) or any(map(_differ, old, new)):
-            raise CaptureError(
+            raise dynamo.NotWholeError(
                 f"its forward changes {name!r} of {path or 'the module itself'}, which a captured "
                 "graph would not repeat"
             )

@@ -327,6 +327,37 @@ def test_explain_shows_every_graph_of_a_broken_forward(tmp_path):
     assert replaced.count("linear") == 2 and {"relu", "sigmoid"} <= set(replaced)
 
 
+COUNTING = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x):
+        self.steps += 1
+        return torch.sigmoid(self.linear(x)) * self.steps
+
+
+def get_inputs():
+    return [torch.rand(4, 16)]
+
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_explain_shows_what_runs_of_a_forward_that_no_file_would_repeat(tmp_path):
+    found = explained(tmp_path, COUNTING, "--device", "cpu")
+    assert any("changes 'steps' of the module itself" in i["why"] for i in found["unsupported"])
+    assert {"linear", "sigmoid", "mul"} <= {i["what"] for i in found["operators_replaced"]}
+
+
 ALONE = """
 import torch
 from torch import nn

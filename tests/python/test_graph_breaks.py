@@ -61,6 +61,19 @@ def test_a_forward_that_dynamo_gives_up_is_told_once():
 
     (told,) = said_over(Model(), 8)
     assert "captures nothing of forward" in told and "TORCH_LOGS=graph_breaks" in told
+    optimised = ingot.optimize(Model())
+    with pytest.warns(IngotWarning, match="captures nothing of forward"):
+        optimised(torch.randn(4, 16))
+    (left,) = (i for i in optimised.ingot_report()["unsupported"] if i["what"] == "the module")
+    assert left["where"].startswith("test_graph_breaks.py:") and "captures nothing" in left["why"]
+
+
+def test_the_line_of_a_forward_of_pytorchs_own():
+    model = nn.Sequential(nn.Linear(16, 16), nn.GELU())
+    model[1].register_full_backward_hook(lambda *unused: None)
+    optimised = ingot.optimize(model)
+    with pytest.warns(IngotWarning, match=r"captures nothing of forward \(container.py:"):
+        optimised(torch.randn(4, 16)).sum().backward()
 
 
 class Talking(Variants):
@@ -116,9 +129,14 @@ def test_what_a_broken_graph_leaves_to_pytorch_is_told_once(within):
     assert [i["what"] for i in left] == ["a part of the forward"] and left[0]["why"] in told
 
 
-def test_failures_of_dynamo_are_told_once(monkeypatch):
+@pytest.fixture
+def failures(monkeypatch):
+    """Those of a Dynamo that fails at all calls."""
+    found = []
+
     def fails(*unused, **unused_too):
-        raise RuntimeError("a fault of its own")
+        found.append(RuntimeError("a fault of its own"))
+        raise found[-1]
 
     made = dynamo._Careful.__init__
 
@@ -126,8 +144,77 @@ def test_failures_of_dynamo_are_told_once(monkeypatch):
         made(self, fails, *rest)
 
     monkeypatch.setattr(dynamo._Careful, "__init__", failing)
+    return found
+
+
+def test_failures_of_dynamo_are_told_once(failures):
     (told,) = said_over(Variants(), 8)
-    assert "has failed at 4 calls" in told and "a fault of its own" in told
+    assert "has failed at 4 calls of forward (test_graph" in told and "a fault of its own" in told
+
+
+def test_where_dynamo_fails_it_is_hardly_asked_again(failures):
+    optimised, x = ingot.optimize(Variants()), torch.randn(4, 16)
+    optimised(x)
+    (left,) = optimised.ingot_report()["unsupported"]
+    assert left["why"] == "TorchDynamo fails: a fault of its own"
+    for _ in range(3 + dynamo._SPARED):
+        optimised(x)
+    assert len(failures) == 2 * 4  # for any batch size, and for this one
+    for _ in range(1 + 2 * dynamo._SPARED):
+        optimised(x)
+    assert len(failures) == 2 * 5
+    optimised(x)
+    assert len(failures) == 2 * 6
+
+
+class AskingForSizes(nn.Module):
+    """quantile wants its operand's sizes as numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 32)
+
+    def forward(self, x):
+        y = torch.relu(self.linear(x)) * 2
+        return y / y.abs().quantile(0.9, 1, keepdim=True)
+
+
+def test_what_fails_for_any_size_is_captured_for_each():
+    model = AskingForSizes()
+    twin, optimised = copy.deepcopy(model), ingot.optimize(model)
+    for rows in (8, 16, 8, 1, 5, 16):
+        x = torch.randn(rows, 16)
+        torch.testing.assert_close(optimised(x), twin(x))
+    taken = {item["what"] for item in optimised.ingot_report()["operators_replaced"]}
+    assert taken == {"linear", "relu", "mul"}
+    tried = torch._dynamo.utils.counters["frames"]["total"]
+    for rows in (16, 5):
+        x = torch.randn(rows, 16)
+        torch.testing.assert_close(optimised(x), twin(x))
+    assert torch._dynamo.utils.counters["frames"]["total"] == tried
+
+
+def test_a_frame_that_fails_is_no_other_frame():
+    """Variable lengths: TorchDynamo fails behind the line at which it broke the graph."""
+
+    class Packed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.head = nn.GRU(8, 16, batch_first=True), nn.Linear(16, 3)
+
+        def forward(self, x, lengths):
+            y = nn.utils.rnn.pack_padded_sequence(x, lengths, True, enforce_sorted=False)
+            y = nn.utils.rnn.pad_packed_sequence(self.rnn(y)[0], batch_first=True)[0]
+            return torch.relu(self.head(y.mean(1))) * 2
+
+    model = Packed()
+    twin, optimised = copy.deepcopy(model), ingot.optimize(model)
+    for _ in range(8):
+        x, lengths = torch.randn(4, 7, 8), torch.randint(1, 8, (4,))
+        torch.testing.assert_close(optimised(x, lengths), twin(x, lengths))
+    tried = torch._dynamo.utils.counters["frames"]["total"]
+    optimised(x, lengths)
+    assert torch._dynamo.utils.counters["frames"]["total"] == tried
 
 
 class Layers(nn.Module):

@@ -109,6 +109,12 @@ class Session:
                 "TORCH_LOGS=graph_breaks tells the lines"
             )
 
+    def lost(self, why: str, where: str) -> None:
+        """A call that PyTorch runs whole: for the report, since the next one may be another."""
+        item = Unsupported("the module", where, why)
+        if item not in self.breaks:
+            self.breaks.append(item)
+
     def run_by_pytorch(self, gm: torch.fx.GraphModule) -> Callable:
         return forward_of(gm)
 

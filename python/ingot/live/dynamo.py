@@ -9,6 +9,7 @@ import os
 import threading
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -62,9 +63,12 @@ _MESSAGES = _SAID | {getattr(logging, level) for level in _LEVELS}
 
 _serial = itertools.count()
 _to_forget: list[types.CodeType] = []
+# Of code whose own says this file: that of the function which it was made from.
+_files: weakref.WeakKeyDictionary[types.CodeType, str] = weakref.WeakKeyDictionary()
 _compile_lock = torch._dynamo.convert_frame.compile_lock
-# Calls that Dynamo could not capture, until it is left to leave them alone.
-_TRIES = 4
+# Calls that Dynamo could not capture, until it is left to leave them alone; and where it failed at
+# them, calls that PyTorch runs then before another is tried, twice as many each time.
+_TRIES, _SPARED = 4, 64
 
 
 def compiled(
@@ -73,18 +77,19 @@ def compiled(
     seen: Callable[[Any], None],
     warn: Callable[[str], None],
     broke: Callable[[str, str], None],
+    lost: Callable[[str, str], None],
     vain: CapturesInVain,
 ) -> Callable | None:
     """`function` (of a module and a call's arguments) as Dynamo runs it; None where Dynamo is
     switched off. Its cache hangs on the code object, so give it one of its own. seen: is told the
     module before a frame is compiled; warn: is told when Dynamo gives the function up, and what to
-    do; broke: why, and where if that is known, it cut a graph in two; vain: says which calls are
-    not worth a capture.
+    do; broke: why, and where if that is known, it cut a graph in two; lost: the same of a call that
+    PyTorch runs whole; vain: says which calls are not worth a capture.
     """
     context = torch._dynamo.optimize(backend=backend)
     if torch._dynamo.config.disable or not hasattr(context, "callback"):
         return None
-    context.callback = _Careful(context.callback, function.__code__, seen, warn, broke, vain)
+    context.callback = _Careful(context.callback, function.__code__, seen, warn, broke, lost, vain)
     return context(function)
 
 
@@ -215,7 +220,12 @@ def _innermost(frames: Iterable | None) -> str:
 
 
 def _place(code: types.CodeType) -> str:
-    return f"{code.co_name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+    return f"{code.co_name} ({_line(code)})"
+
+
+def _line(code: types.CodeType) -> str:
+    file = _files.get(code, code.co_filename)
+    return f"{os.path.basename(file)}:{code.co_firstlineno}"
 
 
 def _known(settings: dict[str, Any]) -> dict[str, Any]:
@@ -250,47 +260,71 @@ class _Careful:
         seen: Callable,
         warn: Callable,
         broke: Callable,
+        lost: Callable,
         vain: CapturesInVain,
     ):
         self._callback, self._code, self._seen = callback, code, seen
-        self._warn, self._broke, self._vain = warn, broke, vain
-        self._given_up = self._failed = 0
+        self._warn, self._broke, self._lost, self._vain = warn, broke, lost, vain
+        self._given_up = 0
+        self._failures: dict[types.CodeType, _Failures] = {}
         # By this name (before 2.7, the second) Dynamo finds the backend behind a callback.
         self._torchdynamo_orig_backend = self._torchdynamo_orig_callable = callback
         self._settings = _known(_WHILE_COMPILING)
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._vain.spares(frame.f_code):
+        failures = self._failures.get(frame.f_code)
+        if (failures and failures.spare()) or self._vain.spares(frame.f_code):
             return _by_pytorch_this_time("SKIP")
         values = list(frame.f_locals.values())
         self._seen(values[0] if values else None)
         tensors = [t for t in pytree.tree_leaves(values) if type(t) is torch.Tensor]
         batch = batched_inputs(tensors)[1]
-        for tensor in tensors:
-            # Labels too: one size for theirs would be one for the whole batch.
-            if batch > 1 and tensor.dim() and tensor.size(0) == batch:
-                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        # Labels too: one size for theirs would be one for the whole batch.
+        batched = [t for t in tensors if batch > 1 and t.dim() and t.size(0) == batch]
+        for tensor in batched:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
         try:
-            known = self._vain.knows(frame.f_code)
             with self._vain.noting(frame.f_code):
-                found = self._captured(frame, *args, **kwargs)
-                if known and _is_given_up(found):
-                    # Sizes have become symbolic since, and what the forward computes of them is
-                    # no argument of the operator that it is for.
-                    found = self._captured(frame, *args, **kwargs, for_this_size=True)
+                found = self._for_any_size_or_this(batched, frame, *args, **kwargs)
         except Exception as error:  # many kinds, of Dynamo's own and of what it looks at
             wrong_use = getattr(error, "inner_exception", None)
             if isinstance(wrong_use, IngotError):
                 raise wrong_use from None
             logger.info("TorchDynamo could not compile a call: %s", error)
-            self._failed += not isinstance(_first_cause(error), _NoWeightsError)
-            if self._failed == _TRIES:
-                self._warn(
-                    f"TorchDynamo has failed at {_TRIES} calls, which PyTorch ran, and tries the "
-                    f"next ones too, at a cost: {_told(error)}. INGOT=off leaves all to PyTorch"
-                )
+            if not isinstance(_first_cause(error), _NoWeightsError):
+                self._note_failure(frame.f_code, error)
             return _by_pytorch_this_time("SKIP")
+        self._failures.pop(frame.f_code, None)
         return self._unless_given_up(found, frame.f_code)
+
+    def _note_failure(self, code: types.CodeType, error: Exception) -> None:
+        failures = self._failures.setdefault(code, _Failures())
+        failures.add()
+        self._lost(f"TorchDynamo fails: {_told(error)}", _line(code))
+        if failures.times == _TRIES:
+            self._warn(
+                f"TorchDynamo has failed at {_TRIES} calls of {_place(code)}, which PyTorch ran, "
+                f"and is hardly asked again: {_told(error)}"
+            )
+
+    def _for_any_size_or_this(
+        self, batched: list[torch.Tensor], frame: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """What the forward computes of sizes that are symbolic may be no argument of the operator
+        that it is for, and operators may ask for numbers of their operands' sizes."""
+        known = self._vain.knows(frame.f_code)
+        try:
+            found = self._captured(frame, *args, **kwargs)
+            if not (known and _is_given_up(found)):
+                return found
+        except Exception as error:
+            by_us = isinstance(getattr(error, "inner_exception", None), IngotError)
+            if by_us or not batched or isinstance(_first_cause(error), _NoWeightsError):
+                raise
+            logger.info("TorchDynamo could not compile a call for any batch size: %s", error)
+            for tensor in batched:
+                tensor._dynamo_weak_dynamic_indices.discard(0)
+        return self._captured(frame, *args, **kwargs, for_this_size=True)
 
     def _captured(
         self, *arguments: Any, put_off: bool = True, for_this_size: bool = False, **named: Any
@@ -340,15 +374,31 @@ class _Careful:
             return found
         self._given_up += 1
         logger.info("TorchDynamo could not capture a call; what it calls is captured by itself")
-        if self._given_up <= _TRIES:
-            return _by_pytorch_this_time("DEFAULT")
         if code is self._code:
+            why = "TorchDynamo captures nothing of it (TORCH_LOGS=graph_breaks tells the lines)"
+            self._lost(why, _line(code))
             self._warn(
-                f"TorchDynamo captures nothing of {_place(code)}: PyTorch runs it from now on, and "
-                "Ingot only what it calls of classes that are not PyTorch's own, or that was "
-                "optimised by itself. TORCH_LOGS=graph_breaks tells the lines to change"
+                f"TorchDynamo captures nothing of {_place(code)}: PyTorch runs it, and Ingot only "
+                "what it calls of classes that are not PyTorch's own, or that was optimised by "
+                "itself. TORCH_LOGS=graph_breaks tells the lines to change"
             )
-        return found
+        return _by_pytorch_this_time("DEFAULT") if self._given_up <= _TRIES else found
+
+
+class _Failures:
+    """Of Dynamo at calls of one frame, one after the other: each costs as long as a capture."""
+
+    def __init__(self) -> None:
+        self.times = self._spared = 0
+
+    def add(self) -> None:
+        self.times += 1
+        self._spared = _SPARED << (self.times - _TRIES) if self.times >= _TRIES else 0
+
+    def spare(self) -> bool:
+        """Whether PyTorch is to run a call without another try."""
+        self._spared -= 1
+        return self._spared >= 0
 
 
 def _is_given_up(found: Any) -> bool:
@@ -404,6 +454,7 @@ def with_own_code(function: Callable) -> Callable:
         function.__defaults__,
         function.__closure__,
     )
+    _files[made.__code__] = code.co_filename
     made.__kwdefaults__ = function.__kwdefaults__
     made.__qualname__ = function.__qualname__
     made.__module__ = function.__module__

@@ -109,7 +109,7 @@ class State(Session):
         self._calling = threading.local()
         self._function = dynamo.with_own_code(original_forward)
         # Dynamo keeps every backend for good, and code that it compiled: neither may keep programs.
-        told = (self._backend, self._seen, self.warn, self.broke)
+        told = (self._backend, self._seen, self.warn, self.broke, self.lost)
         asked = (self._captured, self._is_prepared, self.warn)
         vain = CapturesInVain(*map(weakly, asked))
         self._compiled = dynamo.compiled(self._function, *map(weakly, told), vain)
