@@ -8,7 +8,7 @@ import pytest
 import torch
 from ingot.capture import shared_masks
 from ingot.capture.captured import TorchStep
-from ingot.capture.shared_masks import convert_shared_masks, converted_mask
+from ingot.capture.shared_masks import convert_shared_masks, converted_mask, lay_out_masks
 from ingot.capture.sharing import is_repeatable, share
 from ingot.model_capture import capture
 from regions import regions_run
@@ -314,3 +314,42 @@ def test_no_other_kernel_is_chosen(monkeypatch):
 def test_under_a_transform_it_stays():
     masks = torch.rand(3, 6, 6).gt(0.5)
     torch.testing.assert_close(torch.vmap(converted)(masks), masks)
+
+
+def positions_bias(table, length):
+    """As T5 has it: its last dimension is the table's."""
+    places = torch.arange(length, device=table.device)
+    return table[(places[:, None] - places).abs()].permute(2, 0, 1)[None]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_bias_that_lies_otherwise_is_copied_once(dropout):
+    def forward(x, table):
+        bias = positions_bias(table, LENGTH)
+        for _ in range(LAYERS):
+            x = torch.ops.aten.scaled_dot_product_attention.default(x, x, x, bias, dropout)
+        return x
+
+    given = torch.randn(BATCH, HEADS, LENGTH, 4), torch.randn(LENGTH, HEADS)
+    graph = make_fx(forward, pre_dispatch=True)(*given).graph
+    for node in graph.nodes:  # on a GPU
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            node.meta["val"] = node.meta["val"].to("meta")
+    lay_out_masks(graph)
+    masks = {n.args[3] for n in graph.nodes if n.target is shared_masks._ATTENTION}
+    (mask,) = masks
+    assert (mask.target is torch.ops.aten.clone.default) is (dropout == 0.0)
+    assert mask.meta["val"].is_contiguous() is (dropout == 0.0)
+    graph.lint()
+    made = torch.fx.GraphModule({}, graph)(*given)
+    if not dropout:
+        torch.testing.assert_close(made, forward(*given))
+
+
+def test_a_mask_that_lies_as_a_kernel_reads_it_stays():
+    graph = make_fx(attend, pre_dispatch=True)(
+        *(torch.randn(BATCH, HEADS, LENGTH, 4) for _ in range(3)), torch.randn(LENGTH, LENGTH)
+    ).graph
+    before = str(graph)
+    lay_out_masks(graph)
+    assert str(graph) == before

@@ -16,7 +16,7 @@ from ingot.capture.merged_axes import merge_axes
 from ingot.capture.nodes import schema_name
 from ingot.capture.plain_products import take_products_apart
 from ingot.capture.products import PRODUCTS
-from ingot.capture.shared_masks import convert_shared_masks
+from ingot.capture.shared_masks import convert_shared_masks, lay_out_masks
 from ingot.capture.sharing import is_repeatable, share
 from ingot.capture.stages import compute_again
 from ingot.capture.token_chains import cast_in_front
@@ -51,6 +51,8 @@ def import_graph(
         needing = needing_gradients(feed) if gradients else ()
         if feed.shares_masks:
             convert_shared_masks(feed.graph, needing)
+            if not gradients:
+                lay_out_masks(feed.graph)
         take_losses_apart(feed.graph, needing, autocast)
         decompose(feed.graph, needing)
         unbind_parts(feed.graph, needing)
