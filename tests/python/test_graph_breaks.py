@@ -8,7 +8,7 @@ import warnings
 import ingot
 import pytest
 import torch
-from ingot.live import dynamo
+from ingot.live import dynamo, vain
 from ingot.live.backend import IngotWarning
 from live import regions_run
 from torch import nn
@@ -157,14 +157,24 @@ def test_where_dynamo_fails_it_is_hardly_asked_again(failures):
     optimised(x)
     (left,) = optimised.ingot_report()["unsupported"]
     assert left["why"] == "TorchDynamo fails: a fault of its own"
-    for _ in range(3 + dynamo._SPARED):
+    for _ in range(3 + vain._SPARED):
         optimised(x)
     assert len(failures) == 2 * 4  # for any batch size, and for this one
-    for _ in range(1 + 2 * dynamo._SPARED):
+    for _ in range(1 + 2 * vain._SPARED):
         optimised(x)
     assert len(failures) == 2 * 5
     optimised(x)
     assert len(failures) == 2 * 6
+
+
+def test_what_the_user_gets_wrong_is_no_failure_of_dynamos():
+    optimised = ingot.optimize(nn.Sequential(nn.Linear(16, 16), nn.ReLU()))
+    for width in range(1, 8):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            optimised(torch.randn(4, width))
+    assert optimised.ingot_report()["unsupported"] == []
+    optimised(torch.randn(4, 16))
+    assert optimised.ingot_report()["operators_replaced"]
 
 
 class AskingForSizes(nn.Module):

@@ -26,7 +26,7 @@ from ingot.capture.derivative import unwatched
 from ingot.capture.encoder_layer import traceable
 from ingot.capture.feed import batched_inputs
 from ingot.capture.nodes import is_users_own
-from ingot.live.vain import CapturesInVain
+from ingot.live.vain import TRIES, CapturesInVain
 from ingot.log import logger
 from ingot.runtime.library import IngotError
 
@@ -66,9 +66,6 @@ _to_forget: list[types.CodeType] = []
 # Of code whose own says this file: that of the function which it was made from.
 _files: weakref.WeakKeyDictionary[types.CodeType, str] = weakref.WeakKeyDictionary()
 _compile_lock = torch._dynamo.convert_frame.compile_lock
-# Calls that Dynamo could not capture, until it is left to leave them alone; and where it failed at
-# them, calls that PyTorch runs then before another is tried, twice as many each time.
-_TRIES, _SPARED = 4, 64
 
 
 def compiled(
@@ -266,14 +263,12 @@ class _Careful:
         self._callback, self._code, self._seen = callback, code, seen
         self._warn, self._broke, self._lost, self._vain = warn, broke, lost, vain
         self._given_up = 0
-        self._failures: dict[types.CodeType, _Failures] = {}
         # By this name (before 2.7, the second) Dynamo finds the backend behind a callback.
         self._torchdynamo_orig_backend = self._torchdynamo_orig_callable = callback
         self._settings = _known(_WHILE_COMPILING)
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
-        failures = self._failures.get(frame.f_code)
-        if (failures and failures.spare()) or self._vain.spares(frame.f_code):
+        if self._vain.spares(frame.f_code):
             return _by_pytorch_this_time("SKIP")
         values = list(frame.f_locals.values())
         self._seen(values[0] if values else None)
@@ -294,16 +289,14 @@ class _Careful:
             if not isinstance(_first_cause(error), _NoWeightsError):
                 self._note_failure(frame.f_code, error)
             return _by_pytorch_this_time("SKIP")
-        self._failures.pop(frame.f_code, None)
+        self._vain.succeeded(frame.f_code)
         return self._unless_given_up(found, frame.f_code)
 
     def _note_failure(self, code: types.CodeType, error: Exception) -> None:
-        failures = self._failures.setdefault(code, _Failures())
-        failures.add()
         self._lost(f"TorchDynamo fails: {_told(error)}", _line(code))
-        if failures.times == _TRIES:
+        if self._vain.failed(code) == TRIES:
             self._warn(
-                f"TorchDynamo has failed at {_TRIES} calls of {_place(code)}, which PyTorch ran, "
+                f"TorchDynamo has failed at {TRIES} calls of {_place(code)}, which PyTorch ran, "
                 f"and is hardly asked again: {_told(error)}"
             )
 
@@ -382,23 +375,7 @@ class _Careful:
                 "what it calls of classes that are not PyTorch's own, or that was optimised by "
                 "itself. TORCH_LOGS=graph_breaks tells the lines to change"
             )
-        return _by_pytorch_this_time("DEFAULT") if self._given_up <= _TRIES else found
-
-
-class _Failures:
-    """Of Dynamo at calls of one frame, one after the other: each costs as long as a capture."""
-
-    def __init__(self) -> None:
-        self.times = self._spared = 0
-
-    def add(self) -> None:
-        self.times += 1
-        self._spared = _SPARED << (self.times - _TRIES) if self.times >= _TRIES else 0
-
-    def spare(self) -> bool:
-        """Whether PyTorch is to run a call without another try."""
-        self._spared -= 1
-        return self._spared >= 0
+        return _by_pytorch_this_time("DEFAULT") if self._given_up <= TRIES else found
 
 
 def _is_given_up(found: Any) -> bool:

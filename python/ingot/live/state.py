@@ -111,8 +111,8 @@ class State(Session):
         # Dynamo keeps every backend for good, and code that it compiled: neither may keep programs.
         told = (self._backend, self._seen, self.warn, self.broke, self.lost)
         asked = (self._captured, self._is_prepared, self.warn)
-        vain = CapturesInVain(*map(weakly, asked))
-        self._compiled = dynamo.compiled(self._function, *map(weakly, told), vain)
+        self._vain = CapturesInVain(*map(weakly, asked))
+        self._compiled = dynamo.compiled(self._function, *map(weakly, told), self._vain)
         self._off = switched_off()
         if self._compiled is None and not self._off:
             self._off = True
@@ -168,13 +168,19 @@ class State(Session):
         if self._off or self._symbolically_traced():
             return self.original_forward(*args, **kwargs)
         made = self._calling.graphs = []
-        self._calling.captures = False
+        self._calling.captures, self._calling.lost = False, None
         try:
             result = self._compiled(*args, **kwargs)
+        except (_PreparedError, _PyTorchsError):
+            self._note_lost()
+            raise
         except Exception:
             if self._calling.captures and not self._is_prepared():
                 self._refused.add(self.left.kind(args, kwargs))
+            if self._calling.lost is not None:
+                self._vain.forgive()
             raise
+        self._note_lost()
         holds_nothing = all(graph.holds_nothing for graph in made)
         if not holds_nothing:
             self.left.forget_cut()
@@ -187,6 +193,14 @@ class State(Session):
                 alive = (known for known in self._shortcuts if known.is_alive)
                 self._shortcuts = (found, *alive)[:_MAX_SHORTCUTS]
         return result
+
+    def lost(self, why: str, where: str) -> None:
+        self._calling.lost = why, where
+
+    def _note_lost(self) -> None:
+        """That of a call that fails itself is nothing to report."""
+        if self._calling.lost is not None:
+            super().lost(*self._calling.lost)
 
     def _leave(self, training: bool, mode: str) -> None:
         """Calls like the last one, whose new graphs hold nothing."""
