@@ -338,12 +338,33 @@ def test_a_bias_that_lies_otherwise_is_copied_once(dropout):
     lay_out_masks(graph)
     masks = {n.args[3] for n in graph.nodes if n.target is shared_masks._ATTENTION}
     (mask,) = masks
-    assert (mask.target is torch.ops.aten.clone.default) is (dropout == 0.0)
+    assert (mask.target is torch.ops.aten._to_copy.default) is (dropout == 0.0)
     assert mask.meta["val"].is_contiguous() is (dropout == 0.0)
     graph.lint()
     made = torch.fx.GraphModule({}, graph)(*given)
     if not dropout:
         torch.testing.assert_close(made, forward(*given))
+
+
+def test_rows_that_see_nothing_are_zeros_as_in_eager_mode():
+    def forward(x, bias):
+        return torch.ops.aten.scaled_dot_product_attention.default(x, x, x, bias)
+
+    bias = torch.randn(LENGTH, LENGTH, HEADS)
+    bias[2], bias[3, :, 1] = -torch.inf, -torch.inf
+    given = torch.randn(BATCH, HEADS, LENGTH, 4), bias.permute(2, 0, 1)[None]
+    graph = make_fx(forward, pre_dispatch=True)(*given).graph
+    for node in graph.nodes:
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            node.meta["val"] = node.meta["val"].to("meta")
+    lay_out_masks(graph)
+    (attention,) = (n for n in graph.nodes if n.target is shared_masks._ATTENTION)
+    plain = torch.ops.aten.scaled_dot_product_attention.default
+    # As a fused kernel that divides by a sum of no terms.
+    attention.target = lambda *args: plain(*args).where(args[3].isfinite().any(-1, True), torch.nan)
+    found = torch.fx.GraphModule({}, graph)(*given)
+    torch.testing.assert_close(found, forward(*given))
+    assert not found[:, :, 2].any() and not found[:, 1, 3].any() and found[:, 0, 3].all()
 
 
 def test_a_mask_that_lies_as_a_kernel_reads_it_stays():
@@ -353,3 +374,34 @@ def test_a_mask_that_lies_as_a_kernel_reads_it_stays():
     before = str(graph)
     lay_out_masks(graph)
     assert str(graph) == before
+
+
+class Relative(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.table = nn.Parameter(torch.randn(LENGTH, HEADS))
+
+    def forward(self, x, hidden):
+        mask = positions_bias(self.table, x.shape[1]) + hidden[:, None]
+        for block in self.blocks:
+            x = block(x, mask)
+        return x
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_networks_with_a_bias_of_positions(autocast, monkeypatch):
+    monkeypatch.setattr(shared_masks, "_is_dense", lambda mask: mask.stride(-1) in (0, 1))
+    laid_out = []
+    real = shared_masks._laid_out
+    monkeypatch.setattr(shared_masks, "_laid_out", lambda *a: laid_out.append(a) or real(*a))
+    model = Relative().eval()
+    made = ingot.optimize(copy.deepcopy(model))
+    for samples in (3, 5, 3):
+        x, hidden = torch.randn(samples, LENGTH, WIDTH), torch.zeros(samples, LENGTH, LENGTH)
+        hidden[0, :3] = hidden[1, :, 4:] = -torch.inf
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            expected, found = model(x, hidden), made(x, hidden)
+        assert found.isfinite().all() and found.stride() == expected.stride()
+        torch.testing.assert_close(found, expected, atol=0.05 if autocast else 1e-5, rtol=0.02)
+    assert len(laid_out) == 1

@@ -10,6 +10,8 @@ Its fused kernels read a mask whose last dimension lies densely; for any other P
 attention in ten operators, in 16 bits by products of fp32. (The positions' bias of T5 is one, which
 an embedding gives head by head.) Where no gradient follows, and no dropout draws random numbers,
 which another kernel would draw in another order, the first attention's mask is copied for all.
+What sees nothing (a row of -inf) comes out as zeros, as the ten operators give it and not every
+fused kernel does.
 """
 
 from __future__ import annotations
@@ -49,20 +51,39 @@ def convert_shared_masks(graph: torch.fx.Graph, needing: Container[torch.fx.Node
 
 def lay_out_masks(graph: torch.fx.Graph) -> None:
     """Of a forward without gradients on a GPU; as convert_shared_masks() wants the graph."""
-    dense: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in graph.nodes:
+    dense: dict[tuple, tuple[torch.fx.Node, torch.fx.Node]] = {}
+    for node in list(graph.nodes):
         if node.target is not _ATTENTION or named_arguments(node)["dropout_p"]:
             continue
-        mask = named_arguments(node)["attn_mask"]
+        mask, dtype = named_arguments(node)["attn_mask"], node.meta["val"].dtype
         if not isinstance(mask, torch.fx.Node) or _is_dense(mask.meta["val"]):
             continue
-        if mask not in dense:
-            order = {"memory_format": torch.contiguous_format}
-            made = Writer(graph, node).call(_aten.clone.default, sizes_of(mask), mask, **order)
-            made.meta["val"] = mask.meta["val"].new_empty(sizes_of(mask))
-            made.meta[ASIDE] = True
-            dense[mask] = made
-        node.replace_input_with(mask, dense[mask])
+        if (mask, dtype) not in dense:
+            dense[mask, dtype] = _laid_out(Writer(graph, node), mask, dtype)
+        copy, blind = dense[mask, dtype]
+        node.replace_input_with(mask, copy)
+        with graph.inserting_after(node):
+            seen = graph.call_function(_aten.masked_fill.Scalar, (node, blind, 0.0))
+        seen.meta = {**node.meta, ASIDE: True}
+        node.replace_all_uses_with(seen, delete_user_cb=lambda user, seen=seen: user is not seen)
+
+
+def _laid_out(
+    writer: Writer, mask: torch.fx.Node, dtype: torch.dtype
+) -> tuple[torch.fx.Node, torch.fx.Node]:
+    """A dense copy of a mask, in the type of an attention, and which of its rows hide all."""
+    sizes, like = sizes_of(mask), mask.meta["val"]
+
+    def made(value: torch.Tensor, target, *arguments, **named) -> torch.fx.Node:
+        node = writer.call(target, value.shape, *arguments, **named)
+        node.meta["val"], node.meta[ASIDE] = value, True
+        return node
+
+    how = {"dtype": dtype, "memory_format": torch.contiguous_format}
+    copy = made(like.new_empty(sizes, dtype=dtype), _aten._to_copy.default, mask, **how)
+    flags = like.new_empty(sizes, dtype=torch.bool)
+    hidden = made(flags, _aten.eq.Scalar, copy, -math.inf)
+    return copy, made(flags[..., :1], _aten.all.dim, hidden, -1, True)
 
 
 def _is_dense(mask: torch.Tensor) -> bool:
