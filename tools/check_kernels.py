@@ -197,6 +197,23 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
+# Running sums: of rows of a warp, which a vector divides or not, and of a block.
+SCAN_MODEL = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, *rows):
+        return [torch.tanh(torch.cumsum(torch.relu(x) * 2, dim=1)) for x in rows]
+
+
+def get_inputs():
+    return [torch.rand(8, length).to({dtype}) for length in (60, 1001, 20000)]
+
+
+def get_init_inputs():
+    return []
+"""
 HALF_MODELS = ("gemm_scale_bn", "gemm_bn_scale_softmax", "linear_gelu")
 # Under tf32: a bundled model and its constants, so that each tile of the tf32 product is met.
 TF32_MODELS = (
@@ -266,6 +283,14 @@ def long_rows_models(folder: Path) -> list[Path]:
     return models
 
 
+def scan_models(folder: Path) -> list[Path]:
+    models = []
+    for dtype in ("float32", "bfloat16", "float16"):
+        models.append(folder / f"scan_{dtype}.py")
+        models[-1].write_text(SCAN_MODEL.format(dtype=f"torch.{dtype}"), encoding="utf-8")
+    return models
+
+
 def half_models(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     models = []
@@ -293,7 +318,7 @@ def generated_sources(architecture: str, folder: Path) -> dict[str, str]:
         if "class Model" in model.read_text(encoding="utf-8")
     ]
     models += half_models(folder / "half")
-    models += long_rows_models(folder)
+    models += [*long_rows_models(folder), *scan_models(folder)]
     options = ["--device", "cuda", "--sm", re.sub(r"\D", "", architecture), "--mode", "both"]
     options.append("--no-kernels")
     commands = {model.stem: ["explain", str(model), *options] for model in models}

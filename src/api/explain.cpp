@@ -43,6 +43,8 @@ std::string_view operator_name(const Node& node) {
       return "matmul";
     case NodeKind::view:
       return "view";
+    case NodeKind::scan:
+      return "scan";
     default:
       return "value";
   }

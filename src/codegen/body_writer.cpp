@@ -194,6 +194,9 @@ std::string SweepContext::name_of(ValueId value) const {
     case NodeKind::view:
       what = "view";
       break;
+    case NodeKind::scan:
+      what = "cumsum";
+      break;
     case NodeKind::constant:
       what = "constant";
       break;

@@ -61,6 +61,8 @@ std::vector<KernelSource> generate_sweep(const Plan& plan, int index) {
       if (!has_reductions(plan.graph, sweep)) return {write_map(plan, index)};
       if (reduces_rows(plan, index)) return {write_rows(plan, index)};
       return {write_groups(plan, index)};
+    case SweepKind::scan:
+      return {write_scan(plan, index)};
     case SweepKind::product:
       break;
   }

@@ -19,6 +19,7 @@ KernelSource write_merge(const Plan& plan, int sweep);
 KernelSource write_rows(const Plan& plan, int sweep);
 // See generate_packing().
 std::optional<KernelSource> write_packing(const Plan& plan, int sweep, ValueId value);
+KernelSource write_scan(const Plan& plan, int sweep);
 KernelSource write_groups(const Plan& plan, int sweep);
 // See generate_turned().
 std::optional<KernelSource> write_rows_turned(const Plan& plan, int sweep,

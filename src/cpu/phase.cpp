@@ -274,6 +274,9 @@ Phase lower_phase(const Graph& graph, const Shape& space, const std::map<ValueId
     const Node& node = graph[value];
     if (node.kind == NodeKind::pointwise) lowering.pointwise(value);
     if (node.kind == NodeKind::reduce) lowering.reduce(value, reductions);
+    if (node.kind == NodeKind::scan) {
+      fail(INGOT_UNSUPPORTED, "{}: running sums run on GPUs alone", node.source);
+    }
   }
   for (const SharedState& state : statistics) lowering.statistic(state);
   for (const ValueId value : stores) lowering.store(value);

@@ -100,6 +100,13 @@ ValueId GraphBuilder::view(ValueId a, Shape shape) {
   return append(std::move(node));
 }
 
+ValueId GraphBuilder::scan(ValueId a) {
+  Node node;
+  node.kind = NodeKind::scan;
+  node.args = {a};
+  return append(std::move(node));
+}
+
 void GraphBuilder::result(ValueId value, std::string name) {
   graph_.results.push_back({value, std::move(name)});
 }

@@ -27,6 +27,8 @@ class GraphBuilder {
   ValueId reduce(Finish finish, ValueId a, AxisMask axes);
   // The same elements in the same order; the batch axis stays.
   ValueId view(ValueId a, Shape shape);
+  // Of each element the sum of those before it along the features, and itself; of 16 bits in fp32.
+  ValueId scan(ValueId a);
 
   void result(ValueId value, std::string name);
   // Writes `value` into the buffer when the graph has run; a later update replaces an earlier one.

@@ -246,6 +246,7 @@ class Evaluator {
   Values evaluate_node(const Node& node, const ingot_tensor*& next_leaf) const;
   Values pointwise(const Node& node) const;
   Values reduce(const Node& node) const;
+  Values scan(const Node& node) const;
   Values matmul(const Node& node) const;
   const Values& of(ValueId id) const { return values_[static_cast<size_t>(id)]; }
 
@@ -328,6 +329,15 @@ Values Evaluator::reduce(const Node& node) const {
   return values;
 }
 
+Values Evaluator::scan(const Node& node) const {
+  Values values = of(node.args[0]);
+  const auto features = static_cast<size_t>(node.shape.features);
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (i % features != 0) values[i] += values[i - 1];
+  }
+  return values;
+}
+
 Values Evaluator::matmul(const Node& node) const {
   const Shape& a = graph_[node.args[0]].shape;
   const Shape& b = graph_[node.args[1]].shape;
@@ -359,6 +369,8 @@ Values Evaluator::evaluate_node(const Node& node, const ingot_tensor*& next_leaf
       return reduce(node);
     case NodeKind::view:
       return of(node.args[0]);
+    case NodeKind::scan:
+      return scan(node);
   }
   return {};
 }

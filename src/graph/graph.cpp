@@ -58,6 +58,8 @@ std::string operator_text(const Node& node) {
       return fmt::format("reduce {} over {}", name_of(node.finish), axes_to_string(node.axes));
     case NodeKind::view:
       return "view";
+    case NodeKind::scan:
+      return "scan";
   }
   return "?";
 }

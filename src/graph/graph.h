@@ -1,9 +1,9 @@
 // The intermediate representation: a DAG of typed values over the axes
 // [batch, rows, groups, features], of which only the batch has a symbolic extent.
 //
-// Nodes are few: leaf, constant, matrix product, pointwise, reduction (a monoid over some axes) and
-// view (the same elements under another factoring of rows, groups and features). Everything else is
-// defined by these in graph/operators.h.
+// Nodes are few: leaf, constant, matrix product, pointwise, reduction (a monoid over some axes),
+// view (the same elements under another factoring of rows, groups and features) and scan (running
+// sums along the features). Everything else is defined by these in graph/operators.h.
 #pragma once
 
 #include <array>
@@ -104,7 +104,7 @@ std::string_view name_of(MonoidKind monoid);
 using ValueId = int32_t;
 inline constexpr ValueId kNoValue = -1;
 
-enum class NodeKind : uint8_t { leaf, constant, matmul, pointwise, reduce, view };
+enum class NodeKind : uint8_t { leaf, constant, matmul, pointwise, reduce, view, scan };
 enum class LeafRole : uint8_t { input, parameter, buffer };
 
 struct Node {

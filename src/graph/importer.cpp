@@ -294,6 +294,8 @@ std::string_view operator_name(const Node& node) {
       return "reduce";
     case NodeKind::view:
       return "view";
+    case NodeKind::scan:
+      return "scan";
   }
   return "";
 }

@@ -112,6 +112,7 @@ size_t expected_arguments(const Node& node) {
       return static_cast<size_t>(arity_of(node.op));
     case NodeKind::reduce:
     case NodeKind::view:
+    case NodeKind::scan:
       return 1;
   }
   return 0;
@@ -175,6 +176,14 @@ void check_update(const Graph& graph, const Update& update) {
   }
 }
 
+DType scan_dtype(const Graph& graph, const Node& node) {
+  const DType dtype = graph[node.args[0]].dtype;
+  if (!is_floating(dtype)) {
+    fail(INGOT_INVALID_ARGUMENT, "running sums are of floating dtypes, got {}", name_of(dtype));
+  }
+  return dtype;
+}
+
 }  // namespace
 
 namespace {
@@ -210,6 +219,8 @@ Shape shape_of(const Graph& graph, const Node& node) {
       }
       return node.shape;
     }
+    case NodeKind::scan:
+      return graph[node.args[0]].shape;
   }
   return {};
 }
@@ -243,6 +254,8 @@ DType infer_dtype(const Graph& graph, const Node& node) {
       return reduce_dtype(graph, node);
     case NodeKind::view:
       return graph[node.args[0]].dtype;
+    case NodeKind::scan:
+      return scan_dtype(graph, node);
   }
   return DType::f32;
 }

@@ -33,6 +33,11 @@ ValueId view(GraphBuilder& builder, const OperatorCall& call) {
   return args[0].view(args.shape()).id();
 }
 
+ValueId scan(GraphBuilder& builder, const OperatorCall& call) {
+  const OperatorArguments args(builder, call);
+  return builder.scan(args[0].id());
+}
+
 // Nothing to do in eval mode; in training mode it draws random numbers, which a graph cannot.
 ValueId dropout(GraphBuilder& builder, const OperatorCall& call) {
   const OperatorArguments args(builder, call);
@@ -51,6 +56,7 @@ const std::vector<Operator>& primitive_operators() {
       {"reduce", 1, 1, {"finish", "axes"}, reduce},
       {"cast", 1, 1, {"dtype"}, cast},
       {"view", 1, 1, {"shape"}, view},
+      {"scan", 1, 1, {}, scan},
       {"dropout", 1, 1, {"p", "training"}, dropout},
   };
   return rows;

@@ -106,6 +106,12 @@ Expression p_norm(Expression x, double p, AxisMask axes) {
   fail(INGOT_UNSUPPORTED, "the norm of order {} is not supported; 1, 2 and inf are", p);
 }
 
+// Sums of an element and those before it along the features.
+ValueId cumsum(GraphBuilder& builder, const OperatorCall& call) {
+  const OperatorArguments args(builder, call);
+  return builder.scan(require_floating(args).id());
+}
+
 ValueId norm(GraphBuilder& builder, const OperatorCall& call) {
   const OperatorArguments args(builder, call);
   const Expression x = require_floating(args).widened();
@@ -129,6 +135,7 @@ const std::vector<Operator>& reduction_operators() {
       {"logsumexp", 1, 1, {"axes"}, logsumexp},
       {"sum", 1, 1, {"axes"}, sum},
       {"mean", 1, 1, {"axes"}, mean},
+      {"cumsum", 1, 1, {}, cumsum},
       {"max", 1, 1, {"axes"}, max},
       {"min", 1, 1, {"axes"}, min},
       {"argmax", 1, 1, {"axes"}, argmax},

@@ -23,6 +23,7 @@ double element_flops(const Node& node) {
   if (node.kind == NodeKind::reduce) {
     return monoid_of(node.finish) == MonoidKind::log_sum_exp ? 25 : 6;
   }
+  if (node.kind == NodeKind::scan) return 4;
   return node.kind == NodeKind::pointwise ? pointwise_row(node.op).cost : 0;
 }
 

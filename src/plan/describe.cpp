@@ -42,6 +42,9 @@ std::string part_of(const Graph& graph, const Node& node) {
       case NodeKind::reduce:
         text = name_of(node.finish);
         break;
+      case NodeKind::scan:
+        text = "cumsum";
+        break;
       default:
         return "";
     }
@@ -119,6 +122,9 @@ void explain_kind(const Plan& plan, Sweep& sweep) {
       break;
     }
     case SweepKind::map:
+      break;
+    case SweepKind::scan:
+      sweep.reasons.push_back("each element waits for those before it: one team owns their row");
       break;
   }
   if (!sweep.statistics.empty()) {

@@ -108,6 +108,8 @@ class Normaliser {
         return translate_view(node);
       case NodeKind::reduce:
         return translate_reduction(node, old_arg);
+      case NodeKind::scan:
+        return node.shape.features > 1 ? builder_.scan(node.args[0]) : node.args[0];
     }
     return kNoValue;
   }

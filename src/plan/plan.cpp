@@ -9,7 +9,7 @@
 namespace ingot {
 namespace {
 
-constexpr std::string_view kSweepNames[] = {"product", "columns", "rows", "map"};
+constexpr std::string_view kSweepNames[] = {"product", "columns", "rows", "map", "scan"};
 constexpr std::string_view kPrecisionNames[] = {"fp32", "ieee", "high", "tf32", "bf16", "fp16"};
 
 constexpr Axis kStaticAxes[] = {kFeatures, kGroups, kRows};  // innermost first

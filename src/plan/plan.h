@@ -20,7 +20,8 @@ enum class SweepKind : uint8_t {
   product,  // a matrix product, and behind it everything that needs no wait (its epilogue)
   columns,  // partial states over the batch for every kept element, merged, then the tail
   rows,     // one team owns all features of a row: row reductions resolve inside the sweep
-  map       // pointwise only
+  map,      // pointwise only
+  scan      // one team goes through a row in order, and stores its running sums
 };
 std::string_view name_of(SweepKind kind);
 
@@ -68,6 +69,7 @@ struct Cost {
 //  `body`, `statistics` and `tail` are in an order in which they can be computed.
 //  - A value whose extent is 1 along an axis where the space's is not is written once.
 //  - rows: the argument of every row reduction fills the space.
+//  - scan: the body ends in one, of what fills the space; it is stored, and nothing else is.
 //  - Statistics of a sweep all reduce the same axes, and their arguments fill the space. The tail
 //    reads statistics, loads that do not vary along the reduced axes, and earlier tail values.
 //  - A buffer that an update overwrites is read by no later sweep; a sweep that itself reads it

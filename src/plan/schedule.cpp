@@ -103,8 +103,19 @@ class Scheduler {
         return changed_axes(graph_[node.args[0]].shape, node.shape) & axis_bit(kBatch)
                    ? label_statistic(id)
                    : label_row_reduction(id);
+      case NodeKind::scan:
+        return label_scan(id);
     }
     return {};
+  }
+
+  // Each element waits for those before it: what sums them computes them, and stores the sums.
+  Label label_scan(ValueId id) {
+    const ValueId arg = graph_[id].args[0];
+    seen_ = factoring(arg) == factoring(id);
+    const int time = label(arg).via == Via::free ? label(arg).time : loadable(arg);
+    const int index = add_group({.kind = SweepKind::scan, .time = time, .space = graph_[id].shape});
+    return {time + 1, Via::stored, index};
   }
 
   // Results, and what products load.

@@ -251,6 +251,7 @@ class SweepBuilder {
         return own.via == Via::rows && here ? cost : kImpossible;
       case NodeKind::view:
       case NodeKind::pointwise:
+      case NodeKind::scan:
         break;
     }
     if (own.via == Via::stored) return here ? cost : kImpossible;

@@ -120,6 +120,11 @@ class PlanChecker {
             "a row reduction's argument is full", id);
       check(!(reduced_axes(graph_, sweep, id) & axis_bit(kBatch)), "rows do not reduce the batch",
             id);
+    } else if (kind == NodeKind::scan) {
+      check(sweep.kind == SweepKind::scan && sweep.stores == std::vector<ValueId>{id},
+            "a scan is all that its sweep stores", id);
+      check(sweep.shapes.at(graph_[id].args[0]) == sweep.space, "what is scanned is full", id);
+      check(sweep.space.features == graph_[id].shape.features, "a row is scanned whole", id);
     } else {
       check(kind == NodeKind::pointwise || kind == NodeKind::view, "a body holds pointwise nodes",
             id);

@@ -32,6 +32,8 @@ ValueId append(GraphBuilder& builder, const Node& node) {
       return builder.reduce(node.finish, node.args[0], node.axes);
     case NodeKind::view:
       return builder.view(node.args[0], node.shape);
+    case NodeKind::scan:
+      return builder.scan(node.args[0]);
   }
   return kNoValue;
 }

@@ -39,7 +39,7 @@ class RandomGraph {
   }
 
   void step() {
-    switch (below(10)) {
+    switch (below(11)) {
       case 0:
         return linear();
       case 1:
@@ -55,6 +55,8 @@ class RandomGraph {
         return reduce();
       case 8:
         return view();
+      case 9:
+        return scan();
       default:
         return normalise();
     }
@@ -132,6 +134,8 @@ class RandomGraph {
     const Finish finish = kFinishes[below(7)];
     keep(builder_.reduce(finish, as_float(pick()), axes()));
   }
+
+  void scan() { keep(builder_.scan(as_float(pick()))); }
 
   void view() {
     const ValueId a = pick();

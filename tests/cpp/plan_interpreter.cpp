@@ -156,6 +156,7 @@ class Interpreter {
     if (node.kind == NodeKind::reduce) {
       return runner.run(builder.reduce(node.finish, args[0], reduced_axes(graph_, sweep, id)));
     }
+    if (node.kind == NodeKind::scan) return runner.run(builder.scan(args[0]));
     const ValueId value = node.op == PointwiseOp::cast_ ? builder.cast(args[0], node.dtype)
                                                         : builder.pointwise(node.op, args);
     if (builder.graph()[value].shape != sweep.shapes.at(id)) {

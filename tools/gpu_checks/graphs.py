@@ -168,6 +168,19 @@ def pooled(n: int, window: int, k: int = 64) -> dict:
     return g.json()
 
 
+def running_sums(rows: int, n: int, k: int = 64) -> dict:
+    """Behind an epilogue, with results of its own and of what follows."""
+    g = Graph("running_sums")
+    y = g.op("mul", g.op("relu", linear(g, k, rows * n)), g.constant(0.25))
+    y = g.op("view", y, shape=[BATCH, rows, 1, n])
+    sums = g.op("cumsum", y)
+    g.result(sums, [BATCH, rows, 1, n], "sums")
+    g.result(g.op("softmax", g.op("sub", y, g.op("tanh", sums))), [BATCH, rows, 1, n])
+    again = g.op("cumsum", g.op("sub", sums, y))
+    g.result(again, [BATCH, rows, 1, n], "again")
+    return g.json()
+
+
 def two_linears(k: int, n: int) -> dict:
     g = Graph("two_linears")
     y = g.op("relu", linear(g, k, n))
@@ -205,5 +218,8 @@ def zoo() -> dict[str, tuple[dict, list[int]]]:
         "channel_norm": (channel_norm(12, 40), [2, 33]),
         "pointwise_chain": (pointwise_chain(48, 100), [1, 77]),
         "pooled": (pooled(96, 4), [1, 33]),
+        "running_sums": (running_sums(1, 1000), [1, 65]),
+        "running_sums short": (running_sums(7, 61), [1, 65]),
+        "running_sums long": (running_sums(1, 20000, 32), [5]),
         "two_linears": (two_linears(64, 128), [1, 100]),
     }

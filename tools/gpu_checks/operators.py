@@ -169,6 +169,21 @@ def normalize_channels(m, x):
     return F.normalize(x, dim=1)
 
 
+@_operator(_ROWS, _SMALL_ROWS)
+def cumulative_sum(m, x):
+    return torch.cumsum(x, dim=1)
+
+
+@_operator((4096, 32768), _SMALL_ROWS)
+def cumulative_sum_long_rows(m, x):
+    return torch.cumsum(x, dim=1)
+
+
+@_operator((1 << 20, 128), _SMALL_ROWS)
+def cumulative_sum_short_rows(m, x):
+    return torch.cumsum(x, dim=1)
+
+
 # Norms -------------------------------------------------------------------------------------------
 
 

@@ -25,7 +25,12 @@ from ingot.capture.captured import CaptureError, Source, Unsupported
 from ingot.capture.feed import Feed, needing_gradients
 from ingot.capture.folding import evaluated
 from ingot.capture.gains import pays_alone, turns_too_little, without_gain
-from ingot.capture.host_time import is_of_the_host, pays_in_few_bits, pays_on_cpu
+from ingot.capture.host_time import (
+    is_of_the_host,
+    pays_in_few_bits,
+    pays_on_cpu,
+    pays_without_gradients,
+)
 from ingot.capture.layout import Joined, Leaf, UnfitError, Value, part_of
 from ingot.capture.nodes import (
     ASIDE,
@@ -49,7 +54,7 @@ from ingot.capture.nodes import (
 from ingot.capture.products import PRODUCTS
 from ingot.capture.region import RegionBuilder
 from ingot.capture.stages import stages_of
-from ingot.capture.table import SHAPE_OPERATORS, TABLE, Call, is_half
+from ingot.capture.table import FORWARD_ONLY, SHAPE_OPERATORS, TABLE, Call, is_half
 from ingot.runtime.signature import DTYPE_NAMES
 
 _LAST = 1 << 30
@@ -174,6 +179,8 @@ class Cut:
             return
         elif name not in TABLE:
             reason = "Ingot has no such operator"
+        elif name in FORWARD_ONLY and self.gradients and node in self.needing:
+            reason = "its derivative is PyTorch's"
         else:
             region = self.regions.get(level)
             if region is None:
@@ -450,7 +457,7 @@ class Cut:
             small = not multiplies and (alone or turns_too_little(nodes))
             if computing and (small or not region.leaves):
                 weak.update(node.name for node in nodes)
-            elif computing and self.gradients and not self._pays(computing):
+            elif computing and multiplies and not self._pays(computing):
                 gaining_little.append((len(computing), nodes))
         fewest = min((count for count, _ in gaining_little), default=0)
         for count, nodes in gaining_little:
@@ -466,7 +473,10 @@ class Cut:
         return [node for node in nodes if schema_name(node.target) in PRODUCTS]
 
     def _pays(self, computing: list[torch.fx.Node]) -> bool:
-        """Whether a region with a product is worth its two passes where gradients are needed."""
+        """Whether a region with a product is worth its two passes where gradients are needed, else
+        its one."""
+        if not self.gradients:
+            return pays_without_gradients(self, computing)
         if self.device_type == "cpu" and self.feed.weighs_steps and not pays_on_cpu(computing):
             self.has_small_steps = True
             return False

@@ -13,6 +13,9 @@ from ingot.capture.pointwise import pointwise
 from ingot.capture.region import axis_names
 from ingot.capture.table import FLOATING, TABLE, Call, row
 
+# One block of threads has a row: of longer ones there may be too few.
+_LONGEST_SCANNED = 1 << 15
+
 
 def _reduced(value: Value, dims: Sequence[int], keepdim: bool, identity: int, dtype) -> Value:
     axes = {axis for d in dims for axis in value.dims[d]}
@@ -154,6 +157,21 @@ def _softmax_again(call: Call) -> Value:
     and the next one read it rounded: so it is rounded for both."""
     call.arguments = {**call.arguments, "self": call.region.rounded(call.value("self"))}
     return _along(call, call["name"].rpartition(":")[2][1:])
+
+
+@row("aten::cumsum")
+def _cumsum(call: Call) -> Value:
+    if call.device_type != "cuda":
+        raise UnfitError("on a CPU running sums are PyTorch's")
+    value = call.value("self")
+    if call.dtype not in FLOATING:
+        raise UnfitError(f"running sums of {call.dtype}")
+    if call.dimensions(value, call["dim"]) != [len(value.dims) - 1] or value.dims[-1] != (3,):
+        raise UnfitError("running sums across rows")
+    if value.sizes[-1] > _LONGEST_SCANNED:
+        raise UnfitError(f"running sums of more than {_LONGEST_SCANNED} elements")
+    value = call.region.cast(value, call.dtype)
+    return call.like(value, call.region.emit("cumsum", [value.id]))
 
 
 def _pool(call: Call, op: str, kernel: int) -> Value:

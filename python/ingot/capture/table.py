@@ -110,6 +110,8 @@ TABLE: dict[str, Row] = {}
 CASTS = {"aten::to", "aten::_to_copy"}
 # Taken only where it gives what it is given.
 CHANGES_NOTHING = {f"aten::{kind}dropout" for kind in ("", "native_", "feature_", "alpha_")}
+# What is PyTorch's where a gradient goes through it.
+FORWARD_ONLY = {"aten::cumsum"}
 # What computes nothing: it may be left to PyTorch without being called unsupported. Those named
 # here have no row: a part of a tensor is a view, which the regions behind it read where it lies.
 SHAPE_OPERATORS: set[str] = {
