@@ -1,16 +1,30 @@
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "codegen/sweep_writers.h"
 
 namespace ingot {
 namespace {
 
-constexpr int64_t kWarp = 32, kMostThreads = 512, kWarpsOfShortRows = 4;
+constexpr int64_t kWarp = 32, kLargestTeam = 512, kBlock = 128;
+// Loads of a thread that are on their way at once, of short rows and of others; and elements.
+constexpr int64_t kFewestLoads = 2, kLoads = 4, kHeld = 16, kMostHeld = 32;
 
-// Threads that go through a row of so many vectors: steps of a row wait for one another.
-int64_t team_for(int64_t vectors) {
-  int64_t team = kWarp;
-  while (team < kMostThreads && team < vectors) team *= 2;
+// Who goes through a row.
+struct Team {
+  int64_t threads, vectors;  // vectors: of a tile, by thread
+  int64_t rows_of_block() const { return threads < kBlock ? kBlock / threads : 1; }
+};
+
+Team team_for(int64_t vectors, int width) {
+  Team team{4, kFewestLoads};
+  while (team.threads < kWarp && team.threads * team.vectors < vectors) team.threads *= 2;
+  if (team.threads * team.vectors >= vectors) return team;
+  team.vectors = std::min(std::max(kHeld / width, kLoads), (vectors + kWarp - 1) / kWarp);
+  if (vectors > kLargestTeam * team.vectors) team.vectors = kMostHeld / width;
+  const int64_t of_warp = kWarp * team.vectors;
+  team.threads = std::min((vectors + of_warp - 1) / of_warp * kWarp, kLargestTeam);
   return team;
 }
 
@@ -59,13 +73,13 @@ KernelSource write_scan(const Plan& plan, int sweep) {
     entry.name = source.name + (width == 1 && widths.size() > 1 ? "_unaligned" : "");
     entry.role = KernelRole::rows;
     entry.width = width;
-    const int64_t team = team_for(space.features / width);
-    entry.per_block = team > kWarp ? 1 : kWarpsOfShortRows;
-    entry.threads = static_cast<int>(team * entry.per_block);
-    parts.kernels.push_back(
-        kernel_text(entry.name, parts.functor, entry.threads, "ingot::i64 rows",
-                    fmt::format("scan_sweep<ingot::{}, {}, {}, {}>(operands, rows)", parts.functor,
-                                width, team, entry.per_block)));
+    const Team team = team_for(space.features / width, width);
+    entry.per_block = team.threads > kWarp ? 1 : team.rows_of_block();
+    entry.threads = static_cast<int>(team.threads * entry.per_block);
+    parts.kernels.push_back(kernel_text(
+        entry.name, parts.functor, entry.threads, "ingot::i64 rows",
+        fmt::format("scan_sweep<ingot::{}, {}, {}, {}, {}>(operands, rows)", parts.functor, width,
+                    team.threads, team.vectors, entry.per_block)));
     source.entries.push_back(entry);
   }
   source.operands = context.operands();

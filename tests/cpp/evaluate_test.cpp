@@ -119,6 +119,12 @@ TEST(Evaluate, EveryFinish) {
   EXPECT_DOUBLE_EQ(of("log_sum_exp"), 4 + std::log(2 + std::exp(-1) + std::exp(-3)));
 }
 
+TEST(Evaluate, RunningSumsBeginAnewWithEachRow) {
+  const Graph graph = graph_of(R"(["B", 2, 1, 3])", R"({"op": "cumsum", "args": [0]})", 1);
+  EXPECT_THAT(evaluate_on(graph, 2, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}),
+              ElementsAre(1, 3, 6, 4, 9, 15, 7, 15, 24, 10, 21, 33));
+}
+
 TEST(Evaluate, VarianceUnderALargeMean) {
   EXPECT_EQ(reduce("variance", R"(["batch"])", R"(["B", 1, 1, 1])", 4,
                    {1e9 + 1, 1e9 + 2, 1e9 + 3, 1e9 + 4})[0],

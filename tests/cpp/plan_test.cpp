@@ -404,6 +404,30 @@ TEST(Plan, ResolvesRowReductionsInSequenceInOneSweep) {
   expect_meaning(graph, plan);
 }
 
+TEST(Plan, ComputesWhatARunningSumAddsUpInItsSweep) {
+  GraphBuilder builder;
+  const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, kOuter});
+  const ValueId sums = builder.scan(builder.pointwise(PointwiseOp::tanh_, {x}));
+  builder.result(builder.pointwise(PointwiseOp::sub_, {sums, x}), "y");
+  builder.result(sums, "sums");
+  const Graph graph = builder.take();
+  const Plan plan = make_plan(graph, target_with(false), Precision::fp32);
+  ASSERT_THAT(kinds(plan), ElementsAre(SweepKind::scan, SweepKind::map));
+  EXPECT_THAT(plan.sweeps[0].stores, ElementsAre(sums));
+  EXPECT_THAT(plan.sweeps[1].loads, Contains(sums));
+  expect_meaning(graph, plan);
+}
+
+TEST(Plan, SumsRowsOfOneElementNowhere) {
+  GraphBuilder builder;
+  const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 4, 1, 1});
+  builder.result(builder.pointwise(PointwiseOp::tanh_, {builder.scan(x)}), "y");
+  const Graph graph = builder.take();
+  const Plan plan = make_plan(graph, target_with(false), Precision::fp32);
+  EXPECT_THAT(kinds(plan), ElementsAre(SweepKind::map));
+  expect_meaning(graph, plan);
+}
+
 TEST(Plan, SeesGroupsAndFeaturesInOneSweep) {
   GraphBuilder builder;
   const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, kOuter});

@@ -1,4 +1,5 @@
-"""A cumulative sum, which only PyTorch has, between operators that Ingot has."""
+"""A cumulative sum between other operators: on a CPU PyTorch's, on a GPU Ingot's where no gradients
+are needed."""
 
 import torch
 from torch import nn

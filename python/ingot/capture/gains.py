@@ -119,6 +119,7 @@ _ALONE: dict[str, tuple[float, Callable[[torch.fx.Node], bool]]] = {
     "group_norm": (32e6, _lies_as_wanted),
     "instance_norm": (64e6, _always),
     "batch_norm": (128e6, _normalises_planes),
+    "cumsum": (16e6, _always),
     "amax": (128e6, _always),
     "amin": (128e6, _always),
     "max": (128e6, _gives_values_alone),

@@ -13,6 +13,7 @@ _KINDS = {
     "columns": "statistics of each feature over the whole batch",
     "rows": "each row owned whole, so that its reductions need no second pass",
     "map": "element by element",
+    "scan": "running sums along each row, which one team of threads goes through in order",
 }
 _PLACES = {
     "leaf": "input or parameter",
