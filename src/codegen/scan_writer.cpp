@@ -10,6 +10,7 @@ namespace {
 constexpr int64_t kWarp = 32, kLargestTeam = 512, kBlock = 128;
 // Loads of a thread that are on their way at once, of short rows and of others; and elements.
 constexpr int64_t kFewestLoads = 2, kLoads = 4, kHeld = 16, kMostHeld = 32;
+constexpr int kWideVector = 4;  // narrower ones need registers for addresses as well
 
 // Who goes through a row.
 struct Team {
@@ -22,7 +23,8 @@ Team team_for(int64_t vectors, int width) {
   while (team.threads < kWarp && team.threads * team.vectors < vectors) team.threads *= 2;
   if (team.threads * team.vectors >= vectors) return team;
   team.vectors = std::min(std::max(kHeld / width, kLoads), (vectors + kWarp - 1) / kWarp);
-  if (vectors > kLargestTeam * team.vectors) team.vectors = kMostHeld / width;
+  const bool long_row = vectors > kLargestTeam * team.vectors;
+  if (long_row && width >= kWideVector) team.vectors = kMostHeld / width;
   const int64_t of_warp = kWarp * team.vectors;
   team.threads = std::min((vectors + of_warp - 1) / of_warp * kWarp, kLargestTeam);
   return team;
