@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from capture_support import run_fp64
 from ingot.capture import gains
 from ingot.model_capture import capture
 from torch import nn
@@ -37,6 +38,34 @@ def test_a_region_has_them_with_what_is_around():
 def test_of_more_dimensions_along_the_last():
     made = captured(lambda m, x: torch.cumsum(F.relu(m.linear(x)), dim=2), torch.randn(4, 3, 8))
     assert operators(made) == [["matmul", "add", "relu", "cumsum"]]
+
+
+PROGRAMS = {
+    "in_the_middle": lambda m, x: F.softmax(m.linear(x).cumsum(-1), -1) * x,
+    "twice": lambda m, x: m.linear(x).cumsum(-1).cumsum(-1) + 1,
+    "of_a_view": lambda m, x: (m.linear(x) * 2).view(-1, 3, 2, 4).cumsum(-1).tanh(),
+    "seen_flat_behind": lambda m, x: (x * 2).cumsum(-1).flatten(1) + 1,
+    "of_a_row_spread": lambda m, x: (m.linear.bias * 2).expand(x.shape).cumsum(-1) * x,
+    "of_a_column_spread": lambda m, x: x.mean(-1, True).expand(x.shape).cumsum(-1) + x,
+    "of_halves": lambda m, x: torch.cat([x[..., :4].cumsum(-1) * 2, x[..., 4:]], -1) + 1,
+    "transposed": lambda m, x: (x.transpose(1, 2) * 2).cumsum(-1).transpose(1, 2) + 1,
+    "reduced": lambda m, x: ((x * 2).cumsum(-1) * x).mean((1, 2)),
+    "of_statistics": lambda m, x: (x - x.mean(0)).cumsum(-1).var(0),
+    "read_by_a_product": lambda m, x: m.linear(m.linear(x).relu().cumsum(-1)),
+    "by_a_mask": lambda m, x: ((x > 0) * x).cumsum(-1),
+    "of_one": lambda m, x: (x[..., :1] * 2).cumsum(-1) + x,
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_they_are_what_pytorch_gives(name):
+    torch.manual_seed(1)
+    model, x = Model(PROGRAMS[name]).double(), torch.randn(4, 3, 8, dtype=torch.float64)
+    made = capture(model, [x], device_type="cuda")
+    with torch.no_grad():
+        torch.testing.assert_close(run_fp64(made, model, [x]), model(x))
+    taken = any("cumsum" in names for names in operators(made))
+    assert taken or name in ("of_a_column_spread", "transposed", "of_one"), made.unsupported
 
 
 @pytest.mark.parametrize(
