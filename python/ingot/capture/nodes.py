@@ -50,7 +50,7 @@ WITHOUT_AUTOCAST = "ingot_without_autocast"
 
 
 def schema_name(target: Any) -> str:
-    """ "aten::add", without overload and without the trailing underscore of in-place forms."""
+    """ "aten::add", without overload."""
     if isinstance(target, torch._ops.OpOverload):
         return target._schema.name
     return getattr(target, "__name__", str(target))

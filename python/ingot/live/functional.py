@@ -16,6 +16,14 @@ from ingot.capture.nodes import schema_name
 from ingot.live import switches
 
 _aten = torch.ops.aten
+# Out of place these give a contiguous tensor, in place they leave the strides that there are.
+_CONTIGUOUS_OUT_OF_PLACE = {
+    f"aten::{name}_"
+    for name in """
+        masked_fill masked_scatter cumsum cumprod tril triu renorm scatter scatter_add
+        scatter_reduce index_add index_reduce
+    """.split()
+}
 
 
 def traced(function: Callable, values: Sequence[Any]) -> torch.fx.GraphModule:
@@ -55,6 +63,9 @@ class _Runner(switches.Runner):
     def call_function(self, target: Any, args: tuple, kwargs: dict) -> Any:
         if target is _aten.rrelu_.default:
             return args[0].copy_(_aten.rrelu.default(*args, **kwargs))
+        if schema_name(target) in _CONTIGUOUS_OUT_OF_PLACE and not args[0].is_contiguous():
+            operator = getattr(getattr(_aten, target._opname[:-1]), target._overloadname)
+            return args[0].copy_(operator(*args, **kwargs))
         result = super().call_function(target, args, kwargs)
         if target is _aten.dropout.default and _is_on(*args, **kwargs):
             return result.clone()  # it refuses writes into what dropout gives
