@@ -15,7 +15,7 @@ constexpr int kWideVector = 4;  // narrower ones need registers for addresses as
 // Who goes through a row.
 struct Team {
   int64_t threads, vectors;  // vectors: of a tile, by thread
-  int64_t rows_of_block() const { return threads < kBlock ? kBlock / threads : 1; }
+  int64_t rows_of_block() const { return threads > kWarp ? 1 : kBlock / threads; }
 };
 
 Team team_for(int64_t vectors, int width) {
@@ -76,7 +76,7 @@ KernelSource write_scan(const Plan& plan, int sweep) {
     entry.role = KernelRole::rows;
     entry.width = width;
     const Team team = team_for(space.features / width, width);
-    entry.per_block = team.threads > kWarp ? 1 : team.rows_of_block();
+    entry.per_block = team.rows_of_block();
     entry.threads = static_cast<int>(team.threads * entry.per_block);
     parts.kernels.push_back(kernel_text(
         entry.name, parts.functor, entry.threads, "ingot::i64 rows",

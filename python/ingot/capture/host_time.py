@@ -128,14 +128,13 @@ def pays_in_few_bits(cut: Cut, computing: list[torch.fx.Node]) -> bool:
     """Whether a region of these nodes, with a product of 16-bit operands or in TF32, is to be
     taken; any other region is. A product of 16-bit operands with a bias at most PyTorch runs by the
     same kernels, forward and backward."""
-    products = [node for node in computing if schema_name(node.target) in PRODUCTS]
+    products = _products(computing)
     halves = any(is_half(node.meta.get("val")) for node in products)
     if not halves and not (products and cut.feed.tf32):
         return True
     if cut.device_type == "cuda" and _gains_by_alignment(products):
         return True
-    behind = [node for node in computing if schema_name(node.target) not in _WITHOUT_PASS]
-    gains = bool(behind) or (not halves and _gains_alone(products))
+    gains = bool(_behind(computing)) or (not halves and _gains_alone(products))
     relieves_host = halves and _operators(computing) >= _fewest(cut, computing)
     return gains and (relieves_host or not cut.waits_for_host)
 
@@ -143,14 +142,22 @@ def pays_in_few_bits(cut: Cut, computing: list[torch.fx.Node]) -> bool:
 def pays_without_gradients(cut: Cut, computing: list[torch.fx.Node]) -> bool:
     """Whether a region of these nodes, with a product, is to be taken where no gradients are
     needed: any is but a small product of 16-bit operands with one operator behind it."""
-    products = [node for node in computing if schema_name(node.target) in PRODUCTS]
+    products = _products(computing)
     if cut.device_type != "cuda" or takes_small_steps or len(products) != 1:
         return True
-    behind = [node for node in computing if schema_name(node.target) not in _WITHOUT_PASS]
     value = products[0].meta.get("val")
-    if len(behind) > 1 or not is_half(value) or size_in_bytes(value) >= _LEAST_RESULT:
+    if len(_behind(computing)) > 1 or not is_half(value) or size_in_bytes(value) >= _LEAST_RESULT:
         return True
     return _product_flops(products[0]) / _FLOPS >= _LEAST_RESULT / BYTES_A_SECOND
+
+
+def _products(nodes: Iterable[torch.fx.Node]) -> list[torch.fx.Node]:
+    return [node for node in nodes if schema_name(node.target) in PRODUCTS]
+
+
+def _behind(computing: list[torch.fx.Node]) -> list[torch.fx.Node]:
+    """What makes a pass of its own in PyTorch, beside the products."""
+    return [node for node in computing if schema_name(node.target) not in _WITHOUT_PASS]
 
 
 def _operators(computing: list[torch.fx.Node]) -> int:
@@ -214,7 +221,7 @@ def pays_for_guards(cut: Cut) -> bool:
         return True
     few_bits = cut.multiplies_in_few_bits
     nodes = cut.taken if few_bits else cut.feed.graph.nodes
-    products = [node for node in nodes if schema_name(node.target) in PRODUCTS]
+    products = _products(nodes)
     if products and few_bits:
         return True  # by is_of_the_host()
     if not products and not cut.taken:
