@@ -45,7 +45,31 @@ class Block(nn.Module):
         return x + self.down(inner)
 
 
+class OfTokens(nn.Module):
+    """GPT-2's layer behind its attention: products see tokens as rows, [batch · length, width], as
+    the attention's result may come already; what is around them, [batch, length, width]."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList(
+            torch.randn(n, k) / n**0.5 for n, k in ((WIDTH, WIDTH), (WIDTH, 64), (64, WIDTH))
+        )
+        self.biases = nn.ParameterList(torch.randn(k) for k in (WIDTH, 64, WIDTH))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def layer(self, at: int, rows: torch.Tensor, shape) -> torch.Tensor:
+        made = torch.addmm(self.biases[at], rows.view(-1, rows.size(-1)), self.weights[at])
+        return made.view(*shape[:-1], made.size(-1))
+
+    def forward(self, x):
+        rows = torch.sort(x.view(-1, WIDTH), -1)[0]  # PyTorch's: a region begins with rows
+        x = x + self.layer(0, rows, x.shape)
+        inner = self.layer(1, self.norm(x), x.shape)
+        return x + self.layer(2, F.gelu(inner), x.shape)
+
+
 BLOCKS = {
+    "of tokens": lambda: OfTokens(),
     "layer norm": lambda: Block(),
     "by hand, gated": lambda: Block(ByHand, True),
     "several": lambda: nn.Sequential(Block(), Block(ByHand), Block()),

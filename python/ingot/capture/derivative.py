@@ -100,7 +100,7 @@ def derivative_of(
     shapes = ShapeEnv()
     mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
     fakes = [
-        _fake(mode, leaf, _batch_dimensions(region, i) if batch is not None else ())
+        _fake(mode, leaf, *(_batch_dimension(region, i) if batch is not None else (None, 1)))
         for i, leaf in enumerate(leaves)
     ]
     with unwatched(), mode, enable_python_dispatcher():
@@ -132,7 +132,7 @@ def derivative_of(
         stored,
         tuple(bool(n.users) for n in placeholders),
         (
-            *(_batch_dimensions(region, index) == (0,) for index in range(len(leaves))),
+            *(_batch_dimension(region, index)[0] == 0 for index in range(len(leaves))),
             *(region.result_layouts[place].shape[:1] == (BATCH,) for place in results),
         ),
         _size_of_batch(region, leaves) if bound else None,
@@ -405,38 +405,38 @@ def _stored(stored: torch.Tensor | None, operator: Any, computed: torch.Tensor, 
     return Substitute.apply(computed, stored) if stored.is_floating_point() else stored
 
 
-def _batch_dimensions(region: Region, leaf: int) -> tuple[int, ...]:
-    """Dimensions of a leaf's tensor that are the batch."""
+def _batch_dimension(region: Region, leaf: int) -> tuple[int | None, int]:
+    """The dimension of a leaf's tensor that the batch lies along, and how many of its elements
+    each sample has."""
     values = [v for v in region.graph["values"] if v["op"] in ("input", "parameter", "buffer")]
-    axis = region.leaf_layouts[leaf].axes[0]
-    return (axis,) if values[leaf]["shape"][0] == "B" and axis is not None else ()
+    layout = region.leaf_layouts[leaf]
+    axis, split = layout.axes[0], layout.splits[0]
+    if values[leaf]["shape"][0] != "B" or not isinstance(axis, int):
+        return None, 1
+    return axis, split[1] if split else 1
 
 
 def _size_of_batch(region: Region, leaves: Sequence[torch.Tensor]) -> int:
     for index, leaf in enumerate(leaves):
-        for dimension in _batch_dimensions(region, index):
-            layout = region.leaf_layouts[index]
-            return (
-                layout.sizes_and_strides(leaf)[0][0] if layout.splits[0] else leaf.size(dimension)
-            )
+        dimension, _ = _batch_dimension(region, index)
+        if dimension is not None:
+            return region.leaf_layouts[index].sizes_and_strides(leaf)[0][0]
     return 1
 
 
 def _symbol(region: Region, fakes: Sequence[torch.Tensor]) -> Any:
     for index, fake in enumerate(fakes):
-        for dimension in _batch_dimensions(region, index):
-            size = fake.shape[dimension]
-            if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                return size.node.expr
+        dimension, each = _batch_dimension(region, index)
+        size = None if dimension is None else fake.shape[dimension]
+        if isinstance(size, torch.SymInt) and (size.node.expr / each).is_Symbol:
+            return size.node.expr / each
     return None
 
 
-def _fake(mode: FakeTensorMode, tensor: torch.Tensor, dynamic: tuple[int, ...]) -> torch.Tensor:
-    sizes = [
-        DimDynamic.DUCK if d in dynamic and tensor.size(d) > 1 else DimDynamic.STATIC
-        for d in range(tensor.dim())
-    ]
-    context = StatelessSymbolicContext(dynamic_sizes=sizes)
+def _fake(
+    mode: FakeTensorMode, tensor: torch.Tensor, dynamic: int | None, each: int
+) -> torch.Tensor:
+    """dynamic: the dimension along which it has samples, of `each` elements."""
     like = tensor.detach()
     # One of inference mode can be saved for no backward pass, not even recorded; of a negated view,
     # the negation would be recorded, which a program has done already.
@@ -444,4 +444,14 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor, dynamic: tuple[int, ...]) 
         like = torch.empty_strided(
             tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
         )
-    return mode.from_tensor(like, symbolic_context=context)
+    if each > 1:
+        like = like.unflatten(dynamic, (-1, each))
+    sizes = [
+        DimDynamic.DUCK if d == dynamic and like.size(d) > 1 else DimDynamic.STATIC
+        for d in range(like.dim())
+    ]
+    fake = mode.from_tensor(like, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
+    if each == 1:
+        return fake
+    with mode:
+        return fake.flatten(dynamic, dynamic + 1)
