@@ -286,3 +286,34 @@ def test_the_sum_of_a_bias_is_of_the_region_of_its_product(monkeypatch):
     x = torch.randn(6, WIDTH, requires_grad=True)
     left = steps_of(PooledFirst(), x, monkeypatch, False)
     assert "avg_pool2d_backward" in left and "sum" not in left
+
+
+VIEWS = {
+    "first token": lambda x: x[:, 0],
+    "other tokens": lambda x: x[:, 1:],
+    "tokens as rows": lambda x: x.reshape(-1, WIDTH),
+    "tokens outermost": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_one_backward_pass_is_for_all_batch_sizes_however_the_samples_lie(name):
+    class Head(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, 3)
+
+        def forward(self, x):
+            return self.second(torch.relu(self.first(VIEWS[name](torch.sort(x, -1)[0]))))
+
+    torch.manual_seed(5)
+    module = Head()
+    made, twin = ingot.optimize(module), copy.deepcopy(module)
+    for rows in (6, 3, 5):
+        x = torch.randn(rows, 7, WIDTH)
+        for called, owner in ((made, module), (twin, twin)):
+            owner.zero_grad()
+            called(x).square().sum().backward()
+        for ours, theirs in zip(module.parameters(), twin.parameters(), strict=True):
+            assert error(ours.grad, theirs.grad.double()) < 1e-5
+    assert len(backwards_of(made)) == 1

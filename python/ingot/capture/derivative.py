@@ -37,7 +37,7 @@ from ingot.capture.layout import has_channels_innermost
 from ingot.capture.nodes import is_group_norm, is_row_norm, mutates, named_arguments
 from ingot.capture.recorded import measure_gradients, outputs_of, same_size, simplify
 from ingot.capture.reference import Reference
-from ingot.runtime.layouts import JoinedLayout, ResultLayout, concrete, memory_holds
+from ingot.runtime.layouts import JoinedLayout, ResultLayout, concrete
 from ingot.runtime.signature import BATCH
 
 _aten = torch.ops.aten
@@ -99,9 +99,9 @@ def derivative_of(
     wanted = tuple(i for i, need in enumerate(needed) if need)
     shapes = ShapeEnv()
     mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
+    size = _symbolic(mode, batch) if batch is not None else _size_of_batch(region, leaves)
     fakes = [
-        _fake(mode, leaf, *(_batch_dimension(region, i) if batch is not None else (None, 1)))
-        for i, leaf in enumerate(leaves)
+        _fake(mode, leaf, *_batch_dimension(region, at), size) for at, leaf in enumerate(leaves)
     ]
     with unwatched(), mode, enable_python_dispatcher():
         traced = _Trace(region, fakes, wanted, by_statistics=bool(decompositions))
@@ -136,7 +136,7 @@ def derivative_of(
             *(region.result_layouts[place].shape[:1] == (BATCH,) for place in results),
         ),
         _size_of_batch(region, leaves) if bound else None,
-        _symbol(region, fakes),
+        size.node.expr if isinstance(size, torch.SymInt) else None,
         sums,
     )
 
@@ -424,34 +424,23 @@ def _size_of_batch(region: Region, leaves: Sequence[torch.Tensor]) -> int:
     return 1
 
 
-def _symbol(region: Region, fakes: Sequence[torch.Tensor]) -> Any:
-    for index, fake in enumerate(fakes):
-        dimension, each = _batch_dimension(region, index)
-        size = None if dimension is None else fake.shape[dimension]
-        if isinstance(size, torch.SymInt) and (size.node.expr / each).is_Symbol:
-            return size.node.expr / each
-    return None
-
-
 def _fake(
-    mode: FakeTensorMode, tensor: torch.Tensor, dynamic: int | None, each: int
+    mode: FakeTensorMode, tensor: torch.Tensor, dimension: int | None, each: int, batch: Any
 ) -> torch.Tensor:
-    """dynamic: the dimension along which it has samples, of `each` elements."""
-    like = tensor.detach()
-    # One of inference mode can be saved for no backward pass, not even recorded; of a negated view,
-    # the negation would be recorded, which a program has done already.
-    if tensor.is_inference() or not memory_holds(tensor):
-        like = torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-        )
-    if each > 1:
-        like = like.unflatten(dynamic, (-1, each))
-    sizes = [
-        DimDynamic.DUCK if d == dynamic and like.size(d) > 1 else DimDynamic.STATIC
-        for d in range(like.dim())
-    ]
-    fake = mode.from_tensor(like, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
-    if each == 1:
-        return fake
+    """Without data, laid out as the tensor is, for so many samples, of `each` elements along the
+    dimension."""
+    sizes, strides = list(tensor.shape), list(tensor.stride())
+    if dimension is not None:
+        stride = strides[dimension]
+        before, sizes[dimension] = sizes[dimension] * stride, each * batch
+        # What lies around the samples is as far apart as all of them take.
+        for other, apart in enumerate(strides):
+            if other != dimension and before and apart >= before and apart % before == 0:
+                strides[other] = apart // before * (each * batch * stride)
     with mode:
-        return fake.flatten(dynamic, dynamic + 1)
+        return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
+
+
+def _symbolic(mode: FakeTensorMode, batch: int) -> torch.SymInt:
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DUCK])
+    return mode.from_tensor(torch.empty(batch, device="meta"), symbolic_context=context).shape[0]
