@@ -317,3 +317,17 @@ def test_one_backward_pass_is_for_all_batch_sizes_however_the_samples_lie(name):
         for ours, theirs in zip(module.parameters(), twin.parameters(), strict=True):
             assert error(ours.grad, theirs.grad.double()) < 1e-5
     assert len(backwards_of(made)) == 1
+
+
+@pytest.mark.parametrize("factor", [1, 2, 1.5])
+def test_zeros_that_autograd_makes_without_memory_have_some_where_users_get_them(factor):
+    layer = nn.Linear(4, 6)
+
+    def forward(z, x):
+        return torch.sgn(layer(z) * factor + x)
+
+    z, x = torch.randn(3, 4), torch.randn(3, 6, requires_grad=True)
+    made = torch.compile(forward, backend="ingot")
+    for _ in range(2):  # a second gradient is added to the first, in its memory
+        made(z, x).sum().backward()
+    assert x.grad.tolist() == [[0.0] * 6] * 3

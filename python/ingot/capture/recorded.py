@@ -29,6 +29,8 @@ def simplify(graph: torch.fx.Graph) -> None:
             node.target = _aten.reshape.default
         elif node.target is _aten._to_copy.default:
             _drop_places(node)
+        elif node.target is _aten._efficientzerotensor.default:
+            node.target = _aten.zeros.default  # a user's gradient has memory
         elif node.target in _BY_A_NUMBER:
             _expand_behind(node)
     _make_functional(graph)
@@ -65,6 +67,8 @@ def same_size(a: Any, b: Any) -> bool:
 
 def _drop_places(cast: torch.fx.Node) -> None:
     """Autograd's casts of gradients say where these are, and how they lie, even if they stay."""
+    if not isinstance(cast.args[0], torch.fx.Node):
+        return  # a number, beside zeros that autograd makes without memory
     device, layout = cast.kwargs.get("device"), cast.kwargs.get("layout")
     before = cast.args[0].meta["val"]
     if device in (None, before.device) and layout in (None, before.layout):
