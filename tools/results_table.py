@@ -8,7 +8,8 @@ are relative Frobenius errors against fp64. bench/results/products/<machine>.jso
 holds those of the matrix product alone by other libraries' emulations of fp32,
 bench/results/ladder/<machine>.json those of a model under every policy,
 bench/results/chains/<machine>.json those of other models, bench/results/halves/<machine>.json those
-of the models of tests/models in 16 bits.
+of the models of tests/models in 16 bits, bench/results/networks/<machine>.json those of whole
+networks.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ import os
 import sys
 from pathlib import Path
 from statistics import geometric_mean
+
+from markdown_tables import folded, line, number
+from network_table import network_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "pictures" / "seed-models.svg"
@@ -34,10 +38,6 @@ XLA = {
     "XLA BF16_BF16_F32_X3": "XLA bf16×3 †",
     "XLA BF16_BF16_F32_X6": "XLA bf16×6 †",
 }
-
-
-def number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
 
 
 def arithmetic(record: dict) -> str:
@@ -68,17 +68,6 @@ def cells(record: dict, products: dict) -> dict:
         "error": number(record.get("error"), ".1e"),
         "eager's error": number(record.get("eager_error"), ".1e"),
     }
-
-
-def line(texts: list) -> str:
-    return f"| {' | '.join(texts)} |"
-
-
-def folded(summary: str, headings: list, texts: int, rows: list) -> list:
-    """A table that is opened by its summary: lines. texts: how many of its columns hold words."""
-    rule = "|" + " --- |" * texts + " ---: |" * (len(headings) - texts)
-    begin = ["", f"<details><summary>{summary}</summary>", ""]
-    return [*begin, line(headings), rule, *rows, "", "</details>"]
 
 
 def footnote(products: dict) -> list:
@@ -247,6 +236,7 @@ def tables(folder: Path) -> str:
             lines += chain_table(chains)
         if halves:
             lines += halves_table(halves)
+        lines += network_tables(records_beside(folder, "networks", file))
         parts.append("\n".join(lines))
     return "\n\n".join(parts) or "No results have been recorded yet."
 

@@ -18,13 +18,13 @@ import ingot
 import torch
 from ingot.bench.rounds import compare
 from measures import short_rounds
+from network_calls import SEED, Call, CapturedCall, tensors_of
 from networks import Network
 from row_table import COMPILE, EAGER, INGOT, times_of
 from torch import nn
 from torch.utils import _pytree as pytree
 from turns import Turns
 
-SEED = 11
 # An error may be this many times eager's own of that tensor, or the median of eager's over all.
 FACTOR = 4.0
 # By setting. bf16: by autocast; bf16_weights: modules and inputs of that dtype, as language models
@@ -45,6 +45,7 @@ class Options:
     compiled: bool
     turns: Turns
     times: int = 1
+    graphs: bool = False
 
 
 @contextlib.contextmanager
@@ -61,14 +62,6 @@ def under(setting: str) -> Iterator[None]:
         cudnn.allow_tf32 = before[1]
 
 
-def tensors_of(result: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
-
-
-def in_dtype_of(setting: str, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.bfloat16() if setting == "bf16_weights" and tensor.is_floating_point() else tensor
-
-
 def without_randomness(module: nn.Module) -> bool:
     """Sets every rate of dropout to zero; whether there was one."""
     found = False
@@ -80,45 +73,6 @@ def without_randomness(module: nn.Module) -> bool:
                 setattr(part, name, 0.0)
                 found = True
     return found
-
-
-class Call:
-    """One call of a module in a mode: its outputs, and in training the gradients and buffers."""
-
-    def __init__(self, mode: str, setting: str, inputs: Any, weights: list | None = None):
-        self.training, self.setting, self.weights = mode == "training", setting, weights
-        self.inputs = pytree.tree_map(lambda tensor: in_dtype_of(setting, tensor), inputs)
-
-    def forward(self, module: Callable) -> Any:
-        args, kwargs = self.inputs, {}
-        if isinstance(self.inputs, dict):
-            args, kwargs = (), self.inputs
-        device = tensors_of(self.inputs)[0].device.type
-        with torch.autocast(device, torch.bfloat16, enabled=self.setting == "bf16"):
-            return module(*args, **kwargs)
-
-    def run(self, module: nn.Module, step: Callable | None = None) -> list[torch.Tensor]:
-        """step: the callable in the module's place (its torch.compile)."""
-        called = module if step is None else step  # some modules have no truth
-        if not self.training:
-            with torch.no_grad():
-                return tensors_of(self.forward(called))
-        module.zero_grad(set_to_none=True)
-        results = [t for t in tensors_of(self.forward(called)) if t.requires_grad]
-        weights = self.weights or [torch.ones_like(r) for r in results]
-        torch.autograd.backward(results, [w.to(r.dtype) for w, r in zip(weights, results)])
-        return [r.detach() for r in results]
-
-    def everything(self, module: nn.Module, step: Callable | None = None) -> dict:
-        """By name, all that a call leaves."""
-        torch.manual_seed(SEED)
-        found = {f"output {i}": r for i, r in enumerate(self.run(module, step))}
-        if self.training:
-            for name, parameter in module.named_parameters():
-                if parameter.grad is not None:
-                    found[f"gradient of {name}"] = parameter.grad
-            found |= {f"buffer {name}": buffer.clone() for name, buffer in module.named_buffers()}
-        return found
 
 
 def relative(found: torch.Tensor, truth: torch.Tensor) -> float:
@@ -214,8 +168,10 @@ class Subject:
             for name, tensor in Call(mode, "fp32", wide, self.weights).everything(exact).items()
         }
 
-    def call(self, setting: str) -> Call:
-        return Call(self.mode, setting, self.inputs, self.weights)
+    def call(self, setting: str, graphs: bool = False) -> Call:
+        """graphs: that CUDA graphs replay."""
+        kind = CapturedCall if graphs else Call
+        return kind(self.mode, setting, self.inputs, self.weights)
 
     def copied(self, setting: str, silent: bool = False) -> nn.Module:
         """silent: without dropout."""
@@ -270,11 +226,13 @@ def optimised(module: nn.Module, folder: str) -> ingot.OptimizedModule:
     return ingot.optimize(module, options={"cache_dir": folder})
 
 
-def check(subject: Subject, setting: str, folder: str) -> tuple[dict, nn.Module]:
+def check(
+    subject: Subject, setting: str, folder: str, graphs: bool = False
+) -> tuple[dict, nn.Module]:
     """Results against fp64, and how long the first call took; the module that was optimised."""
-    call, device = subject.call(setting), subject.device
+    call, device = subject.call(setting, graphs), subject.device
     torch._dynamo.reset()
-    expected = call.everything(subject.copied(setting, silent=True))
+    expected = subject.call(setting).everything(subject.copied(setting, silent=True))
     made = optimised(subject.copied(setting, silent=True), folder)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -290,6 +248,8 @@ def check(subject: Subject, setting: str, folder: str) -> tuple[dict, nn.Module]
     }
     if subject.is_random:
         made = optimised(subject.copied(setting), folder)
+        if graphs:  # which draw numbers of their own
+            return row, made
         row["wrong"] = wrong or same_random_numbers(subject, call, made, eager_error, setting)
     return row, made
 
@@ -298,7 +258,7 @@ def again(subject: Subject, setting: str, folder: str, options: Options) -> str:
     """What is wrong with other weights and inputs: of a few units of a ReLU at zero, rounding puts
     one on the other side now and then, eager's or ours."""
     other = Subject(subject.network, subject.mode, options, SEED + 1)
-    return check(other, setting, folder)[0]["wrong"]
+    return check(other, setting, folder, options.graphs)[0]["wrong"]
 
 
 def same_random_numbers(subject, call: Call, made, eager_error: float, setting: str) -> str:
@@ -320,7 +280,7 @@ def same_random_numbers(subject, call: Call, made, eager_error: float, setting: 
 
 def contenders(subject: Subject, setting: str, made: nn.Module, options: Options) -> dict:
     """What is timed, by name; torch.compile's is called once, so that it compiles here."""
-    call = subject.call(setting)
+    call = subject.call(setting, options.graphs)
     eager = subject.copied(setting)
     named: dict = {
         EAGER: lambda i: call.run(eager),
@@ -336,6 +296,8 @@ def contenders(subject: Subject, setting: str, made: nn.Module, options: Options
 
 def timed(named: dict, options: Options) -> dict:
     device = options.device
+    for call in named.values() if options.graphs else ():
+        call(0)  # captures
     peaks = {name: peak_bytes(lambda f=f: f(0), device) for name, f in named.items()}
     few = min(7, options.rounds)
     rounds = short_rounds(options.rounds, options.budget_s, fewest=few, calls=3, rest_s=0.02)
@@ -351,7 +313,7 @@ def timed(named: dict, options: Options) -> dict:
 def row_of(subject: Subject, setting: str, options: Options) -> dict:
     with under(setting), tempfile.TemporaryDirectory() as folder:
         with options.turns.beside_others():
-            row, made = check(subject, setting, folder)
+            row, made = check(subject, setting, folder, options.graphs)
             if row["wrong"]:
                 row["wrong"] = again(subject, setting, folder, options) and row["wrong"]
             named = contenders(subject, setting, made, options) if options.rounds else {}

@@ -2,8 +2,8 @@
 
 python time_networks.py [--device cuda|cpu] [--small] [--seconds 500] [--networks A,B]
                         [--settings fp32,tf32,bf16,bf16_weights] [--modes eval,training]
-                        [--rounds 20] [--times 1] [--jobs 1] [--compile] [--out FILE] [--again]
-                        [--list]
+                        [--rounds 20] [--times 1] [--graphs] [--jobs 1] [--compile]
+                        [--out FILE] [--again] [--list]
 
 Each network (networks.py) runs in a process of its own. A row is a network in a setting (fp32;
 tf32: PyTorch allows TF32; bf16: autocast; bf16_weights: a module of that dtype, not among the
@@ -12,7 +12,8 @@ gradients of all parameters). Outputs, gradients and moved buffers may be no
 worse against fp64 than a small factor of eager's own error; with dropout they are those of eager
 from the same seed. Then times: interleaved rounds, cold L2, medians, and Ingot's time over eager's
 with its 95 % interval. --rounds 0 takes none. With --times K the batch is K times as large, so that
-the GPU, not the host, is what a step waits for.
+the GPU, not the host, is what a step waits for. With --graphs a CUDA graph replays each call,
+forward and backward: its results are compared to fp64, and of the host's time nothing is left.
 
 Rows go to --out as they come; those of the present sources that were right are not repeated, so
 that a run goes on where the last one ended, and what no sources have a row of comes first. With
@@ -64,6 +65,7 @@ def child(arguments: argparse.Namespace) -> int:
         arguments.compile,
         Turns(arguments.turns),
         arguments.times,
+        arguments.graphs,
     )
     subjects: dict = {}
     longest = 0.0
@@ -87,7 +89,7 @@ def child(arguments: argparse.Namespace) -> int:
 
 
 def key_of(row: dict) -> tuple:
-    sizes = bool(row.get("small")), row.get("times", 1)
+    sizes = bool(row.get("small")), row.get("times", 1), row.get("replayed", False)
     return row["network"], row["setting"], row["mode"], *sizes
 
 
@@ -98,6 +100,7 @@ def key(network: str, pair: tuple[str, str], arguments: argparse.Namespace) -> t
 
 def line(row: dict) -> str:
     times = f"×{row['times']} " if row.get("times", 1) > 1 else ""
+    times += "replayed " * row.get("replayed", False)
     what = f"{row['network']:24} {times}{row['setting']:12} {row['mode']:9}"
     if "first_call_s" not in row:
         return f"{what} WRONG {row['wrong']}"
@@ -125,6 +128,7 @@ def measure(network, todo: list, table: RowTable, arguments, seconds: float) -> 
     command += ["--modes", ",".join(modes), "--settings", ",".join(settings)]
     command += ["--rounds", str(arguments.rounds), "--row-seconds", str(arguments.row_seconds)]
     command += ["--small"] * arguments.small + ["--compile"] * arguments.compile
+    command += ["--graphs"] * arguments.graphs
     command += ["--times", str(arguments.times), "--turns", str(arguments.turns)]
     deadline = time.monotonic() + seconds
     late = deadline + LEAST_S
@@ -160,7 +164,11 @@ def measure(network, todo: list, table: RowTable, arguments, seconds: float) -> 
 
 def sizes_of(arguments: argparse.Namespace) -> dict:
     sizes = {"small": arguments.small}
-    return sizes if arguments.times == 1 else {**sizes, "times": arguments.times}
+    if arguments.times > 1:
+        sizes["times"] = arguments.times
+    if arguments.graphs:
+        sizes["replayed"] = True
+    return sizes
 
 
 def _kill_at(process: subprocess.Popen, when: float):
@@ -183,6 +191,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--modes", default="eval,training")
     parser.add_argument("--rounds", type=int, default=20, help="0: correctness alone")
     parser.add_argument("--times", type=int, default=1, help="as large a batch (1)")
+    parser.add_argument("--graphs", action="store_true", help="replayed by CUDA graphs")
     parser.add_argument("--jobs", type=int, default=1, help="networks that are checked at once (1)")
     parser.add_argument("--compile", action="store_true", help="beside torch.compile too")
     parser.add_argument("--out", type=Path)
