@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
+sys.path.append(str(TOOLS))  # as for a script there, which imports its neighbours
 
 
 def load(name: str):
@@ -150,6 +151,21 @@ def test_results_table_adds_other_chains(tmp_path: Path):
         "| `swiglu` | 2×3→4 | eval | 3.000 | – | 0.750 | 4.00 | 0.500 | 1.50 | 4.0e-07 | 1.8e-06 |"
     )
     assert row in text.splitlines()
+
+
+def test_networks_stand_by_mode_and_setting_and_say_where_it_is_not_shown_which_is_faster():
+    row = {"network": "net", "setting": "bf16", "mode": "training", "small": False, "wrong": ""}
+    row |= {"eager_ms": 4.0, "compile_ms": 2.5, "ingot_ms": 2.0, "shape": "8×3", "source_hash": "a"}
+    row |= {"ratio": 0.5, "ratio_lower": 0.48, "ratio_upper": 0.52, "date": "2026-11-28T01:02:03Z"}
+    unsure = row | {"setting": "tf32", "ratio": 0.8, "ratio_lower": 0.5, "ratio_upper": 1.25}
+    wrong = row | {"network": "other", "wrong": "gradient of a"}
+    replayed = row | {"replayed": True}
+    lines = load("network_table").network_tables([row, unsure, wrong, replayed])
+    assert "| network | step TF32 | step bf16 |" in lines
+    assert "| `net` | 1.25 (0.80–2.00) | 2.00 |" in lines
+    assert "| geometric mean | **1.25** | **2.00** |" in lines
+    assert "| `net` | 8×3 | step | bf16 | 4.00 | 2.50 | 2.00 | 2.00 | 1.25 |" in lines
+    assert not any("other" in line for line in lines)
 
 
 @pytest.mark.parametrize(
