@@ -144,6 +144,12 @@ def test_small_products_are_pytorchs(monkeypatch, tmp_path):
 
 SHAPES = {
     "tokens": ("6, 5, 64", "return self.b(self.a(x).relu()).tanh()", "pass"),
+    "tokens as rows": (
+        "6, 8, 64",
+        "rows = torch.sort(x.view(-1, 64), -1)[0]\n"
+        "return (self.b(self.a(rows).relu()).view(x.shape) * x).tanh()",
+        "pass",
+    ),
     "four dimensions": ("3, 2, 5, 64", "return self.b(F.gelu(self.a(x))).softmax(-1)", "pass"),
     "a parameter called device": (
         "6, 64",
