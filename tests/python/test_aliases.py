@@ -8,6 +8,7 @@ import itertools
 
 import ingot
 import pytest
+import selection
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -105,7 +106,7 @@ MODELS = (
 )
 
 
-@pytest.mark.parametrize("alias", ALIASES.values(), ids=ALIASES)
+@pytest.mark.parametrize("alias", selection.every(3, ALIASES.values()), ids=ALIASES)
 @pytest.mark.parametrize("model", MODELS)
 def test_memory_is_shared_as_eagers_is(model, alias):
     for gradients in (False, True):

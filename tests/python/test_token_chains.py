@@ -1,6 +1,7 @@
 """Training through chains around norms of features whose products are PyTorch's."""
 
 import pytest
+import selection
 import torch
 from ingot.capture import cutting, token_chains
 from test_gradients import (
@@ -116,7 +117,9 @@ def test_autocast(kind, norm):
     takes_chains(three[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype", selection.quick([torch.bfloat16], [torch.bfloat16, torch.float16])
+)
 @pytest.mark.parametrize("kind", [PreNorm, PostNorm])
 @pytest.mark.parametrize("norm", NORMS)
 def test_weights_of_16_bits(kind, norm, dtype):
