@@ -374,13 +374,6 @@ BUGS = [
         "python tests/python/test_unseen_writes.py",
     ),
     Bug(
-        "a result without a gradient counts as reached",
-        "python/ingot/live/gradients.py",
-        "            if at not in unreached:\n",
-        "            if True:\n",
-        "python tests/python/test_gradients.py",
-    ),
-    Bug(
         "hooks of what gets no gradient are called",
         "python/ingot/live/gradients.py",
         "            if self._severed:\n",
