@@ -296,8 +296,6 @@ def contenders(subject: Subject, setting: str, made: nn.Module, options: Options
 
 def timed(named: dict, options: Options) -> dict:
     device = options.device
-    for call in named.values() if options.graphs else ():
-        call(0)  # captures
     peaks = {name: peak_bytes(lambda f=f: f(0), device) for name, f in named.items()}
     few = min(7, options.rounds)
     rounds = short_rounds(options.rounds, options.budget_s, fewest=few, calls=3, rest_s=0.02)

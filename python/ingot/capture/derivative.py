@@ -99,12 +99,12 @@ def derivative_of(
     wanted = tuple(i for i, need in enumerate(needed) if need)
     shapes = ShapeEnv()
     mode = FakeTensorMode(shape_env=shapes, allow_non_fake_inputs=True)
-    size = _symbolic(mode, batch) if batch is not None else _size_of_batch(region, leaves)
-    fakes = [
-        _fake(mode, leaf, *_batch_dimension(region, at), size) for at, leaf in enumerate(leaves)
-    ]
+    dimensions = [_batch_dimension(region, at) for at in range(len(leaves))]
+    samples = _size_of_batch(region, leaves, dimensions) if batch is None else batch
+    size = samples if batch is None else _symbolic(mode, batch)
+    fakes = [_fake(mode, leaf, *lies, size) for leaf, lies in zip(leaves, dimensions)]
     with unwatched(), mode, enable_python_dispatcher():
-        traced = _Trace(region, fakes, wanted, by_statistics=bool(decompositions))
+        traced = _Trace(region, fakes, size, wanted, by_statistics=bool(decompositions))
         graph = make_fx(traced.gradients, decompositions)(*traced.inputs())
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     gradients = placeholders[len(placeholders) - sum(traced.differentiable) :]
@@ -132,10 +132,10 @@ def derivative_of(
         stored,
         tuple(bool(n.users) for n in placeholders),
         (
-            *(_batch_dimension(region, index)[0] == 0 for index in range(len(leaves))),
+            *(dimension == 0 for dimension, _ in dimensions),
             *(region.result_layouts[place].shape[:1] == (BATCH,) for place in results),
         ),
-        _size_of_batch(region, leaves) if bound else None,
+        samples if bound else None,
         size.node.expr if isinstance(size, torch.SymInt) else None,
         sums,
     )
@@ -224,13 +224,14 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class _Trace:
-    def __init__(self, region: Region, leaves: list, wanted: tuple[int, ...], by_statistics: bool):
+    def __init__(
+        self, region: Region, leaves: list, batch: Any, wanted: tuple[int, ...], by_statistics: bool
+    ):
         reference = region.reference
         self.leaves, self.wanted = leaves, wanted
         self.places = sorted(set(reference.products.values()))
         norms = reference.statistics if by_statistics else {}
         self.statistics = [place for places in norms.values() for place in places.values()]
-        batch = _size_of_batch(region, leaves)
         layouts = (region.result_layouts[place] for place in self.statistics)
         self.examples = [
             leaves[0].new_empty(concrete(la.shape, batch), dtype=la.dtype) for la in layouts
@@ -416,11 +417,14 @@ def _batch_dimension(region: Region, leaf: int) -> tuple[int | None, int]:
     return axis, split[1] if split else 1
 
 
-def _size_of_batch(region: Region, leaves: Sequence[torch.Tensor]) -> int:
-    for index, leaf in enumerate(leaves):
-        dimension, _ = _batch_dimension(region, index)
+def _size_of_batch(
+    region: Region,
+    leaves: Sequence[torch.Tensor],
+    dimensions: Sequence[tuple[int | None, int]],
+) -> int:
+    for leaf, layout, (dimension, _) in zip(leaves, region.leaf_layouts, dimensions):
         if dimension is not None:
-            return region.leaf_layouts[index].sizes_and_strides(leaf)[0][0]
+            return layout.sizes_and_strides(leaf)[0][0]
     return 1
 
 
