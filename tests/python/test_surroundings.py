@@ -13,6 +13,7 @@ import warnings
 import ingot
 import pytest
 import torch
+from ingot.capture import derivative
 from ingot.live.backend import IngotWarning
 from live import compare, no_gradients, regions_run, x  # noqa: F401
 from torch import nn
@@ -247,3 +248,28 @@ for sizes in ((4, 16), (2, 4, 16)):
 def test_captures_in_threads_that_end():
     """As a server's requests come, of which none is the main thread's."""
     subprocess.run([sys.executable, "-W", "ignore", "-c", IN_THREADS], check=True, timeout=300)
+
+
+def test_pytorchs_own_frames_are_no_captures_that_failed(caplog):
+    caplog.set_level("INFO", logger="ingot")
+    module = ingot.optimize(nn.Sequential(nn.Linear(8, 8), nn.ReLU()))
+    module(torch.randn(4, 8))
+    assert "captured" in caplog.text and "could not capture" not in caplog.text
+
+
+def test_casts_of_a_recording_are_in_no_cache_of_autocasts(monkeypatch):
+    """Another thread that leaves autocast would wait for Python to throw them away, with the lock
+    of the cache, for which the recording waits."""
+    cached = []
+    init = derivative._Trace.__init__
+
+    def watched(self, *arguments, **named):
+        cached.append(torch.is_autocast_cache_enabled())
+        init(self, *arguments, **named)
+
+    monkeypatch.setattr(derivative._Trace, "__init__", watched)
+    module = ingot.optimize(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8)))
+    with torch.enable_grad(), torch.autocast("cpu", torch.bfloat16):
+        module(torch.randn(4, 8)).sum().backward()
+        assert torch.is_autocast_cache_enabled()
+    assert cached and not any(cached)
