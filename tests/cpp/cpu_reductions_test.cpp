@@ -130,5 +130,18 @@ TEST(CpuReductions, AMeanFarFromZeroKeepsTheDigitsOfTheVariance) {
   }
 }
 
+TEST(CpuReductions, NoSquaresAreNegativeWhereTheyAreTooSmallForTheType) {
+  for (const int64_t columns : {int64_t{5}, int64_t{16}, int64_t{75}, int64_t{5000}}) {
+    std::vector<float> x(static_cast<size_t>(kRows * columns));
+    for (size_t i = 0; i < x.size(); ++i) x[i] = 1e-30f * static_cast<float>(i * 7 % 13);
+    for (const Level level : levels()) {
+      const States states = reduce(level, ReduceMonoid::moments, x, columns, columns, kRows);
+      for (size_t r = 0; r < static_cast<size_t>(kRows); ++r) {
+        EXPECT_FALSE(std::signbit(states.second[r])) << name_of(level) << " " << columns;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ingot::cpu
