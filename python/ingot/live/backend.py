@@ -205,7 +205,7 @@ def _compile_piece(
         request = Request(session.precision, session.options, session.lengths_change())
         graph.compiled = compile_whole(request, gm, example_inputs)
         if graph.compiled is None:
-            graph.problem = "PyTorch runs it: it refuses a batch of this size"
+            graph.problem = "PyTorch runs it: nothing can be captured with a batch of this size"
             tell = False  # PyTorch does, by an error
         elif not graph.compiled.takes_something:
             graph.compiled, graph.holds_nothing = None, True

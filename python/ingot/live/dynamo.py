@@ -26,6 +26,7 @@ from ingot.capture.derivative import unwatched
 from ingot.capture.encoder_layer import traceable
 from ingot.capture.feed import batched_inputs
 from ingot.capture.nodes import is_users_own
+from ingot.live.seen_sizes import SeenSizes
 from ingot.live.vain import TRIES, CapturesInVain
 from ingot.log import logger
 from ingot.runtime.library import IngotError
@@ -266,6 +267,7 @@ class _Careful:
         # By this name (before 2.7, the second) Dynamo finds the backend behind a callback.
         self._torchdynamo_orig_backend = self._torchdynamo_orig_callable = callback
         self._settings = _known(_WHILE_COMPILING)
+        self._sizes = SeenSizes()
 
     def __call__(self, frame: Any, *args: Any, **kwargs: Any) -> Any:
         if self._vain.spares(frame.f_code):
@@ -327,7 +329,7 @@ class _Careful:
             settings["automatic_dynamic_shapes"] = False
         try:
             capturing = _capturing(settings, put_off)
-            with capturing, self._telling_breaks(), _lazy_modules_left():
+            with self._sizes.alone(), capturing, self._telling_breaks(), _lazy_modules_left():
                 return self._callback(*arguments, **named)
         except Exception as error:  # Dynamo's, around the backend's
             if not isinstance(getattr(error, "inner_exception", None), AskedInVainError):
@@ -354,7 +356,7 @@ class _Careful:
     def _unless_given_up(self, found: Any, code: types.CodeType) -> Any:
         """Dynamo gives a frame up for good where it cannot capture one call of it. The next calls
         may be others: a few of them are looked at."""
-        if not _is_given_up(found):
+        if not _is_given_up(found) or torch._dynamo.trace_rules.check(code):  # PyTorch's own code
             return found
         if found.frame_exec_strategy.cur_action == torch._dynamo.types.FrameAction.RUN_ONLY:
             limit = self._limited_settings()[_limit_name()]
