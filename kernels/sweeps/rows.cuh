@@ -16,6 +16,8 @@
 //   static constexpr i64 kRow, kRowsPerSample;  static constexpr int kPhases;
 //   static constexpr bool kNeedsIndex;                  some reduction is an ArgMax
 //   using Value = float;  static Together<...> monoid(Index<P>);   declared only
+//   using Place = i64;                                 of an element in its sample, or an InRow:
+//                                                      below, "i64 e" stands for either
 //   struct Operands, Row;                              Row: values that are one a row
 //   template <int V> struct Element;                   values that live across reductions
 //   static void row(const Operands&, i64 b, i64 e, Row&);        before any reduction
@@ -38,6 +40,27 @@ namespace ingot {
 template <class Body, int P>
 using PhaseMonoid = decltype(Body::monoid(Index<P>{}));
 
+// An element of a sample as its row, and its place there: no coordinate of the row is worked out
+// for each of its vectors. (By 64-bit divisions, of single elements, that was most of the work.)
+struct InRow {
+  u32 row, column;
+  INGOT_D InRow operator+(i64 elements) const { return {row, column + static_cast<u32>(elements)}; }
+};
+template <class Place>
+inline constexpr bool kIsInRow = false;
+template <>
+inline constexpr bool kIsInRow<InRow> = true;
+
+// Where a row of a sample begins, as the body counts elements.
+template <class Body>
+INGOT_D typename Body::Place begin_of_row(i64 row) {
+  if constexpr (kIsInRow<typename Body::Place>) {
+    return {static_cast<u32>(row), 0};
+  } else {
+    return row * Body::kRow;
+  }
+}
+
 // The row held by a team: vector k of a thread is elements (k·Team + rank)·V ... + V of the row.
 template <class Body, int V, int Team>
 struct RegisterRow {
@@ -48,7 +71,7 @@ struct RegisterRow {
   INGOT_D static i64 offset(int k, int rank) { return (static_cast<i64>(k) * Team + rank) * V; }
   INGOT_D static bool inside(int k, int rank) { return kFull || offset(k, rank) < Body::kRow; }
 
-  // e: where the row begins, as the body counts elements.
+  // e: where the row begins.
   template <int P, class At>
   INGOT_D typename PhaseMonoid<Body, P>::State lift(const typename Body::Operands& operands,
                                                     const typename Body::Row& row, i64 b, At e,
@@ -97,10 +120,11 @@ struct RowsInRegisters {
   static_assert(Team <= 32 || Teams < 16, "a block has sixteen barriers, one for all of it");
   using Operands = typename Body::Operands;
   using Row = typename Body::Row;
+  using Place = typename Body::Place;
 
   template <int P>
   INGOT_D static void resolve_phases(const Operands& operands, RegisterRow<Body, V, Team>& held,
-                                     Row& row, i64 b, i64 e, int rank) {
+                                     Row& row, i64 b, Place e, int rank) {
     if constexpr (P < Body::kPhases) {
       using Monoid = PhaseMonoid<Body, P>;
       __shared__ TeamStorage<Monoid, Team, Teams> storage;
@@ -118,7 +142,7 @@ struct RowsInRegisters {
     // Idle teams of the last block follow the last row, since shuffles need whole warps.
     const i64 mine = active ? index : rows - 1;
     const i64 b = mine / Body::kRowsPerSample;
-    const i64 e = mine % Body::kRowsPerSample * Body::kRow;
+    const Place e = begin_of_row<Body>(mine % Body::kRowsPerSample);
 
     let_next_kernel_start();
     wait_for_previous_kernel();

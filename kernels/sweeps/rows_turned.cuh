@@ -11,8 +11,7 @@
 //   rows_turned   the body is that of rows.cuh; a row is held in registers by Warps warps
 //   map_turned    the body is that of map.cuh with kRow (features), kRowsPerSample
 //
-// Where these have an i64 e, the body has an InRow: no coordinate of the row is worked out for each
-// of its vectors.
+// The body's Index is an InRow.
 #pragma once
 
 #include "common/dependent_launch.cuh"
@@ -20,12 +19,6 @@
 #include "sweeps/rows.cuh"
 
 namespace ingot {
-
-// An element of a sample: row, and element of the row.
-struct InRow {
-  u32 row, column;
-  INGOT_D InRow operator+(i64 elements) const { return {row, column + static_cast<u32>(elements)}; }
-};
 
 // Where a thread stands: Groups groups of Warps warps, each with Rows rows. A row's team has ranks.
 template <class Body, int Rows, int Warps, int Groups>

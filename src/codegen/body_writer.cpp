@@ -228,6 +228,10 @@ std::string SweepContext::operands_struct() const {
 
 void SweepContext::turn(Apart apart, AxisMask row) {
   apart_ = std::move(apart);
+  index_in_rows(row);
+}
+
+void SweepContext::index_in_rows(AxisMask row) {
   index_type_ = "InRow";
   for (const Axis axis : {kRows, kGroups, kFeatures}) {
     // Along the axes of its own part: those of a row, or the others.

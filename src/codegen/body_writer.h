@@ -66,6 +66,8 @@ class SweepContext {
   // a kernel of vectors moves them element by element. row: the axes of what it takes for a row.
   using Apart = std::set<std::pair<ValueId, bool>>;
   void turn(Apart apart, AxisMask row);
+  // An element's index is its row, of these axes, and its place there.
+  void index_in_rows(AxisMask row);
   bool is_apart(ValueId value, bool written) const { return apart_.contains({value, written}); }
   void move_apart(ValueId value, bool written) { apart_.insert({value, written}); }
   // The type of an element's index in the functor, and its coordinates where that is no number.

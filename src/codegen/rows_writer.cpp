@@ -84,7 +84,10 @@ class RowsWriter {
     std::string functions = all_functions();
     // Rows that registers hold, and pieces of rows in waves, are whole vectors.
     if (odd_width_ > 0 && cut().kernel != RowTemplate::looped) odd_width_ = 0;
-    if (!across() && cut().streams) {
+    if (indexes_in_rows()) {
+      context_.index_in_rows(inside_);
+      functions = all_functions();
+    } else if (!across() && cut().streams) {
       context_.stream_results();
       // A piece for each stage takes all the registers that there are.
       const bool small = row_elements_ * rows_per_sample_ < int64_t{1} << 31;
@@ -172,6 +175,12 @@ class RowsWriter {
 
  private:
   bool across() const { return inner_ > 1; }
+
+  // Rows that registers hold, whatever the kernel's width.
+  bool indexes_in_rows() const {
+    const auto holds = [](const RowCut& cut) { return cut.kernel == RowTemplate::registers; };
+    return !across() && holds(cut()) && holds(narrow_cut()) && rows_per_sample_ < kElementsByI32;
+  }
 
   std::string all_functions() {
     size_t known = 0;
@@ -328,7 +337,8 @@ class RowsWriter {
         "  static constexpr int kPhases = {};\n"
         "  static constexpr bool kNeedsIndex = {};\n  using Value = {};\n",
         row_elements_, rows_per_sample_, phases_, needs_index_, value_type_);
-    if (across()) text += fmt::format("  static constexpr i64 kInner = {};\n", inner_);
+    text += across() ? fmt::format("  static constexpr i64 kInner = {};\n", inner_)
+                     : fmt::format("  using Place = {};\n", context_.index_type());
     if (phases_ == 0) text += "  INGOT_D static Together<Sum<Value>> monoid(Index<0>);\n";
     for (int p = 0; p < phases_; ++p) {
       std::vector<std::string> monoids;
@@ -374,6 +384,7 @@ class RowsWriter {
   }
 
   RowCut cut() const { return cut_row(needs(), width(), context_.plan().target); }
+  RowCut narrow_cut() const { return cut_beside(cut(), needs(), 1, context_.plan().target); }
   int width() const {
     if (odd_width_ > 0) return odd_width_;
     return inside_ & axis_bit(kFeatures) ? context_.width() : 1;
@@ -400,7 +411,7 @@ class RowsWriter {
 
   void write_kernels(UnitParts& parts) {
     const RowCut first = cut();
-    const RowCut narrow = cut_beside(first, needs(), 1, context_.plan().target);
+    const RowCut narrow = narrow_cut();
     if (in_pieces(first.kernel)) begin_pieces(parts, {first.kernel, narrow.kernel});
     KernelEntry entry;
     entry.name = source_.name;

@@ -179,8 +179,10 @@ TEST(Codegen, ASoftmaxHoldsItsRowInRegistersOrLoops) {
   const std::vector<KernelSource> sources = generate(held);
   EXPECT_THAT(sources.back().text, HasSubstr("Together<LogSumExp<float>> monoid(Index<0>)"));
   EXPECT_THAT(sources.back().text, HasSubstr("rows_in_registers<"));
+  EXPECT_THAT(sources.back().text, HasSubstr("using Place = InRow;"));
   const Plan looped = make_plan(seed(100000, true), cuda(false), Precision::ieee);
   EXPECT_THAT(generate(looped).back().text, HasSubstr("rows_looped<"));
+  EXPECT_THAT(generate(looped).back().text, HasSubstr("using Place = i64;"));
 }
 
 TEST(Codegen, OddSizesHaveNoVectors) {
