@@ -201,7 +201,8 @@ def without_gain(cut: Cut, nodes: Iterable[torch.fx.Node]) -> set[torch.fx.Node]
         if token_chains.may_be_taken(cut) and not any(map(_is_of_images, computing)):
             is_known, pays = token_chains.is_known, token_chains.pays
         strange = {node for node in computing if not is_known(node)}
-        if computing and (strange or not pays(cut, chain)):
+        # Copies alone would each have a function of autograd's, in the place of PyTorch's clone.
+        if strange or not computing or not pays(cut, chain):
             found |= strange or set(chain)  # what is left without those is looked at again
     return found
 

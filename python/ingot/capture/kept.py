@@ -22,6 +22,7 @@ from ingot.capture.decisions import (
 )
 from ingot.capture.feed import needing_gradients
 from ingot.capture.kept_by_eager import (
+    MASKS,
     is_eagers_too,
     is_view,
     keeps_operand,
@@ -162,13 +163,13 @@ class Kept:
         then: the derivative reads the result, as PyTorch's does. They are handed out, or multiplied
         next, where the gradient of the other operand reads them, too."""
         for node in reversed(self.nodes):
-            if node.target not in BY_RESULT or _is_off(node):
+            if node.target not in BY_RESULT or self._is_off(node):
                 continue
-            if node in self.given or self._is_multiplied(node):
+            if self._is_written(node) or self._is_multiplied(node):
                 stored = {**self.values, node: -1}
                 beneath = [below for below in self._beneath(node) if self._is_read(below)]
                 fewer = not all(self._is_read(below, stored) for below in beneath)
-                written = 0 if node in self.given else _bytes(node)
+                written = 0 if self._is_written(node) else _bytes(node)
                 if fewer or self._let_go_for(node) > written:
                     self._store(node)
 
@@ -177,6 +178,13 @@ class Kept:
         for node in self.nodes:
             if schema_name(node.target) in ("ingot::largest", "ingot::log_total"):
                 self._store(node)
+
+    def _is_off(self, node: torch.fx.Node) -> bool:
+        """Whether a result may have been put together from what was rounded to 16 bits and what was
+        not: those of reductions behind a product. Backward rather computes it again than takes it
+        at its word."""
+        reduces = len(node.args) > 1 and node.meta["val"].dtype in HALVES
+        return reduces and self.cut.has_product(self.level)
 
     def _is_multiplied(self, node: torch.fx.Node) -> bool:
         return any(
@@ -214,7 +222,8 @@ class Kept:
         """Bytes of what comes in that backward need not keep where it reads this node in its place,
         as eager does, which has let go of what a sum was made of. Backward reads no operand of a
         frozen matrix, whatever a product's derivative could."""
-        if all(self._is_beside_frozen(*reader) for reader in self._readers(node, self.values)):
+        readers = list(self._readers(node, self.values))
+        if readers and all(self._is_beside_frozen(*reader) for reader in readers):
             return 0
         stored = {**self.values, node: -1}
         read = {leaf for leaf in self._kept_by_us_alone if self._is_read(leaf)}
@@ -251,11 +260,15 @@ class Kept:
         return set(filter(is_product, found))
 
     def _passes(self, node: torch.fx.Node, operand: torch.fx.Node) -> bool:
-        """Whether its derivative does not read this operand: of a sum, or of a product with what
-        has no gradient."""
+        """Whether its derivative does not read this operand: of a sum, of a choice by a mask, or of
+        a product with what has no gradient."""
         name = schema_name(node.target)
         if name in PASSING_ON or name in SHAPE_OPERATORS or name in REGROUPED_OR_SUMMED:
             return True
+        if name in CASTS:
+            return node.meta["val"].dtype == operand.meta["val"].dtype
+        if name in MASKS:
+            return len(node.args) > MASKS[name] and operand is not node.args[MASKS[name]]
         scaled = {"aten::mul": node.all_input_nodes, "aten::div": node.args[:1]}
         once = operand in scaled.get(name, ()) and not node.kwargs
         others = (argument for argument in node.args if argument is not operand)
@@ -410,12 +423,6 @@ def _is_sum(node: torch.fx.Node) -> bool:
 def _is_of_a_chain(node: torch.fx.Node) -> bool:
     """Whether it is a term of another sum, or has one."""
     return _is_sum(node) and any(map(_is_sum, (*node.all_input_nodes, *node.users)))
-
-
-def _is_off(node: torch.fx.Node) -> bool:
-    """Whether a result may have been put together from what was rounded to 16 bits and what was
-    not: those of reductions. Backward rather computes it again than takes it at its word."""
-    return len(node.args) > 1 and node.meta["val"].dtype in HALVES
 
 
 def _bytes(node: torch.fx.Node) -> int:

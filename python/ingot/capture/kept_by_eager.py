@@ -29,8 +29,8 @@ _READ_BY_EAGER = {
 _READ_FOR_THE_OTHER = {"aten::mul", "aten::div", "aten::addcmul", "aten::addcdiv", "aten::dot"}
 # For whose derivatives eager keeps places, and no operand.
 _PLACES_ALONE = {torch.ops.aten.max.dim, torch.ops.aten.min.dim}
-# Which operand says where, and is kept for that.
-_MASKS = {"aten::where": 0, "aten::masked_fill": 1}
+# Which operand says where, and is kept for that; of the others nothing is.
+MASKS = {"aten::where": 0, "aten::masked_fill": 1}
 
 
 def is_view(node: torch.fx.Node) -> bool:
@@ -77,7 +77,7 @@ def _keeps(user: torch.fx.Node, node: torch.fx.Node, needing: set[torch.fx.Node]
     if name in _READ_FOR_THE_OTHER:
         others = (other for other in user.all_input_nodes if other is not node)
         return keeps_operand(user) or not needing.isdisjoint(others)
-    mask = _MASKS.get(name)
+    mask = MASKS.get(name)
     is_mask = mask is not None and len(user.args) > mask and user.args[mask] is node
     return is_mask or keeps_operand(user) or name in _READ_BY_EAGER
 

@@ -118,6 +118,14 @@ def is_mean_of_rows(node: torch.fx.Node) -> bool:
     return [dim % value.dim() for dim in dims or ()] == [value.dim() - 1]
 
 
+def is_softmax_of_rows(node: torch.fx.Node) -> bool:
+    """Along the last dimension, as attention takes it of its scores."""
+    if schema_name(node.target) != "aten::softmax":
+        return False
+    dims = node.args[0].meta["val"].dim()
+    return bool(dims) and node.args[1] % dims == dims - 1
+
+
 def is_batch_norm(node: torch.fx.Node) -> bool:
     return schema_name(node.target) in ("ingot::batch_norm", "aten::batch_norm")
 

@@ -1,5 +1,6 @@
-"""Which chains around norms over features (residual sums, layer and RMS norms, gates, casts) are
-worth a region without a product, where gradients are needed.
+"""Which chains around norms over features (residual sums, layer and RMS norms, gates, casts), and
+around the softmax of attention that is written by hand, are worth a region without a product, where
+gradients are needed.
 
 In 16 bits and in TF32 the products of a network are often PyTorch's (host_time.py): dropout stands
 behind them, or a region would have too little besides. What stands between two of them PyTorch runs
@@ -16,7 +17,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from ingot.capture.layout import elements, size_in_bytes
-from ingot.capture.nodes import CAST_FOR, is_mean_of_rows, is_row_norm, schema_name
+from ingot.capture.nodes import (
+    CAST_FOR,
+    is_mean_of_rows,
+    is_row_norm,
+    is_softmax_of_rows,
+    schema_name,
+)
 from ingot.capture.surgery import write_cast
 from ingot.capture.table import CASTS, CHANGES_NOTHING, is_half
 
@@ -34,7 +41,9 @@ _BACKWARD_PASSES = {
     "aten::rsqrt": 7,
     "aten::mean": 1,
     "aten::mul": 0,
-    **{f"aten::{name}": 3 for name in "relu silu gelu sigmoid tanh".split()},
+    "aten::masked_fill": 3,
+    "aten::where": 3,
+    **{f"aten::{name}": 3 for name in "softmax relu silu gelu sigmoid tanh".split()},
 }
 # Of a factor's gradient: what is read beside, and written; of a smaller one it is summed up.
 _OF_FACTOR, _OF_SMALL_FACTOR = 2, 4
@@ -55,10 +64,10 @@ def is_known(node: torch.fx.Node) -> bool:
 
 
 def may_be_taken(cut: Cut) -> bool:
-    """Whether such chains are looked for: where products may be PyTorch's."""
+    """Whether such chains are looked for."""
     if not (cut.gradients and cut.feed.trains_chains):
         return False
-    return takes_everything or (cut.device_type == "cuda" and cut.multiplies_in_few_bits)
+    return takes_everything or cut.device_type == "cuda"
 
 
 def pays(cut: Cut, chain: list[torch.fx.Node]) -> bool:
@@ -69,6 +78,9 @@ def pays(cut: Cut, chain: list[torch.fx.Node]) -> bool:
         return False
     if takes_everything:
         return True
+    # In fp32 regions have the products, but for those of attention's scores and values.
+    if not cut.multiplies_in_few_bits and not any(map(is_softmax_of_rows, work)):
+        return False
     host = _host_seconds(cut, chain)
     if cut.waits_for_host:
         return host > 0
@@ -88,7 +100,7 @@ def host_seconds_saved(cut: Cut) -> float:
 
 
 def _norms_rows(node: torch.fx.Node) -> bool:
-    return is_row_norm(node) or is_mean_of_rows(node)
+    return is_row_norm(node) or is_mean_of_rows(node) or is_softmax_of_rows(node)
 
 
 def _host_seconds(cut: Cut, chain: list[torch.fx.Node]) -> float:
