@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -51,12 +52,19 @@ def pointwise(call: Call, op: str, operands: Sequence[Any], attributes=None) -> 
 
 
 def _promoted(tensors: Sequence[Operand]) -> torch.dtype:
-    dtype = tensors[0].dtype
-    for tensor in tensors[1:]:
-        dtype = torch.promote_types(dtype, tensor.dtype)
+    """As PyTorch: a tensor without dimensions counts where it alone is a floating one."""
+    dtype = _common_dtype(tensors)
+    sized = _common_dtype([tensor for tensor in tensors if tensor.sizes])
+    if sized is not None and (sized.is_floating_point or not dtype.is_floating_point):
+        dtype = sized
     if dtype not in (*FLOATING, torch.bool):
         raise UnfitError(f"{dtype} arithmetic")
     return dtype
+
+
+def _common_dtype(tensors: Sequence[Operand]) -> torch.dtype | None:
+    dtypes = (tensor.dtype for tensor in tensors)
+    return functools.reduce(torch.promote_types, dtypes) if tensors else None
 
 
 def _unary(op: str, **attributes: tuple[str, Any]) -> Row:

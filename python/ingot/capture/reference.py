@@ -15,6 +15,7 @@ from ingot.capture.products import PASSING_ON, REGROUPED_OR_SUMMED
 from ingot.capture.table import CASTS, SHAPE_OPERATORS
 
 _aten = torch.ops.aten
+_numbers_as_tensors = torch._C._should_allow_numbers_as_tensors
 # What reads no more of its tensor than the shape, with the number that it fills in.
 _LIKE = {"aten::zeros_like": 0.0, "aten::ones_like": 1.0, "aten::full_like": None}
 
@@ -128,7 +129,12 @@ class _Extraction:
         elif schema_name(node.target) in _LIKE:
             made = self._filled(node)
         else:
-            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), self._copied)
+
+            def operand(of: torch.fx.Node) -> Any:
+                is_number = of in self.literals and not _takes_numbers(node.target)
+                return self._tensor_of(of) if is_number else self._copied(of)
+
+            args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), operand)
             target, args = _without_updates(node.target, args)
             made = self.graph.call_function(target, args, kwargs)
         made.meta = dict(node.meta)
@@ -145,6 +151,15 @@ class _Extraction:
             {"dtype": value.dtype, "device": value.device},
         )
         made.meta = dict(node.meta)
+        return made
+
+    def _tensor_of(self, literal: torch.fx.Node) -> Any:
+        value = literal.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            return self.literals[literal]
+        kind = {"dtype": value.dtype, "device": value.device}
+        made = self.graph.call_function(_aten.full.default, ([], self.literals[literal]), kind)
+        made.meta = dict(literal.meta)
         return made
 
     def _copied_number(self, number: Any) -> Any:
@@ -181,6 +196,12 @@ class _Extraction:
                     if factor.is_Rational:
                         return leaf, dimension, factor
         return None
+
+
+def _takes_numbers(target: Any) -> bool:
+    """Whether an operator takes a number for a tensor, as a sum does and a choice does not."""
+    name = schema_name(target).partition("::")[2]
+    return not isinstance(target, torch._ops.OpOverload) or _numbers_as_tensors(name)
 
 
 def _read(node: torch.fx.Node) -> list[torch.fx.Node]:
