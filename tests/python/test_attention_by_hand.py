@@ -48,8 +48,9 @@ KINDS = {
 
 
 class Attention(nn.Module):
-    def __init__(self, kind, rate=0.0):
+    def __init__(self, kind, rate=0.0, heads=HEADS):
         super().__init__()
+        self.heads = heads
         torch.manual_seed(1)
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         if kind == "bias of heads":
@@ -63,10 +64,10 @@ class Attention(nn.Module):
 
     def forward(self, x):
         q, k, v = (
-            each.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+            each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for each in self.qkv(x).split(WIDTH, dim=-1)
         )
-        weights = self.weights_of(self, (q @ k.transpose(-2, -1)) * (WIDTH // HEADS) ** -0.5)
+        weights = self.weights_of(self, (q @ k.transpose(-2, -1)) * (WIDTH // self.heads) ** -0.5)
         weights = F.dropout(weights, self.rate, self.training)
         return self.out((weights @ v).transpose(1, 2).flatten(2))
 
@@ -78,12 +79,11 @@ def takes_softmaxes(module):
     assert all(way.programs for way in backwards_of(module))
 
 
-@pytest.mark.parametrize("length", [LENGTH, 12])
-def test_another_length_of_another_module(length):
-    """Dynamo would capture the second module of a class for any length."""
-    for own in (5, length):
-        three = three_of(Attention("scaled"))
-        check_against_fp64(*three, [torch.randn(4, own, WIDTH)])
+def test_other_sizes_of_another_module():
+    """Dynamo would capture the second module of a class for any length and any number of heads."""
+    for length, heads in ((5, 2), (12, 4)):
+        three = three_of(Attention("scaled", heads=heads))
+        check_against_fp64(*three, [torch.randn(4, length, WIDTH)])
         takes_softmaxes(three[0])
 
 
