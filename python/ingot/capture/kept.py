@@ -221,7 +221,8 @@ class Kept:
     def _let_go_for(self, node: torch.fx.Node) -> int:
         """Bytes of what comes in that backward need not keep where it reads this node in its place,
         as eager does, which has let go of what a sum was made of. Backward reads no operand of a
-        frozen matrix, whatever a product's derivative could."""
+        frozen matrix, whatever a product's derivative could. (Of a result that is handed out its
+        own derivative may be the only reader.)"""
         readers = list(self._readers(node, self.values))
         if readers and all(self._is_beside_frozen(*reader) for reader in readers):
             return 0
