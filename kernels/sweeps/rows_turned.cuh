@@ -11,7 +11,7 @@
 //   rows_turned   the body is that of rows.cuh; a row is held in registers by Warps warps
 //   map_turned    the body is that of map.cuh with kRow (features), kRowsPerSample
 //
-// The body's Place is an InRow.
+// Elements are counted as an InRow.
 #pragma once
 
 #include "common/dependent_launch.cuh"

@@ -23,9 +23,10 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 import ingot  # noqa: E402
+from check_heads import fill_freed_memory  # noqa: E402
 from ingot.capture import token_chains  # noqa: E402
 from measures import tell, unlike_eagers  # noqa: E402
-from network_rows import under  # noqa: E402
+from network_rows import peak_bytes, under  # noqa: E402
 
 # Samples, tokens, width, heads.
 SHAPES = ((512, 49, 96, 3), (16, 197, 192, 3), (6, 512, 256, 4), (33, 50, 64, 2), (5, 1001, 64, 1))
@@ -77,15 +78,6 @@ def step_of(module: nn.Module, x: torch.Tensor, goal: torch.Tensor, setting: str
     return [y.detach(), x.grad, *(parameter.grad for parameter in module.parameters())]
 
 
-def peak_of(step) -> int:
-    step()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    step()
-    return torch.cuda.max_memory_allocated() - before
-
-
 def training_of(shape: tuple, kind: str, setting: str) -> str:
     samples, *sizes = shape
     torch.manual_seed(1)
@@ -97,10 +89,10 @@ def training_of(shape: tuple, kind: str, setting: str) -> str:
     truth = step_of(exact, x.double(), goal.double(), "fp32")
     with under(setting):
         step_of(made, x, goal, setting)
-        freed = torch.full((1 << 26,), torch.nan, device="cuda")
-        del freed  # what a kernel leaves out shows
+        fill_freed_memory()
         found, expected = (step_of(module, x, goal, setting) for module in (made, twin))
-        peaks = [peak_of(partial(step_of, each, x, goal, setting)) for each in (made, twin)]
+        steps = [partial(step_of, each, x, goal, setting) for each in (made, twin)]
+        peaks = [peak_bytes(step, x.device) for step in steps]
     names = ["result", "x", *(name for name, _ in twin.named_parameters())]
     wrong = unlike_eagers(names, found, expected, truth, lambda _: FACTOR, FLOOR)
     held = {operator["what"] for operator in made.ingot_report()["operators_replaced"]}

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import disable_autocast_cache, make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     ShapeEnv,
@@ -103,7 +103,9 @@ def derivative_of(
     samples = _size_of_batch(region, leaves, dimensions) if batch is None else batch
     size = samples if batch is None else _symbolic(mode, batch)
     fakes = [_fake(mode, leaf, *lies, size) for leaf, lies in zip(leaves, dimensions)]
-    with unwatched(), without_cached_casts(), mode, enable_python_dispatcher():
+    # Autocast keeps casts of weights, for all threads: one that leaves it would throw a recording's
+    # away, and wait for Python to do so, with the lock in hand for which the recording waits.
+    with unwatched(), disable_autocast_cache(), mode, enable_python_dispatcher():
         traced = _Trace(region, fakes, size, wanted, by_statistics=bool(decompositions))
         graph = make_fx(traced.gradients, decompositions)(*traced.inputs())
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
@@ -189,19 +191,6 @@ def _only_term(node: torch.fx.Node, zeros: set[torch.fx.Node]) -> torch.fx.Node 
     value, made = terms[0].meta["val"], node.meta["val"]
     same = value.dtype == made.dtype and value.dim() == made.dim()
     return terms[0] if same and all(map(same_size, value.shape, made.shape)) else None
-
-
-@contextlib.contextmanager
-def without_cached_casts() -> Iterator[None]:
-    """While operators are recorded. Autocast keeps casts of weights, for all threads: one that
-    leaves it would throw a recording's away, and wait for Python to do so, with the lock in hand
-    for which the recording waits."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # of this thread
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
 
 
 @contextlib.contextmanager

@@ -165,11 +165,12 @@ class Kept:
         for node in reversed(self.nodes):
             if node.target not in BY_RESULT or self._is_off(node):
                 continue
-            if self._is_written(node) or self._is_multiplied(node):
+            is_written = self._is_written(node)
+            if is_written or self._is_multiplied(node):
                 stored = {**self.values, node: -1}
                 beneath = [below for below in self._beneath(node) if self._is_read(below)]
                 fewer = not all(self._is_read(below, stored) for below in beneath)
-                written = 0 if self._is_written(node) else _bytes(node)
+                written = 0 if is_written else _bytes(node)
                 if fewer or self._let_go_for(node) > written:
                     self._store(node)
 

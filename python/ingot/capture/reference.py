@@ -142,24 +142,21 @@ class _Extraction:
 
     def _filled(self, node: torch.fx.Node) -> torch.fx.Node:
         """What has the shape of a tensor that need not be here: it may be of another region."""
-        value = node.meta["val"]
         number = _LIKE[schema_name(node.target)]
-        sizes = [s if isinstance(s, int) else self._size(s) for s in value.shape]
-        made = self.graph.call_function(
-            _aten.full.default,
-            (sizes, self._copied_number(node.args[1]) if number is None else number),
-            {"dtype": value.dtype, "device": value.device},
-        )
-        made.meta = dict(node.meta)
-        return made
+        return self._full(node, self._copied_number(node.args[1]) if number is None else number)
 
     def _tensor_of(self, literal: torch.fx.Node) -> Any:
-        value = literal.meta.get("val")
-        if not isinstance(value, torch.Tensor):
-            return self.literals[literal]
+        is_tensor = isinstance(literal.meta.get("val"), torch.Tensor)
+        number = self.literals[literal]
+        return self._full(literal, number) if is_tensor else number
+
+    def _full(self, node: torch.fx.Node, number: Any) -> torch.fx.Node:
+        """The number everywhere in a tensor like the node's."""
+        value = node.meta["val"]
+        sizes = [s if isinstance(s, int) else self._size(s) for s in value.shape]
         kind = {"dtype": value.dtype, "device": value.device}
-        made = self.graph.call_function(_aten.full.default, ([], self.literals[literal]), kind)
-        made.meta = dict(literal.meta)
+        made = self.graph.call_function(_aten.full.default, (sizes, number), kind)
+        made.meta = dict(node.meta)
         return made
 
     def _copied_number(self, number: Any) -> Any:

@@ -26,6 +26,7 @@ from ingot.capture.derivative import unwatched
 from ingot.capture.encoder_layer import traceable
 from ingot.capture.feed import batched_inputs
 from ingot.capture.nodes import is_users_own
+from ingot.live.backward import compile_lock
 from ingot.live.seen_sizes import SeenSizes
 from ingot.live.vain import TRIES, CapturesInVain
 from ingot.log import logger
@@ -66,7 +67,6 @@ _serial = itertools.count()
 _to_forget: list[types.CodeType] = []
 # Of code whose own says this file: that of the function which it was made from.
 _files: weakref.WeakKeyDictionary[types.CodeType, str] = weakref.WeakKeyDictionary()
-_compile_lock = torch._dynamo.convert_frame.compile_lock
 
 
 def compiled(
@@ -412,7 +412,7 @@ def forget(code: types.CodeType) -> None:
 def _forget_now() -> None:
     # Where this thread is within Dynamo, it may be freeing what hangs on this very code, as in
     # torch._dynamo.reset(): freed once more, the process would be aborted.
-    while _to_forget and not _compile_lock._is_owned():
+    while _to_forget and not compile_lock._is_owned():
         torch._C._dynamo.eval_frame.reset_code(_to_forget.pop())
 
 

@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-import torch._dynamo
 import torch._dynamo.pgo as pgo
 
-_compile_lock = torch._dynamo.convert_frame.compile_lock
+from ingot.live.backward import compile_lock
+
 _STATE = "_CODE_STATE"
 
 
@@ -32,7 +32,7 @@ class SeenSizes:
         if not hasattr(pgo, _STATE):  # another release: as Dynamo does it
             yield
             return
-        with _compile_lock:
+        with compile_lock:
             of_all = pgo.get_code_state()
             if of_all is not self._of_all:  # at first, and after torch._dynamo.reset()
                 self._of_all, self._own = of_all, defaultdict(of_all.default_factory)

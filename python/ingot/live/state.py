@@ -22,6 +22,7 @@ from ingot.live.backend import (
     switched_off,
     weakly,
 )
+from ingot.live.backward import compile_lock
 from ingot.live.left import LeftCalls
 from ingot.live.refused import RefusedCalls
 from ingot.live.vain import USED, CapturesInVain
@@ -39,7 +40,6 @@ _backward_pre_hooks = nn.modules.module._global_backward_pre_hooks
 _Tensor = torch.Tensor
 _fx_tracing = releases.fx_is_tracing
 _eval_frame = torch._dynamo.eval_frame
-_compile_lock = torch._dynamo.convert_frame.compile_lock
 
 # Combinations of modes, gradients and sizes in turn.
 _MAX_SHORTCUTS = 6
@@ -215,7 +215,7 @@ class State(Session):
         another thread compiles too: then this one waits."""
         if not _fx_tracing():
             return False
-        with _compile_lock:
+        with compile_lock:
             return _fx_tracing()
 
     def prepare(self, module: nn.Module, args: tuple, kwargs: dict, with_kernels: bool) -> None:
