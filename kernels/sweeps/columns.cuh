@@ -1,7 +1,8 @@
 // The columns sweep: statistics over the batch for every kept element, in two kernels.
 //
 //   columns_sweep        partials[split][column]: states of the samples of one split (an array for
-//                        each of the statistics, one after the other)
+//                        each of the statistics, one after the other); where there are so many
+//                        columns that no samples are split, the tail at once: there is no merge
 //   merge_sweep          merges a column's partials in order, then runs the tail (mean, variance,
 //                        running statistics, folded scale and shift, ...) once per column
 //
@@ -97,11 +98,11 @@ struct ColumnChunk {
 };
 
 // Leading layout. Grid: ceil(kColumns / (V·Lanes)) · splits blocks of Lanes·Rows threads.
-// partials: states[splits][kColumns]; samples: B·kLeading, cut into splits of `split_samples`.
-// kBackwards: the last split begins, so that what the sweep before read last is still in L2.
-template <class Body, int V, int Lanes, int Rows, int Chunk>
-INGOT_D void columns_sweep(const typename Body::Operands& operands, i64 samples, i64 split_samples,
-                           void* partials) {
+// samples: B·kLeading, cut into splits of `split_samples`. kBackwards: the last split begins, so
+// that what the sweep before read last is still in L2. finish(splits, split, column, state).
+template <class Body, int V, int Lanes, int Rows, int Chunk, class Finish>
+INGOT_D void columns_sweep_and(const typename Body::Operands& operands, i64 samples,
+                               i64 split_samples, Finish finish) {
   using Statistics = typename Body::Statistics;
   using State = typename Statistics::State;
   constexpr i64 kVectors = Body::kColumns / V;
@@ -145,11 +146,32 @@ INGOT_D void columns_sweep(const typename Body::Operands& operands, i64 samples,
       }
     }
     if (row == 0 && vector < kVectors) {
-      const i64 count = gridDim.x / kTiles * Body::kColumns;
-      Statistics::write(partials, count, split * Body::kColumns + column + i,
-                        shared_states[0][lane]);
+      finish(gridDim.x / kTiles, split, column + i, shared_states[0][lane]);
     }
   }
+}
+
+// partials: states[splits][kColumns].
+template <class Body, int V, int Lanes, int Rows, int Chunk>
+INGOT_D void columns_sweep(const typename Body::Operands& operands, i64 samples, i64 split_samples,
+                           void* partials) {
+  using Statistics = typename Body::Statistics;
+  columns_sweep_and<Body, V, Lanes, Rows, Chunk>(
+      operands, samples, split_samples,
+      [=](i64 splits, i64 split, i64 column, const typename Statistics::State& state) {
+        Statistics::write(partials, splits * Body::kColumns, split * Body::kColumns + column,
+                          state);
+      });
+}
+
+// One split.
+template <class Body, int V, int Lanes, int Rows, int Chunk>
+INGOT_D void columns_whole_sweep(const typename Body::Operands& operands, i64 samples) {
+  columns_sweep_and<Body, V, Lanes, Rows, Chunk>(
+      operands, samples, samples,
+      [&](i64, i64, i64 column, const typename Body::Statistics::State& state) {
+        Body::tail(operands, state, column);
+      });
 }
 
 // A vector of a column that a thread of the inner layout reads, and those that it reads next. b:

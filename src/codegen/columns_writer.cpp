@@ -24,9 +24,10 @@ constexpr int kFewColumnsThreads = 128;
 constexpr double kMuchWork = 40;
 constexpr int kMergeLanes = 16;     // columns of a merging block
 constexpr int kMergeSegments = 32;  // ranges of splits that it merges side by side
-// Of so many columns the samples are not split (sweeps/splits.h): a thread merges one state.
+// Of so many columns the samples are split into few (sweeps/splits.h): a thread merges them.
 constexpr int64_t kManyColumns = int64_t{1} << 17;
 constexpr int kManyLanes = 256;
+constexpr int kMostLanes = 32;  // of the leading layout
 
 int64_t extent_over(const Shape& space, AxisMask mask) {
   int64_t product = 1;
@@ -243,24 +244,28 @@ class ColumnsWriter {
     if (!(along & axis_bit(kFeatures))) width = 1;
     std::vector<int> widths = {width};
     if (width > 1) widths.push_back(1);
+    const bool whole = leading_ && !are_split(source_.columns / width / kMostLanes);
     for (const int w : widths) {
       KernelEntry entry;
       entry.name = source_.name + (w == 1 && widths.size() > 1 ? "_unaligned" : "");
       entry.width = w;
       entry.threads = kColumnThreads;
       const std::string parameters =
-          "ingot::i64 samples, ingot::i64 split_samples,\n    void* partials";
-      const std::string arguments = "(operands, samples, split_samples, partials)";
+          whole ? "ingot::i64 samples"
+                : "ingot::i64 samples, ingot::i64 split_samples,\n    void* partials";
+      const std::string arguments =
+          whole ? "(operands, samples)" : "(operands, samples, split_samples, partials)";
       if (leading_) {
         const int64_t vectors = source_.columns / w;
         int64_t lanes = 1;
-        while (lanes < vectors && lanes < 32) lanes *= 2;
+        while (lanes < vectors && lanes < kMostLanes) lanes *= 2;
         const int64_t rows = kColumnThreads / lanes;
-        entry.role = KernelRole::columns;
+        entry.role = whole ? KernelRole::columns_whole : KernelRole::columns;
         entry.tiles = (vectors + lanes - 1) / lanes;
         entry.per_block = rows * chunk_;
+        const std::string function = whole ? "columns_whole_sweep" : "columns_sweep";
         parts.kernels.push_back(kernel_text(entry.name, functor_, kColumnThreads, parameters,
-                                            fmt::format("columns_sweep<ingot::{}, {}, {}, {}, {}>",
+                                            fmt::format("{}<ingot::{}, {}, {}, {}, {}>", function,
                                                         functor_, w, lanes, rows, chunk_) +
                                                 arguments));
       } else {
@@ -277,7 +282,7 @@ class ColumnsWriter {
       }
       source_.entries.push_back(entry);
     }
-    add_merge(parts, source_.name + "_merge");
+    if (!whole) add_merge(parts, source_.name + "_merge");
   }
 
   void add_merge(UnitParts& parts, const std::string& name) {

@@ -34,6 +34,7 @@ int64_t blocks_of(const KernelSource& source, const KernelEntry& entry, int64_t 
     case KernelRole::columns:
     case KernelRole::columns_inner:
       return entry.tiles * splits_of(source, entry, batch).splits;
+    case KernelRole::columns_whole:
     case KernelRole::merge:
       return entry.tiles;
     case KernelRole::rows:

@@ -26,6 +26,7 @@ enum class KernelRole : uint8_t {
   map,            // (operands, samples)
   columns,        // (operands, samples, samples of a split, partials)
   columns_inner,  // the same
+  columns_whole,  // (operands, samples)
   merge,          // (operands, partials, splits)
   rows,           // (operands, rows)
   rows_packed,    // (operands, rows, packed, exponents)

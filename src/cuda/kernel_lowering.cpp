@@ -197,6 +197,9 @@ void KernelLowering::lower(const Lowering& to, const Override& instead, int64_t 
         to.name("partial states", to.scratch, static_cast<size_t>(bytes));
         break;
       }
+      case KernelRole::columns_whole:
+        arguments.add(samples * source_.leading);
+        break;
       case KernelRole::merge:
         arguments.add_address(to.scratch);
         arguments.add(splits);

@@ -171,6 +171,10 @@ class ProgramWriter {
           cut = name + ".splits";
           break;
         }
+        case KernelRole::columns_whole:
+          blocks = std::to_string(entry->tiles);
+          arguments = samples_of(source);
+          break;
         case KernelRole::merge:
           blocks = std::to_string(entry->tiles);
           arguments = fmt::format("{}, {}", partials, cut);
@@ -193,6 +197,11 @@ class ProgramWriter {
                           : std::to_string(source.rows_per_sample);
   }
 
+  // Of a columns sweep.
+  static std::string samples_of(const KernelSource& source) {
+    return source.batched ? times("batch", source.leading) : std::to_string(source.leading);
+  }
+
   static std::string times(const std::string& count, int64_t by) {
     return by == 1 ? count : fmt::format("{} * {}", count, by);
   }
@@ -208,10 +217,8 @@ class ProgramWriter {
   // The name of how the samples of a sweep are cut.
   std::string cut_of(const KernelSource& source, const KernelEntry& entry) {
     headers_.add_header("sweeps/splits.h");
-    const std::string samples =
-        source.batched ? times("batch", source.leading) : std::to_string(source.leading);
     const std::string text =
-        fmt::format("split_samples({}, {}, {})", samples, entry.per_block, entry.tiles);
+        fmt::format("split_samples({}, {}, {})", samples_of(source), entry.per_block, entry.tiles);
     const auto known = std::find(cuts_.begin(), cuts_.end(), text);
     const std::string name = fmt::format("cut{}", known - cuts_.begin());
     if (known == cuts_.end()) {

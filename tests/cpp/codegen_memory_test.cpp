@@ -153,11 +153,16 @@ TEST(CodegenMemory, AllOfAFewSamplesIsSummedByManyBlocks) {
   EXPECT_EQ(blocks_of(prime, prime.entries.front(), 8), 8);
 }
 
-TEST(CodegenMemory, OfManyColumnsAThreadMergesTheOneState) {
+TEST(CodegenMemory, OfManyColumnsNoSamplesAreSplitAndNothingIsMerged) {
   const KernelSource source = reduced({true, 256, 1, 1024}, axis_bit(kBatch));
-  EXPECT_THAT(source.text, HasSubstr(", 256, 1>(operands, partials, splits)"));
-  ASSERT_EQ(splits_of(source, source.entries.front(), 32).splits, 1);
-  EXPECT_EQ(source.entries.back().tiles, 256 * 1024 / 256);
+  for (const KernelEntry& entry : source.entries) {
+    EXPECT_EQ(entry.role, KernelRole::columns_whole);
+    EXPECT_EQ(blocks_of(source, entry, 1 << 20), entry.tiles);
+  }
+  EXPECT_THAT(source.text, Not(HasSubstr("merge_sweep")));
+  const KernelSource fewer = reduced({true, 64, 1, 1024}, axis_bit(kBatch));
+  EXPECT_EQ(fewer.entries.front().role, KernelRole::columns);
+  EXPECT_EQ(fewer.entries.back().role, KernelRole::merge);
 }
 
 }  // namespace
