@@ -170,6 +170,7 @@ BY_RESULT: dict[Any, Callable] = {
     _aten.sigmoid.default: _of_elements(_aten.sigmoid_backward.default),
     _aten.tanh.default: _of_elements(_aten.tanh_backward.default),
     _aten.softmax.int: _along_a_dimension(_aten._softmax_backward_data.default),
+    _aten._safe_softmax.default: _along_a_dimension(_aten._softmax_backward_data.default),
     _aten.log_softmax.int: _along_a_dimension(_aten._log_softmax_backward_data.default),
     torch.ops.ingot.log_total.default: _log_total,
 }

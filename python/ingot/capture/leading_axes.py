@@ -30,6 +30,7 @@ _PRODUCTS = {_aten.linear.default, _aten.matmul.default}
 _ALONG = {
     _aten.softmax.int,
     _aten.log_softmax.int,
+    _aten._safe_softmax.default,
     _aten._softmax.default,
     _aten._log_softmax.default,
 }

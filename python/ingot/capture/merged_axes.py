@@ -34,7 +34,10 @@ from ingot.capture.table import SHAPE_OPERATORS, TABLE
 
 _aten = torch.ops.aten
 
-_ALONG = {f"aten::{name}" for name in ("softmax", "_softmax", "log_softmax", "_log_softmax")}
+_ALONG = {
+    f"aten::{name}"
+    for name in ("softmax", "_softmax", "_safe_softmax", "log_softmax", "_log_softmax")
+}
 _REDUCTIONS = {
     f"aten::{name}" for name in ("mean", "sum", "amax", "amin", "logsumexp", "var", "std")
 }

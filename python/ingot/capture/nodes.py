@@ -120,7 +120,7 @@ def is_mean_of_rows(node: torch.fx.Node) -> bool:
 
 def is_softmax_of_rows(node: torch.fx.Node) -> bool:
     """Along the last dimension, as attention takes it of its scores."""
-    if schema_name(node.target) != "aten::softmax":
+    if schema_name(node.target) not in ("aten::softmax", "aten::_safe_softmax"):
         return False
     dims = node.args[0].meta["val"].dim()
     return bool(dims) and node.args[1] % dims == dims - 1

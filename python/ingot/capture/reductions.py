@@ -151,6 +151,23 @@ for _name in ("softmax", "log_softmax"):
     TABLE[f"aten::{_name}"] = lambda call, op=_name: _along(call, op)
 
 
+@row("aten::_safe_softmax")
+def _safe_softmax(call: Call) -> Value:
+    """0 in a row of nothing but -inf, as attention gives what sees nothing."""
+    if call.get("dtype") not in (None, call.tensor("self").dtype):
+        raise UnfitError("a softmax in another dtype")
+    value = call.value("self")
+    call.arguments = {**call.arguments, "self": value}
+    chosen = call.dimensions(value, call["dim"])
+    axes = axis_names(call.axes(value, chosen))
+    top = call.region.emit("reduce", [value.id], {"axes": axes, "finish": "max_exponent"})
+    largest = _reduced(value, chosen, True, top, value.dtype)
+    weights, call.dtype = _along(call, "softmax"), torch.bool
+    blind = pointwise(call, "eq", [largest, float("-inf")])
+    call.dtype = weights.dtype
+    return pointwise(call, "select", [blind, 0.0, weights])
+
+
 @row("aten::_softmax", "aten::_log_softmax")
 def _softmax_again(call: Call) -> Value:
     """In a backward pass. In 16 bits, one sweep may store what it takes the maximum and the sum of,

@@ -44,6 +44,8 @@ _BACKWARD_PASSES = {
     "aten::masked_fill": 3,
     "aten::where": 3,
     **{f"aten::{name}": 3 for name in "softmax relu silu gelu sigmoid tanh".split()},
+    # And what looks for rows of -inf: of its passes PyTorch's forward has five more.
+    "aten::_safe_softmax": 8,
 }
 # Of a factor's gradient: what is read beside, and written; of a smaller one it is summed up.
 _OF_FACTOR, _OF_SMALL_FACTOR = 2, 4
@@ -54,6 +56,11 @@ _OF_ANOTHER_READER = 3
 # GPU is busy for 10. On an H100, chains of a BERT's alone, of which half save four operators and
 # half eight: 0.98 of eager's time; of a Llama's in TF32, of eleven: 0.81, without them 0.92.)
 OPERATOR_SECONDS, _REGION_SECONDS, BYTES_A_SECOND = 40e-6, 140e-6, 4e12
+# A step that waits for the host may cost it a second where it saves the GPU so many: of more
+# samples, or replayed by a CUDA graph, it waits for the GPU. (A T5's attention: 20 µs, 100 µs.)
+_FOR_LONGER_STEPS = 3.0
+# PyTorch's safe softmax is five, of which autograd sees one.
+_OPERATORS_OF = {"aten::_safe_softmax": 2}
 # For tests: every chain on every device.
 takes_everything = False
 
@@ -65,9 +72,11 @@ def is_known(node: torch.fx.Node) -> bool:
 
 def may_be_taken(cut: Cut) -> bool:
     """Whether such chains are looked for."""
-    if not (cut.gradients and cut.feed.trains_chains):
-        return False
-    return takes_everything or cut.device_type == "cuda"
+    return cut.gradients and cut.feed.trains_chains and are_taken_on(cut.device_type)
+
+
+def are_taken_on(device_type: str) -> bool:
+    return takes_everything or device_type == "cuda"
 
 
 def pays(cut: Cut, chain: list[torch.fx.Node]) -> bool:
@@ -81,10 +90,10 @@ def pays(cut: Cut, chain: list[torch.fx.Node]) -> bool:
     # In fp32 regions have the products, but for those of attention's scores and values.
     if not cut.multiplies_in_few_bits and not any(map(is_softmax_of_rows, work)):
         return False
-    host = _host_seconds(cut, chain)
+    host, device = _host_seconds(cut, chain), bytes_saved(cut, chain) / BYTES_A_SECOND
     if cut.waits_for_host:
-        return host > 0
-    return bytes_saved(cut, chain) / BYTES_A_SECOND + min(host, 0.0) > 0
+        return host > 0 or device > -_FOR_LONGER_STEPS * host
+    return device + min(host, 0.0) > 0
 
 
 def host_seconds_saved(cut: Cut) -> float:
@@ -109,8 +118,8 @@ def _host_seconds(cut: Cut, chain: list[torch.fx.Node]) -> float:
 
 def _operators(cut: Cut, chain: list[torch.fx.Node]) -> int:
     """PyTorch's, with the sums of gradients that come from several sides."""
-    computing = (node for node in chain if cut.computes(node))
-    own = sum(schema_name(node.target) not in CHANGES_NOTHING for node in computing)
+    names = [schema_name(node.target) for node in chain if cut.computes(node)]
+    own = sum(_OPERATORS_OF.get(name, name not in CHANGES_NOTHING) for name in names)
     return own + sum(_further_gradients(cut, chain).values())
 
 
