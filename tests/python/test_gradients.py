@@ -323,6 +323,45 @@ def test_transposed_and_expanded_gradients_given():
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=2e-5)
 
 
+class Activations(nn.Module):
+    """All of torch.nn's that act on each element, side by side."""
+
+    KINDS = (
+        *(nn.CELU, nn.ELU, nn.GELU, nn.Hardshrink, nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh),
+        *(nn.LeakyReLU, nn.LogSigmoid, nn.Mish, nn.ReLU, nn.ReLU6, nn.SELU, nn.SiLU, nn.Sigmoid),
+        *(nn.Softplus, nn.Softshrink, nn.Softsign, nn.Tanh, nn.Tanhshrink),
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.gemm, self.activations = nn.Linear(12, 16), nn.ModuleList(k() for k in self.KINDS)
+
+    def forward(self, x):
+        made = 3 * self.gemm(x)
+        return tuple(activation(made) for activation in self.activations)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_activations(autocast):
+    torch.manual_seed(1)
+    three, x = three_of(Activations()), torch.randn(9, 12)
+    if autocast:
+        near_under_autocast(three, x, 1e-6)
+    else:
+        check_against_fp64(*three, [x])
+    assert backwards_of(three[0]) and all(way.programs for way in backwards_of(three[0]))
+
+
+@pytest.mark.parametrize("at", selection.quick([8], range(len(Activations.KINDS))))
+def test_an_activation(at):
+    """Alone: an error of one is not small beside all others' gradients."""
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(12, 16), Activations.KINDS[at](), nn.Linear(16, 4))
+    three = three_of(model)
+    check_against_fp64(*three, [2 * torch.randn(9, 12)])
+    assert all(way.programs for way in backwards_of(three[0]))
+
+
 def near_under_autocast(three, x: torch.Tensor, least: float) -> None:
     """Gradients under autocast as near to fp64's as eager's; of those whose norm is `least`."""
     module, twin, exact = three

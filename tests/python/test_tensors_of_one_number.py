@@ -74,3 +74,35 @@ def test_results_and_gradients(name, setting):
         assert own.dtype == other.dtype
         limit = 1e-5 if setting == "fp32" else 0.02
         assert error(own, exactly) <= max(limit, 1.5 * error(other, exactly))
+
+
+# Flags beside a whole number of no dimensions are whole numbers to PyTorch.
+OF_FLAGS = {
+    "chosen": lambda self, a: a * torch.where(a > 0, self.three, self.below),
+    "chosen in place of flags": lambda self, a: a * torch.where(a > 0, a > 1, self.three),
+    "times": lambda self, a: a * ((a > 0) * self.three),
+    "plus": lambda self, a: a * ((a > 0) + self.three),
+    "minus": lambda self, a: a * (self.three - (a > 0) * self.below),
+    "largest": lambda self, a: a * torch.maximum(a > 0, self.three),
+    "compared": lambda self, a: a * ((a > 0) == self.three) + a * ((a > 0) > self.below),
+    "filled": lambda self, a: a * (a > 0).masked_fill(self.kept, self.three),
+}
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize(
+    "name", selection.quick(["chosen", "times", "minus", "compared"], OF_FLAGS)
+)
+def test_flags_and_a_whole_number(name, trained):
+    twin = Model(OF_FLAGS[name])
+    twin.register_buffer("three", torch.tensor(3))
+    twin.register_buffer("below", torch.tensor(-2))
+    module, x, found = ingot.optimize(copy.deepcopy(twin)), torch.randn(4, 8), []
+    for each in (module, twin):
+        with torch.set_grad_enabled(trained):
+            y = each(x)
+        if trained:
+            (y * torch.arange(8)).sum().backward()
+        found.append([y, each.linear.weight.grad])
+    torch.testing.assert_close(*found)
+    assert module.ingot_report()["operators_replaced"]

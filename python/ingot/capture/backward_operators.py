@@ -352,12 +352,17 @@ def _silu_backward(grad, x):
     return (_wide(grad) * (sigmoid * (1 + wide * (1 - sigmoid)))).to(x.dtype)
 
 
+def _log_sigmoid_backward(grad, x, buffer):
+    """PyTorch's chooses between whole numbers, of which regions know none."""
+    return (_wide(grad) * torch.sigmoid(-_wide(x))).to(x.dtype)
+
+
 # Elementwise --------------------------------------------------------------------------------------
 # PyTorch's own.
 _POINTWISE = """
     gelu_backward threshold_backward tanh_backward sigmoid_backward mish_backward
     hardtanh_backward leaky_relu_backward elu_backward softplus_backward hardswish_backward
-    hardsigmoid_backward log_sigmoid_backward softshrink_backward hardshrink_backward
+    hardsigmoid_backward softshrink_backward hardshrink_backward
     _prelu_kernel_backward
 """
 
@@ -379,6 +384,7 @@ def _table() -> dict[Any, Callable]:
             _aten.native_group_norm.default: _group_norm,
             _aten.native_group_norm_backward.default: _group_norm_backward,
             _aten.silu_backward.default: _silu_backward,
+            _aten.log_sigmoid_backward.default: _log_sigmoid_backward,
             _aten._softmax_backward_data.default: _softmax_backward,
             _aten._log_softmax_backward_data.default: _log_softmax_backward,
         }

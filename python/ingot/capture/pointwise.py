@@ -23,7 +23,8 @@ def pointwise(call: Call, op: str, operands: Sequence[Any], attributes=None) -> 
         raise UnfitError("a choice between flags and a number, which a graph would make a number")
     region = call.region
     in_result = call.dtype in FLOATING and op != "select"
-    compute = call.dtype if in_result else _promoted(tensors)
+    chosen = [o for o in operands[op == "select" :] if isinstance(o, (Value, Leaf))]
+    compute = call.dtype if in_result else _promoted(chosen or tensors)
     ids, extents, dims, sizes = region.align(tensors)
     prepared = []
     feed = iter(zip(ids, tensors))
@@ -52,14 +53,19 @@ def pointwise(call: Call, op: str, operands: Sequence[Any], attributes=None) -> 
 
 
 def _promoted(tensors: Sequence[Operand]) -> torch.dtype:
-    """As PyTorch: a tensor without dimensions counts where it alone is a floating one."""
+    """As PyTorch: tensors without dimensions count where they are of a higher kind than all others:
+    flags, whole numbers, floating ones."""
     dtype = _common_dtype(tensors)
     sized = _common_dtype([tensor for tensor in tensors if tensor.sizes])
-    if sized is not None and (sized.is_floating_point or not dtype.is_floating_point):
+    if sized is not None and _kind(sized) == _kind(dtype):
         dtype = sized
     if dtype not in (*FLOATING, torch.bool):
         raise UnfitError(f"{dtype} arithmetic")
     return dtype
+
+
+def _kind(dtype: torch.dtype) -> int:
+    return 0 if dtype is torch.bool else 2 if dtype.is_floating_point else 1
 
 
 def _common_dtype(tensors: Sequence[Operand]) -> torch.dtype | None:
