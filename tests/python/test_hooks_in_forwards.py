@@ -155,3 +155,51 @@ def test_a_forward_hook_looks_at_what_is_returned(captured):
         assert ran or called is twin
         found.append(torch.autograd.grad(result.sum() + h.square().sum(), h))
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def largest_and_its_place(layer, h):
+    best, at = h.max(1, keepdim=True)
+    best.register_hook(lambda g: g * 2)
+    return layer(h) * best, at
+
+
+def halves(layer, h):
+    first, second = h.chunk(2, -1)
+    first.register_hook(lambda g: g * 2)
+    return layer(torch.cat([second, first], -1))
+
+
+def parts_of_a_list(layer, h):
+    parts = h.split([8, 8, 16], -1)
+    parts[1].register_hook(lambda g: g * 2)
+    return layer(torch.cat([*parts], -1))
+
+
+def one_reversed(layer, h):
+    first, second = h.chunk(2, -1)
+    return layer(torch.cat([first, first], -1)), Reversed.apply(second, 0.5).tanh()
+
+
+class OfSeveral(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.a, self.b, self.function = nn.Linear(32, 32), nn.Linear(32, 4), function
+
+    def forward(self, x):
+        return self.function(self.b, torch.relu(self.a(x)))
+
+
+@pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
+@pytest.mark.parametrize(
+    "function", [largest_and_its_place, halves, parts_of_a_list, one_reversed]
+)
+def test_one_of_several_results_has_the_hook(function):
+    """The others are read, too; and a loss may need none of what is behind it."""
+    torch.manual_seed(0)
+    module, x, found = OfSeveral(function), torch.randn(8, 32), []
+    for called in (ingot.optimize(copy.deepcopy(module)), module):
+        results = called(x)
+        results = results if isinstance(results, tuple) else (results,)
+        results[0].square().sum().backward()
+        found.append([*results, *(p.grad for p in called.parameters())])
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)

@@ -25,8 +25,13 @@ def anchored(tensor: torch.Tensor) -> torch.Tensor:
 def hooked(body: torch.fx.GraphModule, at: int, tensor: torch.Tensor, *others: Any) -> torch.Tensor:
     """body: gives the hook's result, as the one `at` a place in a sequence, of a gradient and what
     else the hook reads."""
+
+    def hook(gradient: torch.Tensor | None) -> torch.Tensor | None:
+        """None: of one of several results, where only others have a gradient."""
+        return None if gradient is None else body(gradient, *others)[at]
+
     if tensor.requires_grad:
-        tensor.register_hook(lambda gradient: body(gradient, *others)[at])
+        tensor.register_hook(hook)
     return tensor
 
 

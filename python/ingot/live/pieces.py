@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ def compile_pieces(
     hooks.restore(gm)
     if not apart and not has_pieces(gm):
         return compile_piece(gm, examples)
-    nodes = list(gm.graph.nodes)
+    nodes = list(_elements_first(gm.graph.nodes))
     inputs = [node for node in nodes if node.op == "placeholder"]
     values = {node: node.meta.get("example_value") for node in nodes}
     values.update(zip(inputs, examples))
@@ -85,6 +85,25 @@ class _Step:
 
 def _is_apart(node: torch.fx.Node) -> bool:
     return node.op == "call_function" and node.target in _KINDS
+
+
+def _elements_first(nodes: Iterable[torch.fx.Node]) -> Iterator[torch.fx.Node]:
+    """Nodes in an order in which what takes an element of a tuple is next to the tuple, so that
+    none is cut off from it."""
+    for node in nodes:
+        if not _is_element(node):
+            ahead = [node]
+            while ahead:
+                yield (each := ahead.pop(0))
+                ahead += filter(_is_element, each.users)
+
+
+def _is_element(node: torch.fx.Node) -> bool:
+    if node.target is not operator.getitem or not isinstance(node.args[0], torch.fx.Node):
+        return False
+    return isinstance(node.args[1], int) and isinstance(
+        node.args[0].meta.get("example_value"), (tuple, list)
+    )
 
 
 def _parts(
