@@ -190,9 +190,7 @@ class OfSeveral(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
-@pytest.mark.parametrize(
-    "function", [largest_and_its_place, halves, parts_of_a_list, one_reversed]
-)
+@pytest.mark.parametrize("function", [largest_and_its_place, halves, parts_of_a_list, one_reversed])
 def test_one_of_several_results_has_the_hook(function):
     """The others are read, too; and a loss may need none of what is behind it."""
     torch.manual_seed(0)

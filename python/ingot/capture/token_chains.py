@@ -57,8 +57,8 @@ _OF_ANOTHER_READER = 3
 # half eight: 0.98 of eager's time; of a Llama's in TF32, of eleven: 0.81, without them 0.92.)
 OPERATOR_SECONDS, _REGION_SECONDS, BYTES_A_SECOND = 40e-6, 140e-6, 4e12
 # A step that waits for the host may cost it a second where it saves the GPU so many: of more
-# samples, or replayed by a CUDA graph, it waits for the GPU. (A T5's attention: 20 µs, 100 µs.)
-_FOR_LONGER_STEPS = 3.0
+# samples, or replayed by a CUDA graph, it waits for the GPU. (A T5's attention: 20 µs, 58 µs.)
+_FOR_LONGER_STEPS = 2.0
 # PyTorch's safe softmax is five, of which autograd sees one.
 _OPERATORS_OF = {"aten::_safe_softmax": 2}
 # For tests: every chain on every device.
