@@ -201,3 +201,14 @@ def test_the_products_are_told_with_the_models_line():
             module(torch.randn(4, LENGTH, WIDTH)).sum().backward()
     told = [str(each.message) for each in said if "product_of_attention" in str(each.message)]
     assert len(told) == 1 and "test_written_out.py" in told[0]
+
+
+def test_a_step_that_waits_for_the_host_keeps_pytorchs(monkeypatch):
+    monkeypatch.setattr(token_chains, "takes_everything", False)
+    monkeypatch.setattr(token_chains, "are_taken_on", lambda device_type: True)
+    for waits in (True, False):
+        monkeypatch.setattr(written_out, "is_of_the_host", lambda nodes, waits=waits: waits)
+        monkeypatch.setattr(token_chains, "pays", lambda cut, chain: True)
+        module = three_of(Positions())[0]
+        module(torch.randn(4, LENGTH, WIDTH)).sum().backward()
+        assert is_written_out(module) == (not waits)

@@ -19,11 +19,11 @@ from ingot.capture.products import PRODUCTS
 from ingot.capture.shared_masks import convert_shared_masks, lay_out_masks
 from ingot.capture.sharing import is_repeatable, share
 from ingot.capture.stages import compute_again
-from ingot.capture.token_chains import are_taken_on, cast_in_front
+from ingot.capture.token_chains import cast_in_front
 from ingot.capture.trial import chosen
 from ingot.capture.unbinding import unbind_parts
 from ingot.capture.windows import open_windows
-from ingot.capture.written_out import write_out_attentions
+from ingot.capture.written_out import pay_written_out, write_out_attentions
 
 
 def import_graph(
@@ -54,7 +54,7 @@ def import_graph(
             convert_shared_masks(feed.graph, needing)
             if not gradients:
                 lay_out_masks(feed.graph)
-            elif are_taken_on(feed.device_type):
+            elif pay_written_out(feed):
                 write_out_attentions(feed.graph, needing)
         take_losses_apart(feed.graph, needing, autocast)
         decompose(feed.graph, needing)

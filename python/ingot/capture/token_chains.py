@@ -56,9 +56,6 @@ _OF_ANOTHER_READER = 3
 # GPU is busy for 10. On an H100, chains of a BERT's alone, of which half save four operators and
 # half eight: 0.98 of eager's time; of a Llama's in TF32, of eleven: 0.81, without them 0.92.)
 OPERATOR_SECONDS, _REGION_SECONDS, BYTES_A_SECOND = 40e-6, 140e-6, 4e12
-# A step that waits for the host may cost it a second where it saves the GPU so many: of more
-# samples, or replayed by a CUDA graph, it waits for the GPU. (A T5's attention: 20 µs, 58 µs.)
-_FOR_LONGER_STEPS = 2.0
 # PyTorch's safe softmax is five, of which autograd sees one.
 _OPERATORS_OF = {"aten::_safe_softmax": 2}
 # For tests: every chain on every device.
@@ -90,10 +87,10 @@ def pays(cut: Cut, chain: list[torch.fx.Node]) -> bool:
     # In fp32 regions have the products, but for those of attention's scores and values.
     if not cut.multiplies_in_few_bits and not any(map(is_softmax_of_rows, work)):
         return False
-    host, device = _host_seconds(cut, chain), bytes_saved(cut, chain) / BYTES_A_SECOND
+    host = _host_seconds(cut, chain)
     if cut.waits_for_host:
-        return host > 0 or device > -_FOR_LONGER_STEPS * host
-    return device + min(host, 0.0) > 0
+        return host > 0
+    return bytes_saved(cut, chain) / BYTES_A_SECOND + min(host, 0.0) > 0
 
 
 def host_seconds_saved(cut: Cut) -> float:
