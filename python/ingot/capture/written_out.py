@@ -209,10 +209,14 @@ class _ProductOfAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
+        """b's lies as b does: a gradient that lies turned would be copied for what comes next."""
         a, b = ctx.saved_tensors
+        of_a = of_b = None
         with _without_autocast(a.device.type):
-            return (
-                _multiplied(gradient, b.mT, a.dtype) if ctx.needs_input_grad[0] else None,
-                _multiplied(a.mT, gradient, b.dtype) if ctx.needs_input_grad[1] else None,
-                None,
-            )
+            if ctx.needs_input_grad[0]:
+                of_a = _multiplied(gradient, b.mT, a.dtype)
+            if ctx.needs_input_grad[1] and b.stride(-2) == 1:
+                of_b = _multiplied(gradient.mT, a, b.dtype).mT
+            elif ctx.needs_input_grad[1]:
+                of_b = _multiplied(a.mT, gradient, b.dtype)
+        return of_a, of_b, None
