@@ -516,4 +516,11 @@ BUGS = [
         "weights",
         "python tests/python/test_written_out.py",
     ),
+    Bug(
+        "a number is compared as it is with 16 bits",
+        "python/ingot/capture/pointwise.py",
+        "        return torch.tensor(float(operand), dtype=kinds.pop()).item()\n",
+        "        return operand\n",
+        "python tests/python/test_tensors_of_one_number.py",
+    ),
 ]

@@ -357,13 +357,28 @@ def _log_sigmoid_backward(grad, x, buffer):
     return (_wide(grad) * torch.sigmoid(-_wide(x))).to(x.dtype)
 
 
+def _shrink_backward(grad, x, lambd):
+    """In x's own type, which PyTorch makes of the number, too."""
+    return torch.where((x >= -lambd) & (x <= lambd), 0.0, grad)
+
+
+def _threshold_backward(grad, x, threshold):
+    """PyTorch's kernels compare in x's type on a GPU, in fp32 on a CPU."""
+    compared = _wide(x) if x.device.type == "cpu" and threshold else x
+    return torch.where(compared <= threshold, 0.0, grad)
+
+
+def _hardtanh_backward(grad, x, least, most):
+    """PyTorch's kernels compare in fp32."""
+    wide = _wide(x)
+    return torch.where((wide <= least) | (wide >= most), 0.0, grad)
+
+
 # Elementwise --------------------------------------------------------------------------------------
 # PyTorch's own.
 _POINTWISE = """
-    gelu_backward threshold_backward tanh_backward sigmoid_backward mish_backward
-    hardtanh_backward leaky_relu_backward elu_backward softplus_backward hardswish_backward
-    hardsigmoid_backward softshrink_backward hardshrink_backward
-    _prelu_kernel_backward
+    gelu_backward tanh_backward sigmoid_backward mish_backward leaky_relu_backward elu_backward
+    softplus_backward hardswish_backward hardsigmoid_backward _prelu_kernel_backward
 """
 
 
@@ -384,6 +399,10 @@ def _table() -> dict[Any, Callable]:
             _aten.native_group_norm.default: _group_norm,
             _aten.native_group_norm_backward.default: _group_norm_backward,
             _aten.silu_backward.default: _silu_backward,
+            _aten.threshold_backward.default: _threshold_backward,
+            _aten.hardtanh_backward.default: _hardtanh_backward,
+            _aten.hardshrink_backward.default: _shrink_backward,
+            _aten.softshrink_backward.default: _shrink_backward,
             _aten.log_sigmoid_backward.default: _log_sigmoid_backward,
             _aten._softmax_backward_data.default: _softmax_backward,
             _aten._log_softmax_backward_data.default: _log_softmax_backward,

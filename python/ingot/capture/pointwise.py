@@ -11,7 +11,10 @@ import torch
 
 from ingot.capture.layout import Leaf, UnfitError, Value, relabel_insert
 from ingot.capture.region import Operand
-from ingot.capture.table import FLOATING, TABLE, Call, Row, row
+from ingot.capture.table import FLOATING, HALVES, TABLE, Call, Row, row
+
+# What gives flags, whatever it is given.
+_OF_FLAGS = {f"logical_{name}" for name in ("and", "or", "not")} | {*"lt le gt ge eq ne".split()}
 
 
 def pointwise(call: Call, op: str, operands: Sequence[Any], attributes=None) -> Value:
@@ -19,12 +22,15 @@ def pointwise(call: Call, op: str, operands: Sequence[Any], attributes=None) -> 
     tensors = [o for o in operands if isinstance(o, (Value, Leaf))]
     if not tensors:
         raise UnfitError("it has no tensor operand")
-    if op == "select" and call.dtype == torch.bool and len(tensors) < len(operands):
-        raise UnfitError("a choice between flags and a number, which a graph would make a number")
+    if call.dtype == torch.bool and op not in _OF_FLAGS and len(tensors) < len(operands):
+        raise UnfitError("flags and a number, of which a graph would make numbers")
     region = call.region
     in_result = call.dtype in FLOATING and op != "select"
-    chosen = [o for o in operands[op == "select" :] if isinstance(o, (Value, Leaf))]
-    compute = call.dtype if in_result else _promoted(chosen or tensors)
+    of_result = operands[1:] if op == "select" else operands
+    computed = [o for o in of_result if isinstance(o, (Value, Leaf))]
+    compute = call.dtype if in_result else _promoted(computed or tensors)
+    if op == "select" and call.dtype in FLOATING and compute not in FLOATING and computed:
+        raise UnfitError("a choice between flags and a number, of which a graph would make flags")
     ids, extents, dims, sizes = region.align(tensors)
     prepared = []
     feed = iter(zip(ids, tensors))
@@ -121,10 +127,20 @@ def _comparison(op: str) -> Row:
 
     def take(call: Call) -> Value:
         operands = [call[name] for name in ("self", "other")]
-        rounded = [call.region.rounded(o) if isinstance(o, Value) else o for o in operands]
-        return pointwise(call, op, rounded)
+        kinds = {o.dtype for o in operands if isinstance(o, (Value, Leaf))}
+        return pointwise(call, op, [_in_memory(call, o, kinds) for o in operands])
 
     return take
+
+
+def _in_memory(call: Call, operand: Any, kinds: set[torch.dtype]) -> Any:
+    """As memory holds it. kinds: of the tensors that a number is compared with: PyTorch makes one
+    of their type of it."""
+    if isinstance(operand, Value):
+        return call.region.rounded(operand)
+    if isinstance(operand, (int, float)) and len(kinds) == 1 and kinds <= {*HALVES}:
+        return torch.tensor(float(operand), dtype=kinds.pop()).item()
+    return operand
 
 
 for _name in "lt le gt ge eq ne".split():
@@ -160,9 +176,15 @@ TABLE["aten::hardtanh"] = _unary("hardtanh", min=("min_val", -1), max=("max_val"
 TABLE["aten::leaky_relu"] = _unary("leaky_relu", negative_slope=("negative_slope", 0.01))
 TABLE["aten::celu"] = _unary("celu", alpha=("alpha", 1))
 TABLE["aten::softplus"] = _unary("softplus", beta=("beta", 1), threshold=("threshold", 20))
-TABLE["aten::hardshrink"] = _unary("hardshrink", **{"lambda": ("lambd", 0.5)})
 TABLE["aten::softshrink"] = _unary("softshrink", **{"lambda": ("lambd", 0.5)})
 TABLE["aten::threshold"] = _unary("threshold", threshold=("threshold", None), value=("value", None))
+
+
+@row("aten::hardshrink")
+def _hardshrink(call: Call) -> Value:
+    x = call.tensor("self")
+    end = _in_memory(call, call.number("lambd", 0.5), {x.dtype})
+    return pointwise(call, "hardshrink", [_in_memory(call, x, set())], {"lambda": end})
 
 
 @row("aten::add", "aten::sub", "aten::subtract", "aten::rsub")
@@ -288,6 +310,9 @@ def _nan_outside(call: Call) -> Value:
 
 @row("aten::masked_fill")
 def _masked_fill(call: Call) -> Value:
+    kinds = {call.tensor("self").dtype, getattr(call["value"], "dtype", None)} - {None}
+    if len(kinds) > 1 and not kinds <= {*FLOATING}:
+        raise UnfitError("a filling by what is of another type")
     return pointwise(call, "select", [call["mask"], call["value"], call["self"]])
 
 
