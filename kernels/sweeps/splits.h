@@ -11,19 +11,12 @@ struct SampleSplits {
 
 // samples: reduced extent; per_block: samples of one step of a block; tiles: blocks along the kept
 // elements.
-// Enough blocks for every SM of a large GPU, whatever the GPU, so that bits do not depend on it.
-constexpr long long kBlocksOfColumns = 1024;
-
-// Whether there are fewer blocks without.
-inline bool are_split(long long tiles) {
-  return tiles < kBlocksOfColumns;
-}
-
 inline SampleSplits split_samples(long long samples, long long per_block, long long tiles) {
+  // Enough blocks for every SM of a large GPU, whatever the GPU, so that bits do not depend on it.
+  constexpr long long kBlocks = 1024;
   const auto up = [](long long a, long long b) { return (a + b - 1) / b; };
   const auto at_least_one = [](long long n) { return n < 1 ? 1 : n; };
-  const long long steps = up(samples, per_block),
-                  wanted = at_least_one(up(kBlocksOfColumns, tiles));
+  const long long steps = up(samples, per_block), wanted = at_least_one(up(kBlocks, tiles));
   SampleSplits result;
   result.samples = samples;
   result.per_split = at_least_one(up(steps, wanted)) * per_block;

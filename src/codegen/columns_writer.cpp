@@ -47,6 +47,11 @@ int64_t pieces_of(int64_t columns, int64_t elements, int width) {
   return 1;
 }
 
+// Whether samples are split, if there are many, where blocks have so many columns each.
+bool are_split(int64_t columns, int64_t of_block) {
+  return split_samples(int64_t{1} << 40, 1, (columns + of_block - 1) / of_block).splits > 1;
+}
+
 // e = Σ coordinate·stride, each coordinate taken from `column` (kept axes) or `inner` (reduced).
 std::string flat_expression(const Shape& space, AxisMask reduced) {
   std::vector<std::string> terms;
@@ -244,7 +249,7 @@ class ColumnsWriter {
     if (!(along & axis_bit(kFeatures))) width = 1;
     std::vector<int> widths = {width};
     if (width > 1) widths.push_back(1);
-    const bool whole = leading_ && !are_split(source_.columns / width / kMostLanes);
+    const bool whole = leading_ && !are_split(source_.columns, int64_t{width} * kMostLanes);
     for (const int w : widths) {
       KernelEntry entry;
       entry.name = source_.name + (w == 1 && widths.size() > 1 ? "_unaligned" : "");
