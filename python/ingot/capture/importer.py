@@ -23,7 +23,7 @@ from ingot.capture.token_chains import cast_in_front
 from ingot.capture.trial import chosen
 from ingot.capture.unbinding import unbind_parts
 from ingot.capture.windows import open_windows
-from ingot.capture.written_out import pay_written_out, write_out_attentions
+from ingot.capture.written_out import write_out_attentions
 
 
 def import_graph(
@@ -54,8 +54,8 @@ def import_graph(
             convert_shared_masks(feed.graph, needing)
             if not gradients:
                 lay_out_masks(feed.graph)
-            elif pay_written_out(feed):
-                write_out_attentions(feed.graph, needing)
+            else:
+                write_out_attentions(feed, needing)
         take_losses_apart(feed.graph, needing, autocast)
         decompose(feed.graph, needing)
         unbind_parts(feed.graph, needing)

@@ -23,7 +23,7 @@ from collections.abc import Container, Hashable, Sequence
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ingot.capture.layout import written
+from ingot.capture.layout import hint, written
 from ingot.capture.nodes import ASIDE, named_arguments
 from ingot.capture.surgery import Writer, sizes_of
 
@@ -75,8 +75,8 @@ def _laid_out(
     sizes, like = sizes_of(mask), mask.meta["val"]
 
     def made(value: torch.Tensor, target, *arguments, **named) -> torch.fx.Node:
-        node = writer.call(target, value.shape, *arguments, **named)
-        node.meta["val"], node.meta[ASIDE] = value, True
+        node = writer.made(value, target, *arguments, **named)
+        node.meta[ASIDE] = True
         return node
 
     how = {"dtype": dtype, "memory_format": torch.contiguous_format}
@@ -87,7 +87,12 @@ def _laid_out(
 
 
 def _is_dense(mask: torch.Tensor) -> bool:
-    return mask.is_cpu or not mask.is_floating_point() or mask.stride(-1) in (0, 1)
+    return mask.is_cpu or not mask.is_floating_point() or lies_in_rows(mask)
+
+
+def lies_in_rows(mask: torch.Tensor) -> bool:
+    """As fused kernels read one."""
+    return hint(mask.stride(-1)) in (0, 1)
 
 
 def _adds_flags(attention: torch.fx.Node) -> bool:

@@ -33,6 +33,12 @@ class Writer:
         made.meta["val"] = like.new_empty(sizes)
         return made
 
+    def made(self, like: torch.Tensor, target: Callable, *args: Any, **kwargs: Any):
+        """An operator whose result is like this tensor, of any dtype."""
+        node = self.call(target, like.shape, *args, **kwargs)
+        node.meta["val"] = like
+        return node
+
     def part(self, x: torch.fx.Node, dim: int, start: int, count: int, step: int = 1):
         """`count` elements from `start` on."""
         sizes = list(example(x).shape)

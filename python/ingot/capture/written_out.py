@@ -12,18 +12,19 @@ and the gradient of the weights, are products of what was 16 bits wide: fp32 sum
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Container
+from collections.abc import Container
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ingot.capture import token_chains
+from ingot.capture.custom_ops import autocast_off
 from ingot.capture.feed import Feed
 from ingot.capture.host_time import is_of_the_host
 from ingot.capture.layout import hint, written
 from ingot.capture.nodes import WITHOUT_AUTOCAST, named_arguments
+from ingot.capture.shared_masks import lies_in_rows
 from ingot.capture.surgery import Writer
 from ingot.capture.table import HALVES
 
@@ -37,21 +38,19 @@ _functorch_is_active = torch._C._are_functorch_transforms_active
 _is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
-def pay_written_out(feed: Feed) -> bool:
-    """Whether a training step gains where attentions are written out, and has regions for them.
-    Their products and the region take the host 0.1 to 0.3 ms more than PyTorch's operators."""
+def write_out_attentions(feed: Feed, needing: Container[torch.fx.Node]) -> None:
+    """Those with a gradient, where a training step gains by it and has regions for what is between
+    their products: these and the region take the host 0.1 to 0.3 ms more than PyTorch's operators.
+    Equal views are to be one node. needing: nodes whose tensors need gradients."""
     if not (feed.trains_chains and token_chains.are_taken_on(feed.device_type)):
-        return False
-    return token_chains.takes_everything or not is_of_the_host(feed.graph.nodes)
-
-
-def write_out_attentions(graph: torch.fx.Graph, needing: Container[torch.fx.Node]) -> None:
-    """Those with a gradient. Equal views are to be one node. needing: nodes whose tensors need
-    gradients."""
+        return
+    found = [node for node in feed.graph.nodes if node.target is _ATTENTION and _is_known(node)]
+    found = [node for node in found if _is_by_operators(node, needing)]
+    if not found or (not token_chains.takes_everything and is_of_the_host(feed.graph.nodes)):
+        return
     dense: dict[torch.fx.Node, torch.fx.Node] = {}
-    for node in list(graph.nodes):
-        if node.target is _ATTENTION and _is_known(node) and _is_by_operators(node, needing):
-            _write_out(graph, node, dense)
+    for node in found:
+        _write_out(feed.graph, node, dense)
 
 
 def _is_known(attention: torch.fx.Node) -> bool:
@@ -68,16 +67,12 @@ def _is_known(attention: torch.fx.Node) -> bool:
         query.dim() in (3, 4)
         and lead[0] == lead[1] == lead[2]
         and (added or mask is None)
-        and (query.dim() == 3 or (added and not _is_dense(mask.meta["val"])))
+        and (query.dim() == 3 or (added and not lies_in_rows(mask.meta["val"])))
         and not (given["is_causal"] or given["enable_gqa"])
         and all(isinstance(number, (int, float)) for number in numbers)
         and attention.meta["val"].dtype in (torch.float32, *HALVES)
         and WITHOUT_AUTOCAST not in attention.meta
     )
-
-
-def _is_dense(mask: torch.Tensor) -> bool:
-    return hint(mask.stride(-1)) in (0, 1)
 
 
 def _is_by_operators(attention: torch.fx.Node, needing: Container[torch.fx.Node]) -> bool:
@@ -112,11 +107,7 @@ def _write_out(
     given, result = named_arguments(attention), attention.meta["val"]
     query, key, value = (given[name] for name in _OPERANDS)
     writer = Writer(graph, attention)
-
-    def made(like: torch.Tensor, target: Any, *arguments: Any, **named: Any) -> torch.fx.Node:
-        node = writer.call(target, like.shape, *arguments, **named)
-        node.meta["val"] = like
-        return node
+    made = writer.made
 
     def multiplied(a: torch.fx.Node, b: torch.fx.Node, like: torch.Tensor) -> torch.fx.Node:
         if result.dtype in HALVES:
@@ -142,7 +133,7 @@ def _write_out(
     mask = given["attn_mask"]
     if mask is not None:
         if mask not in dense:
-            dense[mask] = mask if _is_dense(mask.meta["val"]) else _copied(made, mask)
+            dense[mask] = _in_rows(writer, mask)
         weights = made(wide, _aten.add.Tensor, weights, dense[mask])
     weights = made(wide, _aten._safe_softmax.default, weights, -1)
     if given["dropout_p"]:
@@ -153,10 +144,12 @@ def _write_out(
     graph.erase_node(attention)
 
 
-def _copied(made: Callable, mask: torch.fx.Node) -> torch.fx.Node:
+def _in_rows(writer: Writer, mask: torch.fx.Node) -> torch.fx.Node:
     value = mask.meta["val"]
-    like = value.new_empty(value.shape)
-    return made(like, _aten.clone.default, mask, memory_format=torch.contiguous_format)
+    if lies_in_rows(value):
+        return mask
+    like, how = value.new_empty(value.shape), {"memory_format": torch.contiguous_format}
+    return writer.made(like, _aten.clone.default, mask, **how)
 
 
 # Products of 16 bits and of 32 --------------------------------------------------------------------
@@ -165,16 +158,9 @@ def _copied(made: Callable, mask: torch.fx.Node) -> torch.fx.Node:
 def product_of_attention(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """a·b of batches of matrices, of 16 bits or 32 each: in fp32, rounded to dtype once. Autocast
     does not round them to 16 bits, and PyTorch's autograd differentiates it."""
-    with _without_autocast(a.device.type):
+    with autocast_off(a.device.type):
         made = _multiplied(_one_batch(a), _one_batch(b), dtype)
         return made.view(*a.shape[:-2], *made.shape[-2:])
-
-
-def _without_autocast(device_type: str) -> contextlib.AbstractContextManager:
-    """Where it is off, which is asked in a tenth of the time, nothing."""
-    if torch.is_autocast_enabled(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return contextlib.nullcontext()
 
 
 def _one_batch(matrices: torch.Tensor) -> torch.Tensor:
@@ -212,7 +198,7 @@ class _ProductOfAttention(torch.autograd.Function):
         """b's lies as b does: a gradient that lies turned would be copied for what comes next."""
         a, b = ctx.saved_tensors
         of_a = of_b = None
-        with _without_autocast(a.device.type):
+        with autocast_off(a.device.type):
             if ctx.needs_input_grad[0]:
                 of_a = _multiplied(gradient, b.mT, a.dtype)
             if ctx.needs_input_grad[1] and b.stride(-2) == 1:
