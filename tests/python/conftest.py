@@ -81,3 +81,12 @@ def one_thread():
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def chains_alone(monkeypatch):
+    """What stands between products is taken, and the products are PyTorch's."""
+    from ingot.capture import cutting, token_chains
+
+    monkeypatch.setattr(token_chains, "takes_everything", True)
+    monkeypatch.setattr(cutting.Cut, "_pays", lambda cut, computing: False)

@@ -42,3 +42,21 @@ class LiveBytes(TorchDispatchMode):
     def _drop(self, key: int, size: int) -> None:
         self.now -= size
         self._known.pop(key, None)
+
+
+def bytes_kept(module: torch.nn.Module, x: torch.Tensor, autocast: bool) -> int:
+    """What a second call keeps for backward, parameters and other matrices apart."""
+    storages: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        memory = tensor.untyped_storage()
+        if tensor.dim() > 2:
+            storages[memory.data_ptr()] = memory.nbytes()
+        return tensor
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        module(x)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            result = module(x)
+    del result
+    return sum(storages.values())

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import selection
 import torch
-from ingot.capture import cutting, token_chains
+from ingot.capture import token_chains
+from live_memory import bytes_kept
 from test_gradients import (
     backwards_of,
     calls_of,
@@ -22,10 +23,7 @@ from torch.nn import functional as F
 HEADS, WIDTH, LENGTH = 2, 16, 7
 
 
-@pytest.fixture(autouse=True)
-def chains_alone(monkeypatch):
-    monkeypatch.setattr(token_chains, "takes_everything", True)
-    monkeypatch.setattr(cutting.Cut, "_pays", lambda cut, computing: False)
+pytestmark = pytest.mark.usefixtures("chains_alone")
 
 
 def causal(scores):
@@ -108,22 +106,7 @@ def test_autocast(kind):
 def test_no_more_is_kept_than_in_eager_mode(kind, autocast):
     module, twin, _ = three_of(Attention(kind))
     x = torch.randn(4, LENGTH, WIDTH)
-    kept = []
-    for each in (module, twin):
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            each(x)
-            storages: dict = {}
-
-            def keep(tensor, storages=storages):
-                memory = tensor.untyped_storage()
-                if tensor.dim() > 2:
-                    storages[memory.data_ptr()] = memory.nbytes()
-                return tensor
-
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                result = each(x)
-        kept.append(sum(storages.values()))
-        del result
+    kept = [bytes_kept(each, x, autocast) for each in (module, twin)]
     takes_softmaxes(module)
     assert kept[0] <= kept[1]
 

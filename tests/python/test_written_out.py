@@ -9,7 +9,8 @@ import warnings
 import ingot
 import pytest
 import torch
-from ingot.capture import cutting, token_chains, written_out
+from ingot.capture import token_chains, written_out
+from live_memory import bytes_kept
 from test_gradients import (
     backwards_of,
     calls_of,
@@ -26,10 +27,7 @@ from torch.nn import functional as F
 HEADS, WIDTH, LENGTH = 2, 16, 7
 
 
-@pytest.fixture(autouse=True)
-def chains_alone(monkeypatch):
-    monkeypatch.setattr(token_chains, "takes_everything", True)
-    monkeypatch.setattr(cutting.Cut, "_pays", lambda cut, computing: False)
+pytestmark = pytest.mark.usefixtures("chains_alone")
 
 
 class Positions(nn.Module):
@@ -142,22 +140,8 @@ def test_second_derivatives(autocast):
 def test_no_more_is_kept_than_in_eager_mode(autocast):
     """But for what autocast makes 16 bits of, which eager widens again."""
     module, twin, _ = three_of(Positions())
-    x, kept = torch.randn(4, LENGTH, WIDTH), []
-    for each in (module, twin):
-        storages: dict = {}
-
-        def keep(tensor, storages=storages):
-            memory = tensor.untyped_storage()
-            if tensor.dim() > 2:
-                storages[memory.data_ptr()] = memory.nbytes()
-            return tensor
-
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            each(x)
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                result = each(x)
-        kept.append(sum(storages.values()))
-        del result
+    x = torch.randn(4, LENGTH, WIDTH)
+    kept = [bytes_kept(each, x, autocast) for each in (module, twin)]
     assert is_written_out(module)
     assert kept[0] <= kept[1]
 
