@@ -57,18 +57,22 @@ def unseen_by_autograd(
     known: what else there is, with tensors for values; gradients: whether any are wanted."""
     unseen: list[torch.Tensor] = []
     tensors = [v for v in given if isinstance(v, torch.Tensor) and not v.is_inference()]
-    before = [(tensor._version, _memory(tensor)) for tensor in tensors]
+    before = [(tensor._version, _memory(tensor), tensor.grad_fn) for tensor in tensors]
     yield unseen
-    for tensor, (version, memory) in zip(tensors, before):
+    for tensor, (version, memory, function) in zip(tensors, before):
         if _memory(tensor) != memory or tensor._version < version:  # `tensor.data = other`
             unseen.append(tensor)
-        elif tensor._version > version and gradients and not _is_seen(tensor, known):
+        elif tensor._version > version and gradients and not _is_seen(tensor, function, known):
             unseen.append(tensor)
 
 
-def _is_seen(tensor: torch.Tensor, known: Mapping[Any, Any]) -> bool:
-    """Whether all that has its memory has a derivative if the tensor itself has one now."""
+def _is_seen(tensor: torch.Tensor, function: Any, known: Mapping[Any, Any]) -> bool:
+    """Whether all that has its memory has a derivative if the tensor itself has one now. function:
+    of autograd's, that gave the tensor before the write; one that is seen puts another there. (An
+    operator may switch gradients off inside: an embedding with `max_norm` does.)"""
     if not torch.is_grad_enabled() and tensor.requires_grad:
+        return False
+    if function is not None and tensor.grad_fn is function:
         return False
     return all(
         other.requires_grad == tensor.requires_grad
