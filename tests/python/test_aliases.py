@@ -149,6 +149,32 @@ def test_an_input_that_dropout_hands_back_leaves_the_rest_to_ingot(dropout):
     assert len(optimised.ingot_report()["operators_replaced"]) == 3
 
 
+class Divergence(nn.Module):
+    """From a normal distribution given by numbers, which are tensors that share memory."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Linear(12, 32), nn.ELU(), nn.Linear(32, 4))
+
+    def forward(self, x):
+        zero, one = torch.broadcast_tensors(torch.tensor(0.0), torch.tensor(1.0))
+        mean = self.encoder(x)
+        return (((mean - zero) / one) ** 2 - 1 - one.log()).sum(1)
+
+
+def test_numbers_that_share_memory_are_no_reason_to_take_nothing():
+    module = Divergence()
+    twin, optimised = copy.deepcopy(module), ingot.optimize(module)
+    x = torch.randn(8, 12)
+    for each in (optimised, twin):
+        each(x).sum().backward()
+    torch.testing.assert_close(optimised(x), twin(x))
+    for own, other in zip(module.parameters(), twin.parameters()):
+        torch.testing.assert_close(own.grad, other.grad)
+    replaced = optimised.ingot_report()["operators_replaced"]
+    assert {"linear", "elu", "log"} <= {each["what"] for each in replaced}
+
+
 def test_what_cannot_be_taken_apart_is_pytorchs_aloud():
     optimised = ingot.optimize(Written(_swapped))
     x = torch.randn(4, 4)

@@ -344,9 +344,27 @@ def test_what_does_not_pay_stays_pytorchs(monkeypatch):
 
 def test_what_pays_is_told_by_size(monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(gains, "least_saved", lambda device_type: 40_000.0)
+    monkeypatch.setattr(gains, "least_saved", lambda device_type: 400_000.0)
     for side, regions in ((2, 0), (16, 2)):
         torch._dynamo.reset()
         module = ingot.optimize(Net())
         module(torch.randn(4, 3, side, side)).sum().backward()
         assert len(calls_of(module)) == regions
+
+
+@pytest.mark.parametrize(("channels", "regions"), [(8, 1), (256, 0)])
+def test_a_norm_of_few_channels_pays_alone(monkeypatch, channels, regions):
+    monkeypatch.undo()
+    monkeypatch.setattr(gains, "least_saved", lambda device_type: 100_000.0)
+    torch._dynamo.reset()
+    conv = nn.Conv2d(3, channels, 1, bias=False)  # a norm takes what a bias adds away
+    made = nn.Sequential(conv, norm_of(nn.BatchNorm2d(channels)))
+    twin = copy.deepcopy(made)
+    module = ingot.optimize(made)
+    x = torch.randn(4, 3, 8, 8)
+    for each in (module, twin):
+        (each(x) * torch.linspace(-1, 1, channels)[:, None, None]).relu().sum().backward()
+    assert len(calls_of(module)) == regions
+    for own, other in zip(module.parameters(), twin.parameters()):
+        torch.testing.assert_close(own.grad, other.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(made[1].running_var, twin[1].running_var)

@@ -7,7 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from ingot.capture import token_chains
-from ingot.capture.host_time import is_of_the_host, pays_for_guards, pays_in_few_bits
+from ingot.capture.host_time import (
+    is_of_the_host,
+    nears_the_host,
+    pays_for_guards,
+    pays_in_few_bits,
+)
 from torch import nn
 
 
@@ -115,6 +120,23 @@ def test_convolutions_are_work_of_the_gpus():
     assert is_of_the_host(few.nodes) and not is_of_the_host(many.nodes)
 
 
+class Images(nn.Module):
+    """Of so many equal parts, of PyTorch's operators alone."""
+
+    def __init__(self, channels: int, parts: int):
+        super().__init__()
+        convs = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(parts))
+        self.parts = nn.Sequential(*(nn.Sequential(conv, nn.ReLU()) for conv in convs))
+
+    def forward(self, x):
+        return self.parts(x)
+
+
+def test_small_images_are_nearly_the_hosts():
+    small, large = (in_fp32(graph_of(Images(64, 8), 32, 64, s, s)) for s in (14, 112))
+    assert nears_the_host(small.nodes) and not nears_the_host(large.nodes)
+
+
 # Guards --------------------------------------------------------------------------------------
 
 
@@ -126,7 +148,7 @@ def network(rows: int, width: int, modules: int = 40, **of_cut) -> SimpleNamespa
         computing[number % len(computing)].meta.setdefault("nn_module_stack", {})[str(number)] = ""
     feed = SimpleNamespace(graph=graph, tf32=of_cut.pop("tf32", False))
     given = {"taken": dict.fromkeys(computing, 0), "device_type": "cuda", "gradients": False}
-    few_bits = {"multiplies_in_few_bits": feed.tf32}
+    few_bits = {"multiplies_in_few_bits": feed.tf32, "nears_host": False}
     return SimpleNamespace(feed=feed, **{**given, **few_bits, **of_cut})
 
 
@@ -138,6 +160,11 @@ def test_a_network_is_taken_where_it_gains_more_than_guards_cost():
 def test_products_of_no_region_gain_too():
     assert pays_for_guards(network(4096, 1024, taken={}))
     assert pays_for_guards(network(4096, 1024, taken={}, tf32=True))  # nothing there to leave
+
+
+def test_guards_cost_more_where_the_host_is_waited_for():
+    assert pays_for_guards(network(2048, 256))
+    assert not pays_for_guards(network(2048, 256, nears_host=True))
 
 
 def test_few_modules_have_few_guards():

@@ -90,3 +90,13 @@ def test_refused_kinds_are_forgotten(monkeypatch):
     for _ in range(300):
         optimised(x())
     assert not state._refused.kinds
+
+
+def test_what_is_refused_among_other_calls_is_captured_once(captures):
+    optimised = ingot.optimize(Model())
+    for _ in range(300):
+        optimised(x())
+        optimised(x())
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            optimised(torch.randn(4, 9))
+    assert len(captures) == 2

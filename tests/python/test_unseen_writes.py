@@ -178,6 +178,11 @@ def by_draws(h):
     h[3:].bernoulli_(1.0)
 
 
+def by_embedding(h):
+    """Rows that are longer are written by one operator, which switches gradients off inside."""
+    torch.nn.functional.embedding(torch.arange(len(h)), h, max_norm=1.0)
+
+
 @pytest.mark.parametrize(
     "make, calls",
     [
@@ -194,6 +199,7 @@ def by_draws(h):
         (lambda: Clamped(by_view), TWICE),
         (lambda: Clamped(by_detached), TWICE),
         (lambda: Clamped(by_data), TWICE),
+        (lambda: Clamped(by_embedding), TWICE),
         (lambda: Clamped(by_comparison), TWICE),
         (lambda: Clamped(by_comparison_of_a_part), TWICE),
         (lambda: Clamped(by_logic), TWICE),
@@ -201,7 +207,7 @@ def by_draws(h):
     ],
     ids="spectral_norm spectral_norm_by_hook codebook codebook_by_data momentum momentum_by_data "
     "renormalised masked masked_by_data clamped clamped_view clamped_detached clamped_data "
-    "compared compared_part negated drawn".split(),
+    "clamped_rows compared compared_part negated drawn".split(),
 )
 def test_steps_of_training_are_eagers_and_the_products_ingots(make, calls):
     expected, _ = _trained(make, calls)

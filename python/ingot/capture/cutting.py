@@ -27,6 +27,7 @@ from ingot.capture.folding import evaluated
 from ingot.capture.gains import pays_alone, turns_too_little, without_gain
 from ingot.capture.host_time import (
     is_of_the_host,
+    nears_the_host,
     pays_in_few_bits,
     pays_on_cpu,
     pays_without_gradients,
@@ -418,6 +419,12 @@ class Cut:
     def waits_for_host(self) -> bool:
         """Whether a training step of the graph in few bits is not the GPU's time."""
         return self.device_type == "cuda" and is_of_the_host(self.feed.graph.nodes)
+
+    @cached_property
+    def nears_host(self) -> bool:
+        """Whether that of a network of images in TF32 takes the host about as long as the GPU."""
+        is_tf32 = self.device_type == "cuda" and self.feed.tf32
+        return is_tf32 and nears_the_host(self.feed.graph.nodes)
 
     @cached_property
     def multiplies_in_few_bits(self) -> bool:

@@ -43,6 +43,13 @@ if TYPE_CHECKING:
 # two passes cost the host that much more than PyTorch's operators (49 of them cost ResNet-50 2.7 to
 # 3 ms of a step that takes 17, of which PyTorch's host needs 14 in bf16 and 12 in TF32).
 _LEAST_SAVED = 200e6
+# The same in TF32, of a step for which PyTorch's host needs about as long as the GPU. (H200s, whose
+# hosts vary: ResNet-50's step took 1.13 to 1.14 of eager's time with 16 regions that saved 400 MB
+# each, 15.2 ms of kernels for 16.6, while the host needed 25 ms for eager's 14 to 22.)
+_LEAST_SAVED_OF_HOST = 1e9
+# PyTorch's batch norm has a block a channel, on so many multiprocessors; what it makes of a tensor,
+# forward and backward. (H200: 103 MB in 16 channels 3.1 ms, in 64 0.85, in 256 0.30.)
+_MULTIPROCESSORS, _NORM_PASSES = 132, 8
 # Whether chains of batch norms are whose channels lie innermost: PyTorch has good kernels for them;
 # single blocks gained (0.87 to 1.00 of eager's time on an H100), ResNet-50 lost (1.10 and 1.42).
 takes_channels_last = False
@@ -244,7 +251,9 @@ def _pays(cut: Cut, chain: list[torch.fx.Node]) -> bool:
         # In PyTorch's operators' place, of which there are more than a region's launches cost.
         return True
     norms = [n for n in computing if schema_name(n.target) in _NORMS]
-    if len(computing) < 2 or not norms or not cut.feed.trains_chains:
+    if not norms or not cut.feed.trains_chains:
+        return False
+    if len(computing) < 2 and not _saved_by_blocks(norms[0]):
         return False
     if any(cut.is_moved_elsewhere(norm) for norm in norms):
         return False
@@ -258,7 +267,10 @@ def _pays(cut: Cut, chain: list[torch.fx.Node]) -> bool:
     if any(is_half(source.meta.get("val")) for source in inputs) and cut.waits_for_host:
         return False
     around = sum(map(_saved_around_norm, norms)) + sum(map(_saved_by_cast, chain))
-    return bytes_saved(computing) + around >= least_saved(cut.device_type)
+    least = least_saved(cut.device_type)
+    if cut.nears_host:
+        least = max(least, _LEAST_SAVED_OF_HOST)
+    return bytes_saved(computing) + around >= least
 
 
 def _has_channels(norm: torch.fx.Node) -> bool:
@@ -289,6 +301,16 @@ def _saved_around_norm(norm: torch.fx.Node) -> float:
     return float((turns + _SAVED_BY_CAST * casts) * size_in_bytes(value))
 
 
+def _saved_by_blocks(node: torch.fx.Node) -> float:
+    """Of the time that PyTorch's batch norm takes because it has fewer channels than the GPU has
+    multiprocessors, which then wait."""
+    if schema_name(node.target) != _BATCH_NORM or not _normalises_planes(node):
+        return 0.0
+    value = node.meta["val"]
+    idle = _MULTIPROCESSORS / max(hint(value.shape[1]), 1) - 1
+    return max(idle, 0.0) * _NORM_PASSES * size_in_bytes(value)
+
+
 def _saved_by_cast(node: torch.fx.Node) -> float:
     if schema_name(node.target) not in ("aten::to", "aten::_to_copy"):
         return 0.0
@@ -299,5 +321,7 @@ def _saved_by_cast(node: torch.fx.Node) -> float:
 
 def bytes_saved(nodes: Iterable[torch.fx.Node]) -> float:
     """By a region that holds the nodes, forward and backward, as far as it is known of them."""
+    nodes = list(nodes)
     known = ((_SAVED.get(schema_name(node.target), 0), node.meta.get("val")) for node in nodes)
-    return float(sum(times * size_in_bytes(value) for times, value in known if times))
+    passes = float(sum(times * size_in_bytes(value) for times, value in known if times))
+    return passes + sum(map(_saved_by_blocks, nodes))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 _MOST_KINDS = 64
-# Calls of other kinds after which none is looked for any more.
+# Calls of other kinds in a row after which none is looked for any more.
 _FORGOTTEN = 256
 
 
@@ -30,6 +30,7 @@ class RefusedCalls:
 
     def hold(self, kind: Hashable) -> bool:
         if kind in self.kinds:
+            self._others = 0
             return True
         self._others += 1
         if self._others > _FORGOTTEN:

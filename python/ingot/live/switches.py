@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ingot.capture.captured import CaptureError
 from ingot.capture.nodes import LEFT_ALONE, WITHOUT_AUTOCAST, mutates
@@ -130,11 +131,12 @@ def _copies_of_attributes(gm: torch.fx.GraphModule) -> dict[str, torch.Tensor]:
     tracing runs operators on those, and what is written would be written twice."""
     paths = {str(node.target) for node in gm.graph.nodes if node.op == "get_attr"}
     held = {path: operator.attrgetter(path)(gm) for path in paths}
-    return {
-        path: tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        for path, tensor in held.items()
-        if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor)
-    }
+    with _disable_current_modes():  # constants of a graph that was traced are traced again
+        return {
+            path: tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            for path, tensor in held.items()
+            if isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor)
+        }
 
 
 def _asks(requires_grad: bool = True) -> bool:
