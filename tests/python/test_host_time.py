@@ -134,7 +134,17 @@ class Images(nn.Module):
 
 def test_small_images_are_nearly_the_hosts():
     small, large = (in_fp32(graph_of(Images(64, 8), 32, 64, s, s)) for s in (14, 112))
-    assert nears_the_host(small.nodes) and not nears_the_host(large.nodes)
+    assert nears_the_host(small.nodes, True) and not nears_the_host(large.nodes, True)
+
+
+def test_convolutions_of_fp32_take_the_gpu_longer():
+    images = in_fp32(graph_of(Images(256, 8), 32, 256, 14, 14))
+    assert nears_the_host(images.nodes, True) and not nears_the_host(images.nodes, False)
+
+
+def test_only_networks_of_images_are_told_to_be_nearly_the_hosts():
+    block = in_fp32(graph_of(Block(64), 16, 64))
+    assert not nears_the_host(block.nodes, True)
 
 
 # Guards --------------------------------------------------------------------------------------

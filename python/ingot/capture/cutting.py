@@ -422,9 +422,9 @@ class Cut:
 
     @cached_property
     def nears_host(self) -> bool:
-        """Whether that of a network of images in TF32 takes the host about as long as the GPU."""
-        is_tf32 = self.device_type == "cuda" and self.feed.tf32
-        return is_tf32 and nears_the_host(self.feed.graph.nodes)
+        """Whether that of a network of images takes the host about as long as the GPU."""
+        on_gpu = self.device_type == "cuda"
+        return on_gpu and nears_the_host(self.feed.graph.nodes, self.feed.tf32)
 
     @cached_property
     def multiplies_in_few_bits(self) -> bool:

@@ -43,9 +43,10 @@ if TYPE_CHECKING:
 # two passes cost the host that much more than PyTorch's operators (49 of them cost ResNet-50 2.7 to
 # 3 ms of a step that takes 17, of which PyTorch's host needs 14 in bf16 and 12 in TF32).
 _LEAST_SAVED = 200e6
-# The same in TF32, of a step for which PyTorch's host needs about as long as the GPU. (H200s, whose
-# hosts vary: ResNet-50's step took 1.13 to 1.14 of eager's time with 16 regions that saved 400 MB
-# each, 15.2 ms of kernels for 16.6, while the host needed 25 ms for eager's 14 to 22.)
+# The same of a step for which PyTorch's host needs about as long as the GPU. (H200s, whose hosts
+# vary: ResNet-50's step in TF32 took 1.13 to 1.14 of eager's time with 16 regions that saved 400 MB
+# each: 15.2 ms of kernels for 16.6, 25 ms of the host for the 14 to 22 of eager; two: 1.00.
+# A GoogLeNet's in fp32 took 1.16 with six.)
 _LEAST_SAVED_OF_HOST = 1e9
 # PyTorch's batch norm has a block a channel, on so many multiprocessors; what it makes of a tensor,
 # forward and backward. (H200: 103 MB in 16 channels 3.1 ms, in 64 0.85, in 256 0.30.)
