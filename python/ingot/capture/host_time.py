@@ -35,7 +35,7 @@ import torch
 
 from ingot.capture import token_chains
 from ingot.capture.gains import bytes_saved
-from ingot.capture.layout import elements, size_in_bytes
+from ingot.capture.layout import elements, hint, size_in_bytes
 from ingot.capture.nodes import is_convolution, is_row_norm, schema_name
 from ingot.capture.products import PRODUCTS
 from ingot.capture.table import (
@@ -275,14 +275,19 @@ def _modules(nodes: Iterable[torch.fx.Node]) -> int:
 
 
 def _is_grouped(node: torch.fx.Node) -> bool:
-    x, weight = (source.meta["val"] for source in node.all_input_nodes[:2])
     if "transpose" in schema_name(node.target):
         return False
-    return x.shape[-weight.dim() + 1] != weight.shape[1]
+    x, weight = _operands(node)
+    return hint(x.shape[1 - weight.dim()]) != hint(weight.shape[1])
+
+
+def _operands(convolution: torch.fx.Node) -> tuple[torch.Tensor, torch.Tensor]:
+    sources = convolution.all_input_nodes  # one, where it is applied to itself
+    return sources[0].meta["val"], sources[min(1, len(sources) - 1)].meta["val"]
 
 
 def _convolution_flops(node: torch.fx.Node) -> float:
-    weight = node.all_input_nodes[1].meta["val"]
+    _, weight = _operands(node)
     return 2.0 * elements(node.meta.get("val")) * elements(weight) / weight.shape[0]
 
 
