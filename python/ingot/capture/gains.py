@@ -322,7 +322,9 @@ def _saved_by_cast(node: torch.fx.Node) -> float:
 
 def bytes_saved(nodes: Iterable[torch.fx.Node]) -> float:
     """By a region that holds the nodes, forward and backward, as far as it is known of them."""
-    nodes = list(nodes)
-    known = ((_SAVED.get(schema_name(node.target), 0), node.meta.get("val")) for node in nodes)
-    passes = float(sum(times * size_in_bytes(value) for times, value in known if times))
-    return passes + sum(map(_saved_by_blocks, nodes))
+    return float(sum(map(_saved_by_operator, nodes)))
+
+
+def _saved_by_operator(node: torch.fx.Node) -> float:
+    times = _SAVED.get(schema_name(node.target), 0)
+    return _saved_by_blocks(node) + (times and times * size_in_bytes(node.meta.get("val")))

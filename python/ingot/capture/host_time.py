@@ -28,15 +28,15 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import torch
 
 from ingot.capture import token_chains
 from ingot.capture.gains import bytes_saved
-from ingot.capture.layout import elements, hint, size_in_bytes
-from ingot.capture.nodes import is_convolution, is_row_norm, schema_name
+from ingot.capture.layout import elements, size_in_bytes
+from ingot.capture.nodes import is_convolution, is_row_norm, named_arguments, schema_name
 from ingot.capture.products import PRODUCTS
 from ingot.capture.table import (
     CASTS,
@@ -211,9 +211,7 @@ def is_of_the_host(nodes: Iterable[torch.fx.Node]) -> bool:
     """Whether a training step of a graph takes the host longer than the GPU, where PyTorch's
     products of fp32 are TF32's."""
     host = device = 0.0
-    for node in nodes:
-        if node.op != "call_function" or schema_name(node.target) in SHAPE_OPERATORS:
-            continue
+    for node in _launching(nodes):
         host += OPERATOR_SECONDS
         rate = _FLOPS if is_half(node.meta.get("val")) else _TF32_FLOPS
         if schema_name(node.target) in PRODUCTS:
@@ -229,20 +227,26 @@ def nears_the_host(nodes: Iterable[torch.fx.Node], tf32: bool) -> bool:
     """Whether a training step is one of a network of images that takes the host about as long as
     the GPU. tf32: whether convolutions are TF32's."""
     device, operators, convolutions = 0.0, 0, 0
-    for node in nodes:
-        if node.op != "call_function" or schema_name(node.target) in SHAPE_OPERATORS:
-            continue
+    for node in _launching(nodes):
         operators += 1
         size = size_in_bytes(node.meta.get("val"))
         if is_convolution(node):
             convolutions += 1
+            is_grouped = named_arguments(node)["groups"] != 1
             device += _IMAGES_FLOP[tf32] * _convolution_flops(node)
-            device += (_IMAGES_GROUPED if _is_grouped(node) else _IMAGES_RESULT) * size
+            device += (_IMAGES_GROUPED if is_grouped else _IMAGES_RESULT) * size
         elif schema_name(node.target) != "ingot::batch_norm":
             device += _IMAGES_BYTE * size
     device += operators * _IMAGES_OPERATOR
     of_images = _OPERATORS_OF_IMAGES * convolutions >= operators
     return of_images and operators * _IMAGES_HOST > _NEAR * device
+
+
+def _launching(nodes: Iterable[torch.fx.Node]) -> Iterator[torch.fx.Node]:
+    """Operators that are more than another view of a tensor."""
+    for node in nodes:
+        if node.op == "call_function" and schema_name(node.target) not in SHAPE_OPERATORS:
+            yield node
 
 
 def pays_for_guards(cut: Cut) -> bool:
@@ -274,20 +278,9 @@ def _modules(nodes: Iterable[torch.fx.Node]) -> int:
     return len(found)
 
 
-def _is_grouped(node: torch.fx.Node) -> bool:
-    if "transpose" in schema_name(node.target):
-        return False
-    x, weight = _operands(node)
-    return hint(x.shape[1 - weight.dim()]) != hint(weight.shape[1])
-
-
-def _operands(convolution: torch.fx.Node) -> tuple[torch.Tensor, torch.Tensor]:
-    sources = convolution.all_input_nodes  # one, where it is applied to itself
-    return sources[0].meta["val"], sources[min(1, len(sources) - 1)].meta["val"]
-
-
 def _convolution_flops(node: torch.fx.Node) -> float:
-    _, weight = _operands(node)
+    *_, weight = node.all_input_nodes[:2]  # one node, of a convolution of a tensor with itself
+    weight = weight.meta["val"]
     return 2.0 * elements(node.meta.get("val")) * elements(weight) / weight.shape[0]
 
 
