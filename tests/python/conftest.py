@@ -6,6 +6,7 @@ tests between them are more than a list of cases would have.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 
@@ -19,6 +20,8 @@ COMPUTE_CAPABILITIES = (80, 90)
 # Training steps of the tests' models are too small to gain on a CPU. Second: in their processes.
 host_time.takes_small_steps = True
 os.environ["INGOT_TAKE"] = "all"
+
+_YOUNG = 20_000  # objects, of which garbage is looked for
 
 _planned: set[int] = set()
 _failed: list[str] = []
@@ -63,6 +66,15 @@ def _guards_are_not_timed():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0, raising=False)
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _what_stays_is_not_looked_through():
+    """All that PyTorch's modules hold: to do so again and again was a tenth of the tests' time."""
+    gc.set_threshold(_YOUNG)
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
