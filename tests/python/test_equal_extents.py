@@ -169,6 +169,56 @@ def test_a_batch_norm_of_a_transposed_tensor_lies_as_pytorchs(gradients):
         assert ingot.optimize(model)(x).stride() == model(x).stride()
 
 
+def test_a_view_of_a_norm_of_turned_rows_has_a_backward_of_regions(caplog):
+    """By its statistics, a norm would lie as its operand does: nothing to take a view of."""
+
+    class Viewed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.linear = nn.LayerNorm(8), nn.Linear(128, 32)
+
+        def forward(self, x):
+            return torch.relu(self.linear(self.norm(x).view(-1, 128)))
+
+    def script(m):
+        for batch in (4, 3):
+            yield m(torch.randn(batch, 8, 16).transpose(1, 2).requires_grad_())
+
+    compare(Viewed, script)
+    assert "failed" not in caplog.text
+
+
+class _Applied(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+@pytest.mark.parametrize(
+    "reduced",
+    [
+        lambda x: x.softmax(0),
+        lambda x: torch.amax(x, -1),
+        lambda x: x.logsumexp(0) + x.max(0).values,
+        lambda x: x.mean(0) * x,
+    ],
+)
+def test_a_single_number_has_a_dimension_to_reduce(reduced, caplog):
+    def function(m, x):
+        h = F.gelu(m.linear(x))
+        return h + reduced(h.sum())
+
+    torch._dynamo.reset()
+    compare(lambda: Square(function), lambda m: [m(torch.randn(N, N, requires_grad=True))])
+    with torch.no_grad():
+        x = torch.tensor(2.0)
+        assert torch.equal(ingot.optimize(_Applied(reduced))(x), reduced(x))
+    assert not caplog.records
+
+
 def test_a_few_random_programs_of_equal_extents():
     agree(range(6, 12), draw_program, difference)
 

@@ -27,6 +27,7 @@ from ingot.capture.layout import (
 from ingot.capture.nodes import (
     JOINED,
     LOSS,
+    dims_from_front,
     is_group_norm,
     named_arguments,
     operator_name,
@@ -152,9 +153,8 @@ def _takes_batch_away(node: torch.fx.Node) -> bool:
     arguments = named_arguments(node)
     if "dim" not in arguments:
         return operator_name(node) in ("max", "min")  # of all elements, or of two tensors
-    dims, value = arguments["dim"], node.args[0].meta["val"]
-    dims = dims if isinstance(dims, (list, tuple)) else [dims]
-    return not dims or 0 in [dim % value.dim() for dim in dims]
+    dims = dims_from_front(arguments["dim"], node.args[0].meta["val"])
+    return not dims or 0 in dims
 
 
 def pays_as_loss(node: torch.fx.Node) -> bool:

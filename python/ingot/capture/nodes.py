@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -113,9 +113,15 @@ def is_mean_of_rows(node: torch.fx.Node) -> bool:
     """As an RMS norm that is written by hand takes of squares."""
     if schema_name(node.target) != "aten::mean" or len(node.args) < 2:
         return False
-    dims, value = node.args[1], node.args[0].meta["val"]
-    dims = dims if isinstance(dims, (list, tuple)) else [dims]
-    return [dim % value.dim() for dim in dims or ()] == [value.dim() - 1]
+    value = node.args[0].meta["val"]
+    return dims_from_front(node.args[1], value) == [value.dim() - 1]
+
+
+def dims_from_front(dims: int | Sequence[int] | None, value: torch.Tensor) -> list[int]:
+    """What an operator's argument names of a tensor's dimensions; of a single number, which has
+    none, PyTorch lets it name the first."""
+    named = [dims] if isinstance(dims, int) else dims or ()
+    return [dim % max(value.dim(), 1) for dim in named]
 
 
 def is_softmax_of_rows(node: torch.fx.Node) -> bool:
