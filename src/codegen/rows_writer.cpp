@@ -148,8 +148,8 @@ class RowsWriter {
     const int width = context_.width();
     int64_t states = 0;
     for (const SharedState& state : states_) states += state_bytes(state.monoid, value_type_);
-    const std::optional<TurnedBlock> block =
-        turned_block(row_elements_ / width, width * different_per_element(), states);
+    const std::optional<TurnedBlock> block = turned_block(
+        row_elements_ / width, width * different_per_element(), states, operands.are_most);
     if (!block) return {};
     UnitParts parts;
     parts.comment = sweep_comment(context_, source_.name);

@@ -91,9 +91,10 @@ struct TurnedBlock {
   static constexpr int64_t kWarpLanes = 32, kFewestWarps = 8;
 };
 // For rows of so many vectors, of which a thread holds so many values each, whose reductions have
-// so many bytes of states. Nothing where rows are too long to be held.
+// so many bytes of states. are_most: as TurnedOperands'. Nothing where rows are too long to be
+// held.
 std::optional<TurnedBlock> turned_block(int64_t vectors, int64_t held_of_vector,
-                                        int64_t state_bytes);
+                                        int64_t state_bytes, bool are_most);
 
 // Assembles a translation unit.
 struct UnitParts {

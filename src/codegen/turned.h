@@ -27,6 +27,7 @@ bool moves_vectors(const KernelOperand& operand, const KernelEntry& entry,
 struct TurnedOperands {
   std::set<std::pair<ValueId, bool>> apart;
   int64_t least_bytes = 0;  // of an element of those that lie turned
+  bool are_most = false;    // of the bytes that the sweep moves
 
   auto operator<=>(const TurnedOperands&) const = default;
 };

@@ -71,18 +71,18 @@ Plan norm_gradient(int64_t features, DType dtype, bool again) {
   return planned(builder.take());
 }
 
-enum class Lies { dense, turned, shifted };
+enum class Lies { dense, turned, all_turned, shifted };
 
-// Of every operand of a sweep; `lies` is how those named "t" do.
+// Of every operand of a sweep; `lies` is how those named "t" do, or all.
 std::vector<OperandLayout> layouts(const Plan& plan, const KernelSource& source, Lies lies,
                                    int64_t batch) {
   std::vector<OperandLayout> result;
   for (const KernelOperand& operand : source.operands) {
     OperandLayout layout{dense_strides(operand.seen), 0};
-    if (plan.graph[operand.value].name == "t") {
+    if (plan.graph[operand.value].name == "t" || lies == Lies::all_turned) {
       const Shape& seen = operand.seen;
       const int64_t rows = seen.rows * seen.groups;
-      if (lies == Lies::turned) {
+      if (lies == Lies::turned || lies == Lies::all_turned) {
         layout.strides = {rows * seen.features, seen.groups, 1, rows};
         if (rows == 1) layout.strides = {1, 0, 0, batch};
       }
@@ -118,6 +118,17 @@ TEST(CodegenTurned, RowsThatLieSideBySideAreReadTogether) {
   const KernelSource half =
       turned_source(sum_then("layer_norm", {true, 196, 1, 768}, DType::bf16)).value();
   EXPECT_THAT(half.text, HasSubstr("Turned, 8, 4, 8, 1>"));
+}
+
+TEST(CodegenTurned, WhereMostOfTheBytesLieTurnedAWarpMovesWholeSectors) {
+  const Plan plan = sum_then("layer_norm", {true, 196, 1, 768});
+  const KernelSource source = turned_source(plan, Lies::all_turned).value();
+  EXPECT_THAT(source.text, HasSubstr("Turned, 4, 8, 16, 1>(operands, rows)"));
+  EXPECT_EQ(blocks_of(source, source.entries.at(0), 64), 64 * 196 / 8);
+  // Longer rows than so few lanes can hold.
+  const KernelSource longer =
+      turned_source(sum_then("layer_norm", {true, 196, 1, 2048}), Lies::all_turned).value();
+  EXPECT_THAT(longer.text, HasSubstr("Turned, 4, 4, 16, 1>"));
 }
 
 TEST(CodegenTurned, SmallTeamsShareABlockAndMapsAreCutAlongRowsToo) {

@@ -13,7 +13,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -50,6 +50,7 @@ class Case:
     shape: tuple[int, int, int]  # rows, groups, features
     graph: Callable[[str], dict]
     eager: Callable
+    turned: tuple[str, ...] = ("t",)  # leaves and results
 
 
 def tokens(batch: int, rows: int, n: int, behind: str) -> Case:
@@ -60,6 +61,12 @@ def tokens(batch: int, rows: int, n: int, behind: str) -> Case:
 
 def _residual(n: int, rows: int, behind: str, dtype: str) -> dict:
     return residual(n, rows, behind=behind, dtype=dtype)
+
+
+def stream(batch: int, rows: int, n: int) -> Case:
+    """Whose residuals lie turned all along, as they do behind a convolution's patches."""
+    case = tokens(batch, rows, n, "layer_norm")
+    return replace(case, name=f"turned {case.name}", turned=("x", "t", "sum"))
 
 
 def images(batch: int, channels: int, side: int) -> Case:
@@ -76,23 +83,33 @@ CASES = (
     images(64, 768, 7),
     tokens(64, 196, 768, ""),
     tokens(32, 196, 512, ""),
+    stream(32, 196, 768),
+    stream(64, 196, 1024),
+    stream(32, 49, 512),
 )
 
 
 def operands(case: Case, graph: dict, dtype: str) -> list[torch.Tensor]:
-    """Dense, but for those named t: [batch, features, rows] in memory."""
+    """Dense, but for those that lie turned: [batch, features, rows] in memory."""
     generator = torch.Generator(device="cuda").manual_seed(1)
     found = []
     for value in graph["values"]:
         if value["op"] not in LEAVES:
             continue
         sizes = [case.batch if extent == "B" else extent for extent in value["shape"]]
-        turned = value["name"] == "t"
-        if turned:
-            sizes = [sizes[0], sizes[3], sizes[1], sizes[2]]
         t = torch.randn(sizes, device="cuda", generator=generator).to(DTYPES[dtype])
-        found.append(t.permute(0, 2, 3, 1) if turned else t)
+        found.append(turned(t) if value["name"] in case.turned else t)
     return found
+
+
+def turned(t: torch.Tensor) -> torch.Tensor:
+    return t.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+
+
+def results_of(case: Case, graph: dict) -> list[torch.Tensor]:
+    names = [result["name"] for result in graph["results"]]
+    results = empty_results(graph, case.batch)
+    return [turned(t) if name in case.turned else t for name, t in zip(names, results)]
 
 
 def measure(case: Case, dtype: str, libraries: list[Library], folder: str, rounds: int) -> bool:
@@ -106,7 +123,7 @@ def measure(case: Case, dtype: str, libraries: list[Library], folder: str, round
         program.prepare(case.batch)
         workspace, turns = program.workspace(case.batch), []
         for _ in range(2):
-            results = empty_results(graph, case.batch)
+            results = results_of(case, graph)
             program.run(case.batch, leaves, results, workspace)
             turns.append(results)
         torch.cuda.synchronize()
