@@ -30,6 +30,19 @@ int64_t rows_beside(const KernelSource& source, const Shape& space, const Operan
   return count;
 }
 
+// Of so many rows a warp, as turned_block(); nothing where a thread would hold more than `most`.
+std::optional<TurnedBlock> block_of(int64_t rows, int64_t most, int64_t vectors,
+                                    int64_t held_of_vector, int64_t state_bytes) {
+  TurnedBlock block{rows};
+  const auto held = [&] { return (vectors + block.team() - 1) / block.team() * held_of_vector; };
+  while (block.warps < kMostWarps && held() > kHeldGrowing) block.warps *= 2;
+  if (held() > most) return {};
+  if (block.warps == kMostWarps) block.at_once = held() <= kHeldOfTwo ? 2 : 1;
+  block.fill();
+  if (block.warps * block.groups * block.rows * state_bytes > kMostStateBytes) return {};
+  return block;
+}
+
 }  // namespace
 
 bool moves_vectors(const KernelOperand& operand, const KernelEntry& entry,
@@ -77,17 +90,11 @@ std::optional<TurnedOperands> turned_operands(const Plan& plan, const KernelSour
 
 std::optional<TurnedBlock> turned_block(int64_t vectors, int64_t held_of_vector,
                                         int64_t state_bytes, bool are_most) {
-  TurnedBlock block{are_most ? kRowsOfMostlyTurned : kRowsOfAWarp};
-  const auto held = [&] { return (vectors + block.team() - 1) / block.team() * held_of_vector; };
-  while (block.warps < kMostWarps && held() > kHeldGrowing) block.warps *= 2;
-  if (are_most && held() > kHeldOfTwo) {
-    return turned_block(vectors, held_of_vector, state_bytes, false);
+  std::optional<TurnedBlock> block;
+  if (are_most) {
+    block = block_of(kRowsOfMostlyTurned, kHeldOfTwo, vectors, held_of_vector, state_bytes);
   }
-  if (held() > kHeldOfOne) return {};
-  if (block.warps == kMostWarps) block.at_once = held() <= kHeldOfTwo ? 2 : 1;
-  block.fill();
-  if (block.warps * block.groups * block.rows * state_bytes > kMostStateBytes) return {};
-  return block;
+  return block ? block : block_of(kRowsOfAWarp, kHeldOfOne, vectors, held_of_vector, state_bytes);
 }
 
 std::optional<KernelSource> generate_turned(const Plan& plan, const KernelSource& source,

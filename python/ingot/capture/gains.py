@@ -91,7 +91,7 @@ _SHARED_ROW = 48 * 1024
 def _rows_are_long(node: torch.fx.Node) -> bool:
     """PyTorch's kernel keeps shorter rows."""
     value = node.args[0].meta["val"]
-    dim = node.args[1] % value.dim()
+    (dim,) = dims_from_front(node.args[1], value)
     lies_in_rows = dim == value.dim() - 1
     return not lies_in_rows or value.shape[dim] * value.element_size() > _SHARED_ROW
 

@@ -22,6 +22,7 @@ from ingot.capture.gains import pays_alone
 from ingot.capture.layout import CHANNELS_LAST, has_channels_last
 from ingot.capture.nodes import (
     LEFT_ALONE,
+    dims_from_front,
     is_group_norm,
     moves_statistics,
     names_four_dimensions,
@@ -137,12 +138,10 @@ def _results(node: torch.fx.Node) -> list[torch.fx.Node]:
 
 def _reduced(node: torch.fx.Node) -> tuple[set[int], bool]:
     """The dimensions that disappear, and whether they are kept with an extent of 1."""
-    rank = len(sizes_of(node.args[0]))
-    dims = node.args[1] if isinstance(node.args[1], (list, tuple)) else [node.args[1]]
     names = [argument.name for argument in node.target._schema.arguments]
     at = names.index("keepdim")
     kept = node.args[at] if len(node.args) > at else node.kwargs.get("keepdim", False)
-    return {dim % rank for dim in dims}, bool(kept)
+    return set(dims_from_front(node.args[1], example(node.args[0]))), bool(kept)
 
 
 def _neighbours(sizes: Sequence) -> Iterator[tuple[int, int]]:
