@@ -236,6 +236,15 @@ HIGH_MODELS = (
     ("gemm_bn_scale_softmax", {}),
     ("linear_gelu", {}),
 )
+# Models whose products hand their results on as halves, and their extents: each tile with halves for
+# its samples, its result, and both.
+BLOCK_CONSTANTS = ("batch_size", "in_features", "out_features")
+HANDED_MODELS = (
+    ("three_layer_sequential", (16384, 1024, 1024)),
+    ("three_layer_sequential", (7168, 1024, 1024)),
+    ("three_layer_sequential", (6272, 512, 512)),
+    ("residual_mlp_block", (1024, 1024, 4096)),
+)
 
 
 # Rows that no multiprocessor keeps: {norm} in front of a softmax is a phase more.
@@ -330,6 +339,11 @@ def generated_sources(architecture: str, folder: Path) -> dict[str, str]:
                 for key, value in constants.items():
                     command += ["--set", f"{key}={value}"]
                 commands[f"{name}_{precision}_{number}"] = command
+        for name, sizes in HANDED_MODELS:
+            command = ["explain", str(ROOT / "tests" / "models" / f"{name}.py"), *options]
+            for key, value in zip(BLOCK_CONSTANTS, sizes, strict=True):
+                command += ["--set", f"{key}={value}"]
+            commands["_".join((name, *map(str, sizes)))] = command
     for name, command in commands.items():
         command += ["--kernels-out", str(folder / architecture / name)]
     result = subprocess.run(

@@ -117,6 +117,12 @@ INGOT_D void store_shared(u32 address, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
+INGOT_D void store_shared_pair(u32 address, u32 first, u32 second) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(address), "r"(first), "r"(second));
+}
+INGOT_D void max_shared(u32 address, u32 value) {
+  asm volatile("red.shared.max.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
 INGOT_D void store_shared(u32 address, i32 value) {
   asm volatile("st.shared.s32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
@@ -298,6 +304,14 @@ INGOT_D void tma_load(u32 destination, const TensorMap* map, u32 barrier, int x,
 }
 
 // The same box lands at the same offset in every thread block of `mask`, and completes there.
+// `bytes`, a multiple of 16, from and to multiples of 16.
+INGOT_D void bulk_load(u32 destination, const void* source, u32 bytes, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(destination),
+      "l"(__cvta_generic_to_global(source)), "r"(bytes), "r"(barrier)
+      : "memory");
+}
 INGOT_D void tma_load_multicast(u32 destination, const TensorMap* map, u32 barrier, int x, int y,
                                 u16 mask) {
   asm volatile(

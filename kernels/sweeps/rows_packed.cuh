@@ -3,8 +3,9 @@
 // Exponents and halves are those of a packing pass of its own.
 //
 // The body's finish() hands out the value: finish(const Operands&, const Row&, i64 b, i64 e,
-// Element<V>&, float (&packed)[V]); it is stored at place(const Operands&, i64 b, i64 e). The body
-// may have no reductions: then a row is what the product sums over.
+// Element<V>&, float (&packed)[V]). Where others read it too (`plain`), it is also stored as it is,
+// at place(const Operands&, i64 b, i64 e). The body may have no reductions: then a row is what the
+// product sums over.
 #pragma once
 
 #include "product/split.cuh"
@@ -16,7 +17,7 @@ namespace ingot {
 // are whole vectors of all its threads.
 template <class Body, int Team, int Teams>
 INGOT_D void rows_packed(const typename Body::Operands& operands, i64 rows, void* packed,
-                         i32* exponent) {
+                         i32* exponent, bool plain) {
   using Held = RegisterRow<Body, 4, Team>;
   static_assert(Held::kFull && (Team == 32 || Teams == 1), "slabs belong to lanes of one warp");
   const int rank = static_cast<int>(threadIdx.x % Team);
@@ -43,8 +44,10 @@ INGOT_D void rows_packed(const typename Body::Operands& operands, i64 rows, void
   INGOT_UNROLL
   for (int k = 0; k < Held::kVectors; ++k) {
     const float4 v = {value[k][0], value[k][1], value[k][2], value[k][3]};
-    float* place = Body::place(operands, b, e + Held::offset(k, rank));
-    __stcs(reinterpret_cast<float4*>(place), v);  // what is read next is the packed row
+    if (plain) {
+      float* place = Body::place(operands, b, e + Held::offset(k, rank));
+      __stcs(reinterpret_cast<float4*>(place), v);  // what is read next is the packed row
+    }
     amax = max_magnitude(amax, v);
   }
   const i32 own = scale_exponent(row_maximum<Team>(amax), kExactTarget);

@@ -29,7 +29,7 @@ enum class KernelRole : uint8_t {
   columns_whole,  // (operands, samples)
   merge,          // (operands, partials, splits)
   rows,           // (operands, rows)
-  rows_packed,    // (operands, rows, packed, exponents)
+  rows_packed,    // (operands, rows, packed, exponents, plain)
   waves_begin,    // (operands, memory, counters)
   waves,          // (operands, rows, memory)
   groups,         // (operands, samples)

@@ -11,10 +11,6 @@ namespace {
 
 constexpr size_t kMaxMoments = 2;  // kernels/product/hopper/args.cuh
 
-bool contains(const std::vector<ValueId>& list, ValueId value) {
-  return std::find(list.begin(), list.end(), value) != list.end();
-}
-
 // The product's rows are samples m = (batch, row), its columns features n. An element's index
 // within its batch entry is e = row · N + n, whatever factoring the sweep sees. Divisions are of 32
 // bits: they happen once an element.

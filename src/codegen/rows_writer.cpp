@@ -130,8 +130,9 @@ class RowsWriter {
     entry.threads = static_cast<int>(team * entry.per_block);
     parts.kernels.push_back(
         kernel_text(entry.name, functor_, entry.threads,
-                    "ingot::i64 rows, void* packed,\n    ingot::i32* exponent",
-                    fmt::format("rows_packed<ingot::{}, {}, {}>(operands, rows, packed, exponent)",
+                    "ingot::i64 rows, void* packed,\n    ingot::i32* exponent, bool plain",
+                    fmt::format("rows_packed<ingot::{}, {}, {}>(operands, rows, packed, exponent,\n"
+                                "                           plain)",
                                 functor_, team, entry.per_block)));
     source_.entries.push_back(entry);
     source_.operands = context_.operands();

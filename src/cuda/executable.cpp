@@ -70,8 +70,13 @@ class CudaExecutable : public Executable {
                                : make_kernels_lowering(plan_, sweep, modules_));
       frozen_bytes_.push_back(align_up(lowerings_.back()->frozen_bytes(), kWorkspaceAlignment));
     }
+    const bool hands_halves = options_.capabilities.value("handed_halves", true);
     for (size_t i = 1; i < plan_.sweeps.size(); ++i) {
       if (plan_.sweeps[i].kind != SweepKind::product) continue;
+      if (hands_halves && plan_.sweeps[i - 1].kind == SweepKind::product &&
+          reads_sweep_before_alone(plan_, i)) {
+        hand_on(*lowerings_[i - 1], *lowerings_[i]);
+      }
       if (plan_.sweeps[i - 1].kind == SweepKind::product) continue;
       lowerings_[i - 1] = with_packing(plan_, static_cast<int>(i) - 1, std::move(lowerings_[i - 1]),
                                        *lowerings_[i], modules_);
@@ -234,12 +239,17 @@ class CudaExecutable : public Executable {
     to.scratch = {Address::Base::workspace, 0, l.buffers};
     to.scratch_bytes = l.scratch;
     lowered.program.buffers = plan_buffers(to);
+    std::vector<Address> frozen;
     Address kept = {Address::Base::frozen, 0, 0};
+    for (const size_t bytes : frozen_bytes_) {
+      frozen.push_back(call.frozen && bytes != 0 ? kept : Address{});
+      kept.offset += bytes;
+    }
+    to.frozen_of_sweeps = frozen;
     for (size_t i = 0; i < lowerings_.size(); ++i) {
       to.sweep = static_cast<int>(i);
-      to.frozen = call.frozen && frozen_bytes_[i] != 0 ? kept : Address{};
+      to.frozen = frozen[i];
       act(*lowerings_[i], to);
-      kept.offset += frozen_bytes_[i];
     }
     return std::move(lowered.program);
   }

@@ -144,7 +144,9 @@ bool KernelLowering::lower_packing(const Lowering& to, const PackRequest& reques
   arguments.add(rows);
   arguments.add_address(request.memory + request.step.packed_offset);
   arguments.add_address(request.memory + request.step.exponent_offset);
+  arguments.add(!request.alone);
   to.keep_packed(request.value, request.step, request.memory);
+  if (request.alone) to.lowered.packed_alone = request.value;
   to.launch(StepKind::sweep, unit_, 0, blocks_of(source_, entry, to.batch), entry.threads,
             std::move(arguments));
   return true;

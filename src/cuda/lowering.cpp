@@ -53,6 +53,13 @@ void Lowering::launch(const LibraryProduct& product, const Address& x, const Add
   lowered.program.steps.push_back(std::move(step));
 }
 
+Lowering Lowering::behind() const {
+  Lowering next = *this;
+  ++next.sweep;
+  next.frozen = frozen_of_sweeps[static_cast<size_t>(next.sweep)];
+  return next;
+}
+
 void Lowering::pack(ValueId value, const Address& source, const hopper::SplitStep& step, int unit,
                     const Address& memory) const {
   const auto is_there = [&](const PackedOperand& packed) {

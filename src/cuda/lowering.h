@@ -17,10 +17,18 @@ struct PackedOperand {
   Address memory;
 };
 
+// A result in the plan's buffer of it, not as fp32 but as halves, for the product that follows.
+struct HandedHalves {
+  ValueId value = kNoValue;
+  Address factors;
+};
+
 // What grows while sweeps are lowered.
 struct Lowered {
   LaunchProgram program;
   std::vector<PackedOperand> packed;
+  ValueId packed_alone = kNoValue;  // the last of them, where it was not stored as it is
+  HandedHalves halves;
 };
 
 struct Lowering : Places {
@@ -31,7 +39,10 @@ struct Lowering : Places {
   Address scratch{};  // of the sweep, behind the plan's buffers
   size_t scratch_bytes = 0;
   Address frozen{};  // of the sweep: weights kept for inference, or none
+  std::span<const Address> frozen_of_sweeps{};
 
+  // As the next sweep is lowered, with the same scratch memory.
+  Lowering behind() const;
   // Adds a kernel; no blocks: nothing.
   void launch(StepKind kind, int unit, int function, int64_t blocks, int threads,
               Arguments arguments, size_t shared_bytes = 0, unsigned cluster = 0) const;

@@ -29,7 +29,8 @@ bool same_shape(const ProductShape& a, const ProductShape& b) {
   return a.m == b.m && a.n == b.n && a.k == b.k && same_shape(a.x, b.x) && same_shape(a.w, b.w) &&
          a.y_stride == b.y_stride && a.y_aligned == b.y_aligned &&
          a.stores_result == b.stores_result && a.weight_packed == b.weight_packed &&
-         a.element == b.element && a.scheme == b.scheme && a.batches == b.batches;
+         a.element == b.element && a.scheme == b.scheme && a.batches == b.batches &&
+         a.x_halves == b.x_halves && a.y_halves == b.y_halves;
 }
 
 hopper::OperandShape operand_shape(const MatrixOperand& operand) {
@@ -204,6 +205,9 @@ const OwnProduct::Prepared& OwnProduct::prepared(const ProductShape& shape) cons
     whole.weight_packed = false;
     p->plan = plan_own_product(family_, shape, plan_.target);
     p->pays = p->plan.estimated_us <= plan_own_product(family_, whole, plan_.target).estimated_us;
+  } else if (shape.x_halves || shape.y_halves) {
+    p->plan = plan_own_product(family_, shape, plan_.target);
+    p->chosen_by = "estimated";
   } else {
     ProductTuning::Choice choice = tuning_.choose(family_, shape, epilogue_cost_);
     p->plan = std::move(choice.plan);
@@ -223,6 +227,15 @@ const OwnProduct::Prepared& OwnProduct::prepared(const ProductShape& shape) cons
   return *prepared_.back();
 }
 
+// With a frozen weight where there is one and it pays.
+const OwnProduct::Prepared& OwnProduct::chosen(ProductShape shape, bool frozen) const {
+  const Prepared& plain = prepared(shape);
+  if (!frozen || plain.product_unit < 0) return plain;
+  shape.weight_packed = true;
+  const Prepared& kept = prepared(shape);
+  return kept.pays && kept.product_unit >= 0 ? kept : plain;
+}
+
 size_t OwnProduct::bytes_of(const Prepared& p) const {
   size_t partials = 0;
   for (int i = 0; i < epilogue_.moments; ++i) partials += partial_bytes(p, i);
@@ -240,7 +253,7 @@ bool OwnProduct::runs_on(int sm) const {
 }
 
 bool OwnProduct::serves(int64_t batch) const {
-  return prepared(usual_shape(batch)).product_unit >= 0;
+  return usual(batch).product_unit >= 0;
 }
 
 size_t OwnProduct::scratch_bytes(int64_t batch) const {
@@ -250,54 +263,12 @@ size_t OwnProduct::scratch_bytes(int64_t batch) const {
   // packed; what a call then takes, it is asked for itself.
   const bool any_layout = unpacked_ != hopper::Unpacked::none && element_ == hopper::Element::f32;
   if (any_layout) bytes = std::max(bytes, packed_workspace(family_, shape));
+  bytes = std::max(bytes, handed_bytes(batch));
   if (frozen_bytes() > 0) {
     shape.weight_packed = true;
     bytes = std::max(bytes, bytes_of(prepared(shape)));
   }
   return bytes;
-}
-
-// Those that between them are served by every kernel that some batch size is served by.
-std::set<int64_t> OwnProduct::batch_sizes(int64_t batch, bool frozen) const {
-  std::set<int64_t> batches = {batch};
-  if (plan_.target.streams_products) return batches;
-  if (plan_.graph[plan_.graph[sweep_.matmul].args[1]].shape.batched) {
-    const hopper::DeviceLimits limits = hopper::limits_of(plan_.target.units);
-    for (const int64_t size : hopper::representative_batches(usual_shape(2), limits)) {
-      batches.insert(size);
-    }
-    return batches;
-  }
-  ProductShape one = usual_shape(1);
-  one.weight_packed = frozen;
-  const int64_t per_entry = std::max<int64_t>(1, one.m);
-  for (const int64_t samples : representative_samples(family_, one, plan_.target)) {
-    batches.insert((samples + per_entry - 1) / per_entry);
-  }
-  for (const int64_t samples : tuning_.samples_with_choice(family_, one, epilogue_.moments)) {
-    batches.insert(std::max<int64_t>(1, samples / per_entry));
-  }
-  return batches;
-}
-
-// Of all batch sizes.
-void OwnProduct::add_units(std::set<int>& units, int64_t batch, bool frozen) {
-  for (const int64_t size : batch_sizes(batch, frozen)) {
-    ProductShape shape = usual_shape(size);
-    shape.weight_packed = frozen;
-    const Prepared& p = prepared(shape);
-    units.insert(p.split_units.begin(), p.split_units.end());
-    units.insert(p.sliced_unit);
-    units.insert(p.product_unit);
-  }
-  if (merge_) units.insert(merge_->unit());
-  units.erase(-1);
-}
-
-std::vector<int> OwnProduct::units(int64_t batch) {
-  std::set<int> result;
-  add_units(result, batch, false);
-  return {result.begin(), result.end()};
 }
 
 size_t OwnProduct::frozen_exponents() const {
@@ -311,12 +282,6 @@ size_t OwnProduct::frozen_bytes() const {
   if (element_ != hopper::Element::f32) return 0;  // read as it is
   const ProductExtents extents = product_extents(plan_, sweep_, 1);
   return frozen_exponents() + static_cast<size_t>(extents.n) * sizeof(i32);
-}
-
-std::vector<int> OwnProduct::frozen_units(int64_t batch) {
-  std::set<int> result;
-  if (frozen_bytes() > 0) add_units(result, batch, true);
-  return {result.begin(), result.end()};
 }
 
 void OwnProduct::lower_frozen(const Lowering& to) {
@@ -383,14 +348,12 @@ std::optional<OwnProduct::Call> OwnProduct::call_of(const Lowering& to) const {
   if (!y) return std::nullopt;
   ProductShape shape = shape_of(*x, *w, *y);
   if (w->batched) shape.batches = to.batch;
-  const Prepared* chosen = &prepared(shape);
-  if (to.frozen.base != Address::Base::none && chosen->product_unit >= 0) {
-    shape.weight_packed = true;
-    const Prepared& frozen = prepared(shape);
-    if (frozen.pays && frozen.product_unit >= 0) chosen = &frozen;
-  }
-  if (chosen->product_unit < 0 || bytes_of(*chosen) > to.scratch_bytes) return std::nullopt;
-  return Call{*x, *w, *y, chosen};
+  shape.x_halves = takes_halves(to);
+  const Prepared& p = chosen(shape, to.frozen.base != Address::Base::none);
+  if (p.product_unit < 0 || bytes_of(p) > to.scratch_bytes) return std::nullopt;
+  Call call = {*x, *w, *y, &p};
+  hand_on(to, call);
+  return call;
 }
 
 bool OwnProduct::lower(const Lowering& to) {
@@ -404,7 +367,9 @@ bool OwnProduct::lower(const Lowering& to) {
             step, p.split_units[i], to.scratch);
   }
   if (p.sliced_unit >= 0) lower_slices(to, p, call->x, call->w);
-  lower_product(to, p, call->x, call->w, call->y);
+  lower_product(to, *call);
+  to.lowered.halves = {};
+  if (p.shape.y_halves) name_halves(to, *call);
   if (merge_) {
     Lowering behind = to;
     behind.scratch = to.scratch + align_up(p.plan.workspace_bytes, kWorkspaceAlignment);
@@ -431,7 +396,7 @@ std::optional<PackRequest> OwnProduct::packs(const Lowering& to) const {
 }
 
 bool OwnProduct::packs_usually(int64_t batch) const {
-  const Prepared& p = prepared(usual_shape(batch));
+  const Prepared& p = usual(batch);
   return p.product_unit >= 0 && dense_rows(p) != nullptr;
 }
 
@@ -451,10 +416,11 @@ void OwnProduct::lower_slices(const Lowering& to, const Prepared& p, const Matri
             plan.cluster);
 }
 
-void OwnProduct::lower_product(const Lowering& to, const Prepared& p, const MatrixOperand& x,
-                               const MatrixOperand& w, const MatrixOperand& y) const {
+void OwnProduct::lower_product(const Lowering& to, const Call& call) const {
   using hopper::OperandView;
   using hopper::ProductArgs;
+  const Prepared& p = *call.prepared;
+  const MatrixOperand &x = call.x, &w = call.w, &y = call.y;
   const ProductPlan& plan = p.plan;
   const bool frozen = p.shape.weight_packed;
   Arguments arguments;
@@ -464,15 +430,27 @@ void OwnProduct::lower_product(const Lowering& to, const Prepared& p, const Matr
                arguments);
 
   const size_t at = arguments.add(hopper::args_of(plan, p.shape));
-  if (element_ == hopper::Element::f32) {
+  const ValueId samples = product_operand(plan_.graph, sweep_, 0);
+  if (p.shape.x_halves) {
+    arguments.set(at + offsetof(ProductArgs, x_packed), x.address);
+  } else if (to.lowered.packed_alone == samples) {
+    arguments.set(at + offsetof(ProductArgs, x_packed), to.scratch + plan.x_packed_offset);
+  } else if (element_ == hopper::Element::f32) {
     arguments.set(at + offsetof(ProductArgs, x) + offsetof(OperandView, data), x.address);
+  }
+  if (element_ == hopper::Element::f32) {
     arguments.set(at + offsetof(ProductArgs, w) + offsetof(OperandView, data), w.address);
   }
   if (!hopper::is_unpacked(plan.variant)) {
-    arguments.set(at + offsetof(ProductArgs, x_exponent), to.scratch + plan.x_exponent_offset);
+    if (p.shape.x_halves) {
+      arguments.set(at + offsetof(ProductArgs, x_factor), to.lowered.halves.factors);
+    } else {
+      arguments.set(at + offsetof(ProductArgs, x_exponent), to.scratch + plan.x_exponent_offset);
+    }
     arguments.set(at + offsetof(ProductArgs, w_exponent),
                   frozen ? to.frozen + frozen_exponents() : to.scratch + plan.w_exponent_offset);
   }
+  if (p.shape.y_halves) arguments.set(at + offsetof(ProductArgs, y_factor), call.factors);
   if (!plan.tma_store) arguments.set(at + offsetof(ProductArgs, y), y.address);
   if (p.sliced_unit >= 0) {
     arguments.set(at + offsetof(ProductArgs, sums), to.scratch + plan.sums_offset);
@@ -502,35 +480,6 @@ Precision OwnProduct::precision() const {
   if (element_ != hopper::Element::f32) return Precision::ieee;
   const bool high = scheme_ == hopper::Scheme::high;
   return plan_.precision == Precision::high && !high ? Precision::fp32 : plan_.precision;
-}
-
-nlohmann::json OwnProduct::describe(int64_t batch) {
-  const Prepared& p = prepared(usual_shape(batch));
-  nlohmann::json kernels = nlohmann::json::array();
-  for (const SplitStep& step : p.plan.splits) {
-    const Unit unit = split_unit(step);
-    kernels.push_back({{"name", unit.source.name}, {"text", unit.source.text}});
-  }
-  if (!p.plan.sliced.kernel.empty()) {
-    const Unit unit = sliced_unit(p.plan);
-    kernels.push_back({{"name", unit.source.name}, {"text", unit.source.text}});
-  }
-  kernels.push_back({{"name", epilogue_.kernel}, {"text", kernel_text(p.plan)}});
-  if (merge_) kernels.push_back(merge_->describe());
-  return {{"provider", name_of(family_, element_, p.plan.scheme)},
-          {"config", p.plan.config},
-          {"reason", p.plan.reason},
-          {"kernels", kernels}};
-}
-
-nlohmann::json OwnProduct::describe_tuning(int64_t batch) {
-  const ProductShape shape = usual_shape(batch);
-  const Prepared& p = prepared(shape);
-  return {{"key", tuning_.key(family_, shape, epilogue_.moments)},
-          {"choice", p.choice},
-          {"by", p.chosen_by},
-          {"candidates", tuning_.candidates(family_, shape)},
-          {"file", tuning_.file()}};
 }
 
 }  // namespace ingot::cuda

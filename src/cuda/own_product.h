@@ -3,6 +3,7 @@
 // in the epilogue.
 #pragma once
 
+#include <map>
 #include <set>
 #include <shared_mutex>
 
@@ -35,6 +36,9 @@ class OwnProduct {
   // See SweepLowering.
   std::optional<PackRequest> packs(const Lowering& to) const;
   bool packs_usually(int64_t batch) const;
+  // Says that the next product reads this one's result, and nobody else does: it may be handed on
+  // as halves (product/hopper/halves.cuh), so that no pass packs it.
+  void hand_to(OwnProduct& next);
   // The packed weight, kept for inference: 0 bytes where the weight is not a parameter.
   size_t frozen_bytes() const;
   std::vector<int> frozen_units(int64_t batch);
@@ -60,11 +64,27 @@ class OwnProduct {
   struct Call {
     MatrixOperand x, w, y;
     const Prepared* prepared = nullptr;
+    Address factors{};  // of the result, handed on as halves
+  };
+  // How the next product would read what it is handed: packed by itself, or as halves.
+  struct Taking {
+    const Prepared *plain = nullptr, *halves = nullptr;
   };
   OwnProduct(ProductFamily family, const Plan& plan, int sweep, Modules& modules,
              const ProductTuning& tuning, size_t kernels_behind, ProductEpilogue epilogue);
   std::string kernel_text(const hopper::ProductPlan& plan) const;
   hopper::ProductShape usual_shape(int64_t batch) const;
+  const Prepared& usual(int64_t batch, bool frozen = false) const;
+  bool takes_halves(const Lowering& to) const;
+  bool hands_usually(int64_t batch) const;
+  bool is_handed_usually(int64_t batch) const;
+  size_t factor_bytes(int64_t samples) const;
+  size_t handed_bytes(int64_t batch) const;
+  std::optional<Taking> taking(const Lowering& to, const Call& before) const;
+  const Prepared* handing(const Prepared& plain, bool frozen, const Taking& next) const;
+  size_t factors_offset(const Prepared& handing, const Prepared& taking) const;
+  void hand_on(const Lowering& to, Call& call) const;
+  void name_halves(const Lowering& to, const Call& call) const;
   void add_units(std::set<int>& units, int64_t batch, bool frozen);
   std::set<int64_t> batch_sizes(int64_t batch, bool frozen) const;
   bool fold(const Lowering& to, MatrixOperand& x, MatrixOperand& w) const;
@@ -73,6 +93,7 @@ class OwnProduct {
   hopper::ProductShape shape_of(const MatrixOperand& x, const MatrixOperand& w,
                                 const MatrixOperand& y) const;
   const Prepared& prepared(const hopper::ProductShape& shape) const;
+  const Prepared& chosen(hopper::ProductShape shape, bool frozen) const;
   size_t bytes_of(const Prepared& p) const;
   size_t partial_bytes(const Prepared& p, int statistic) const;
   const hopper::SplitStep* dense_rows(const Prepared& p) const;
@@ -81,8 +102,7 @@ class OwnProduct {
                                       const MatrixOperand& w) const;
   void lower_slices(const Lowering& to, const Prepared& p, const MatrixOperand& x,
                     const MatrixOperand& w) const;
-  void lower_product(const Lowering& to, const Prepared& p, const MatrixOperand& x,
-                     const MatrixOperand& w, const MatrixOperand& y) const;
+  void lower_product(const Lowering& to, const Call& call) const;
 
   const ProductFamily family_;
   const Plan& plan_;
@@ -95,8 +115,10 @@ class OwnProduct {
   const ProductEpilogue epilogue_;
   const ProductTuning::EpilogueCost epilogue_cost_;
   std::optional<KernelLowering> merge_;
+  OwnProduct *before_ = nullptr, *next_ = nullptr;  // that hands its result on; that is handed one
   mutable std::shared_mutex mutex_;
   mutable std::vector<std::unique_ptr<Prepared>> prepared_;
+  mutable std::map<int64_t, bool> hands_;  // by batch size
 };
 
 }  // namespace ingot::cuda

@@ -8,8 +8,11 @@ namespace {
 class PackingLowering : public SweepLowering {
  public:
   PackingLowering(KernelSource source, std::unique_ptr<SweepLowering> plain, SweepLowering& product,
-                  Modules& modules)
-      : packing_(std::move(source), modules), plain_(std::move(plain)), product_(product) {}
+                  bool alone, Modules& modules)
+      : packing_(std::move(source), modules),
+        plain_(std::move(plain)),
+        product_(product),
+        alone_(alone) {}
 
   size_t scratch_bytes(int64_t batch) const override { return plain_->scratch_bytes(batch); }
   std::vector<int> units(int64_t batch) override {
@@ -19,7 +22,8 @@ class PackingLowering : public SweepLowering {
   void prepare(Context& context, int64_t batch) override { plain_->prepare(context, batch); }
 
   void lower(const Lowering& to) override {
-    const std::optional<PackRequest> request = product_.packs(to);
+    std::optional<PackRequest> request = product_.packs(to.behind());
+    if (request) request->alone = alone_;
     if (request && packing_.lower_packing(to, *request)) return;
     plain_->lower(to);
   }
@@ -34,6 +38,7 @@ class PackingLowering : public SweepLowering {
   const KernelLowering packing_;
   const std::unique_ptr<SweepLowering> plain_;
   SweepLowering& product_;
+  const bool alone_;  // it is the value's only reader
 };
 
 }  // namespace
@@ -48,7 +53,10 @@ std::unique_ptr<SweepLowering> with_packing(const Plan& plan, int sweep,
   if (space.features != rows.features) return plain;
   std::optional<KernelSource> source = generate_packing(plan, sweep, value);
   if (!source) return plain;
-  return std::make_unique<PackingLowering>(*std::move(source), std::move(plain), product, modules);
+  const bool alone = reads_sweep_before_alone(plan, static_cast<size_t>(sweep) + 1) &&
+                     !plan.graph[plan.graph[behind.matmul].args[1]].shape.batched;
+  return std::make_unique<PackingLowering>(*std::move(source), std::move(plain), product, alone,
+                                           modules);
 }
 
 }  // namespace ingot::cuda

@@ -49,6 +49,10 @@ class ProductLowering : public SweepLowering {
   }
   bool packs_usually(int64_t batch) override { return own_ && own_->packs_usually(batch); }
 
+  void hand_to(ProductLowering& next) {
+    if (own_ && next.own_) own_->hand_to(*next.own_);
+  }
+
   size_t frozen_bytes() const override { return own_ ? own_->frozen_bytes() : 0; }
   std::vector<int> frozen_units(int64_t batch) override {
     return own_ ? own_->frozen_units(batch) : std::vector<int>();
@@ -74,6 +78,10 @@ class ProductLowering : public SweepLowering {
 };
 
 }  // namespace
+
+void hand_on(SweepLowering& product, SweepLowering& next) {
+  dynamic_cast<ProductLowering&>(product).hand_to(dynamic_cast<ProductLowering&>(next));
+}
 
 std::unique_ptr<SweepLowering> make_product_lowering(const Plan& plan, int sweep, Modules& modules,
                                                      const ProgramOptions& options,

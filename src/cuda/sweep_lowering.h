@@ -18,6 +18,7 @@ struct PackRequest {
   ValueId value = kNoValue;
   hopper::SplitStep step;
   Address memory;
+  bool alone = false;  // nobody reads the value as it is
 };
 
 class SweepLowering {
@@ -79,6 +80,9 @@ std::unique_ptr<SweepLowering> make_kernels_lowering(const Plan& plan, int sweep
 std::unique_ptr<SweepLowering> make_product_lowering(const Plan& plan, int sweep, Modules& modules,
                                                      const ProgramOptions& options,
                                                      const ProductTuning& tuning);
+
+// Of two products in a row: the second reads the first's result, and nobody else does.
+void hand_on(SweepLowering& product, SweepLowering& next);
 
 // `sweep`, which is lowered by `plain`, packs on the way what the product of the next sweep packs
 // first, where it can; else `plain` alone.

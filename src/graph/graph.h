@@ -6,6 +6,7 @@
 // sums along the features). Everything else is defined by these in graph/operators.h.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
@@ -103,6 +104,9 @@ std::string_view name_of(MonoidKind monoid);
 
 using ValueId = int32_t;
 inline constexpr ValueId kNoValue = -1;
+inline bool contains(const std::vector<ValueId>& values, ValueId value) {
+  return std::find(values.begin(), values.end(), value) != values.end();
+}
 
 enum class NodeKind : uint8_t { leaf, constant, matmul, pointwise, reduce, view, scan };
 enum class LeafRole : uint8_t { input, parameter, buffer };

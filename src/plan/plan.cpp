@@ -71,6 +71,30 @@ bool packs_samples_alone(const Plan& plan, const Sweep& product) {
   });
 }
 
+bool reads_sweep_before_alone(const Plan& plan, size_t product) {
+  const Sweep& sweep = plan.sweeps[product];
+  if (product == 0 || sweep.kind != SweepKind::product) return false;
+  const Sweep& before = plan.sweeps[product - 1];
+  const ValueId samples = product_operand(plan.graph, sweep, 0);
+  const Placement& place = plan.placements[static_cast<size_t>(samples)];
+  if (place.kind != Placement::Kind::workspace || !contains(before.stores, samples)) return false;
+  if (product_operand(plan.graph, sweep, 1) == samples) return false;
+  const auto has_samples = [&](const std::vector<ValueId>& values) {
+    return std::any_of(values.begin(), values.end(), [&](ValueId value) {
+      return behind_views(plan.graph, value) == behind_views(plan.graph, samples);
+    });
+  };
+  const auto read = [&](const std::vector<ValueId>& nodes) {
+    return std::any_of(nodes.begin(), nodes.end(),
+                       [&](ValueId node) { return has_samples(plan.graph[node].args); });
+  };
+  if (read(sweep.body) || read(sweep.statistics) || read(sweep.tail)) return false;
+  if (has_samples(sweep.stores)) return false;
+  return std::none_of(plan.sweeps.begin() + static_cast<std::ptrdiff_t>(product) + 1,
+                      plan.sweeps.end(),
+                      [&](const Sweep& later) { return has_samples(later.loads); });
+}
+
 AxisMask reduced_axes(const Graph& graph, const Sweep& sweep, ValueId reduce) {
   const Shape& from = sweep.shapes.at(graph[reduce].args[0]);
   const Shape& to = sweep.shapes.at(reduce);

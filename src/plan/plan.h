@@ -157,6 +157,10 @@ std::vector<SharedState> statistics_states(const Plan& plan, const Sweep& sweep)
 // outside or from another product, so that no sweep packs them on the way, and no other reads them.
 bool packs_samples_alone(const Plan& plan, const Sweep& product);
 
+// Whether a product's samples are what the sweep right before it stores, and nobody else reads
+// them.
+bool reads_sweep_before_alone(const Plan& plan, size_t product);
+
 // Throws std::logic_error naming the rule and the sweep where a plan breaks one.
 void validate(const Plan& plan);
 

@@ -5,10 +5,6 @@
 namespace ingot {
 namespace {
 
-bool contains(const std::vector<ValueId>& values, ValueId value) {
-  return std::find(values.begin(), values.end(), value) != values.end();
-}
-
 bool is_cast(const Node& node) {
   return node.kind == NodeKind::pointwise && node.op == PointwiseOp::cast_;
 }

@@ -22,9 +22,6 @@ constexpr int64_t kLongestHeldRow = int64_t{1} << 15;
 
 constexpr int kForever = std::numeric_limits<int>::max();
 
-bool contains(const std::vector<ValueId>& list, ValueId id) {
-  return std::find(list.begin(), list.end(), id) != list.end();
-}
 void add_once(std::vector<ValueId>& list, ValueId id) {
   if (!contains(list, id)) list.push_back(id);
 }

@@ -304,8 +304,8 @@ BUGS = [
     Bug(
         "a loop over registers is not unrolled",
         "kernels/product/hopper/packed.cuh",
-        "#pragma unroll\n      for (int i = 0; i < kValues; ++i) acc[i] += sum[i];",
-        "#pragma unroll 1\n      for (int i = 0; i < kValues; ++i) acc[i] += sum[i];",
+        "#pragma unroll\n        for (int i = 0; i < kValues; ++i) acc[i] += sum[i];",
+        "#pragma unroll 1\n        for (int i = 0; i < kValues; ++i) acc[i] += sum[i];",
         "stage kernels",
     ),
     # python/ingot/capture

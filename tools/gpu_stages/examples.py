@@ -116,6 +116,7 @@ def call_small(device: str) -> None:
     if device == "cuda":
         call_long_rows()
         call_uneven_product()
+        call_handed_halves()
 
 
 def call_long_rows() -> None:
@@ -158,6 +159,27 @@ def call_uneven_product() -> None:
     taken = optimized.ingot_report()["operators_replaced"]
     assert taken, "the product was left to PyTorch"
     print("called a product of uneven rows", flush=True)
+
+
+def call_handed_halves() -> None:
+    """Rows that a sweep packs for a product alone, whose result the next product reads as halves."""
+    import json
+
+    import ingot
+    import torch
+    from torch import nn
+
+    block = nn.Sequential(
+        nn.LayerNorm(256), nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)
+    ).cuda()
+    x = torch.rand(4101, 256, device="cuda")
+    with torch.no_grad():
+        optimized = ingot.optimize(block, [x])
+        optimized(x)
+    torch.cuda.synchronize()
+    told = json.dumps(optimized.ingot_report(len(x))["programs"])
+    assert "'s factors\"" in told, "nothing was handed on"
+    print("called a block of two products", flush=True)
 
 
 def sanitizer_missing(settings: Settings) -> str:

@@ -6,7 +6,8 @@
 
 namespace ingot::hopper {
 
-// An fp32 matrix as the redo reads it: element (row, k) is data[row · row_stride + k · k_stride].
+// An fp32 matrix as the redo reads it: element (row, k) is data[row · row_stride + k · k_stride]. x
+// may exist only packed: then its data is nullptr.
 struct OperandView {
   const float* data;
   i64 row_stride, k_stride;
@@ -30,6 +31,7 @@ struct TileRaster {
 };
 
 inline constexpr int kMaxMoments = 2;
+inline constexpr int kFactorFeatures = 64;  // that share a factor of halves (halves.cuh)
 
 // y[m, n] = Σ_k x[m, k] · w[n, k] for m samples and n features.
 struct ProductArgs {
@@ -51,7 +53,12 @@ struct ProductArgs {
   i64 x_entry_stride, w_entry_stride;  // elements of x and w
   // Of a product whose K is cut into slices that meet in memory (streamed.cuh).
   i32 slices;
-  float* sums;  // [slices][tiles][values of a tile, as its warps hold them]
+  float* sums;           // [slices][tiles][values of a tile, as its warps hold them]
+  const void* x_packed;  // for the redo, where x exists only packed
+  // Of halves that products hand on (halves.cuh): [k/64][factor_rows], [n/64][factor_rows].
+  const float* x_factor;
+  float* y_factor;
+  i32 factor_rows;  // m, to a multiple of 8
 };
 
 INGOT_HD i32 entry_of(const ProductArgs& args, i32 sample_tile) {

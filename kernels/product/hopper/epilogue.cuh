@@ -224,15 +224,15 @@ class TileEpilogue {
   MomentsAccumulator moments_[2][kStats] = {};
 };
 
-// From accumulators to products: what the epilogue starts from.
-template <int kValues>
+// From accumulators to products: what the epilogue starts from. Row: of x, as the redo reads it.
+template <class Row = PlainRow, int kValues>
 INGOT_D void finish_product(float (&acc)[kValues], const ThreadTile& tile, i32 row_exponent0,
                             i32 row_exponent1, u32 column_exponents, const ProductArgs& args) {
   u32 marked = 0;
   const bool redo = args.redo_all || ptx::warp_any(!all_finite(acc));
   if (redo) marked = args.redo_all ? ~0u : nonfinite_groups(acc);
   unscale(acc, row_exponent0, row_exponent1, column_exponents, tile.lane);
-  if (redo) redo_groups(acc, args, marked, tile.n0, tile.m0);
+  if (redo) redo_groups<Row>(acc, args, marked, tile.n0, tile.m0);
 }
 
 // The same where operands had no scales.
@@ -322,14 +322,14 @@ INGOT_D void prefetch_operands(const typename Epilogue::Params& params, const Pr
 // Exponents of the tile's samples and, where kFeatures > 0, behind them those of the warpgroup's
 // features; one table a warpgroup. Copied to shared memory at the start of a tile without passing
 // through registers, so that the latency hides behind the product.
-template <int kSamples, int kFeatures>
+template <int kSamples, int kFeatures, bool kOfSamples = true>
 INGOT_D void load_exponents(u32 table, const ProductArgs& args, i32 box_m, i32 box_n, i32 thread,
                             i32 barrier) {
   ptx::barrier_sync(barrier, 128);  // the previous tile's readers are done
 #pragma unroll
   for (int first = 0; first < kSamples; first += 128) {
     const i32 column = first + thread;
-    if (column < kSamples) {
+    if (kOfSamples && column < kSamples) {
       ptx::copy_word_async(table + 4 * column,
                            args.x_exponent + clamp_index(box_m + column, args.m));
     }

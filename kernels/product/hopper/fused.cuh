@@ -19,6 +19,7 @@ struct FusedConfig {
   static constexpr bool kTmaStore = kTmaStore_;
   static constexpr int kSlices = kSlices_;  // of K: 1, 2, 4 or 8 blocks
   static constexpr int kFeatures = 128;
+  using RedoRow = PlainRow;  // of x (product/redo.cuh)
   static constexpr int kChunk = 64;
   static constexpr int kThreads = 384;
   static constexpr int kWeightBytes = kFeatures * kChunk * 4;
@@ -130,10 +131,11 @@ struct BlockShare {
 
 // Finishes a tile that a cluster shares: `buffer` is the ring of weights, `thread` the
 // number among those that consume.
-template <int kSlices, class Epilogue, int kValues>
+template <class Config, class Epilogue, int kValues>
 INGOT_D void finish_shared_tile(float (&values)[kValues], RowScales& rows, ThreadTile tile,
                                 u32 exponent_table, u32 buffer, i32 thread, const ProductArgs& args,
                                 const typename Epilogue::Params& params, i32 sample_tile) {
+  constexpr int kSlices = Config::kSlices;
   const i32 rank = static_cast<i32>(ptx::cluster_rank());
   float share[kValues / kSlices];
   exchange_slices<kSlices>(values, rows.exponent, share, buffer, thread);
@@ -141,7 +143,8 @@ INGOT_D void finish_shared_tile(float (&values)[kValues], RowScales& rows, Threa
   tile.m0 += first;
   tile.box_m += first;
   TileEpilogue<Epilogue, kValues / kSlices> epilogue(tile, args, params);
-  finish_product(share, tile, rows.exponent[0], rows.exponent[1], exponent_table + 4 * first, args);
+  finish_product<typename Config::RedoRow>(share, tile, rows.exponent[0], rows.exponent[1],
+                                           exponent_table + 4 * first, args);
   finish_direct(share, tile, args, epilogue, sample_tile * kSlices + rank);
 }
 

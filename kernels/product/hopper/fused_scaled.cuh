@@ -357,9 +357,9 @@ INGOT_D void product_fused_scaled(const TensorMap& w_map, const TensorMap& x_map
       const ThreadTile tile = thread_tile(feature_tile * Config::kFeatures + group * 64,
                                           sample_tile * Config::kSamples, warp, lane, 1 + group);
       if constexpr (Config::kSlices > 1) {
-        finish_shared_tile<Config::kSlices, Epilogue>(sum, consumer.rows, tile, table, memory.base,
-                                                      (group * 4 + warp) * 32 + lane, args, params,
-                                                      sample_tile);
+        finish_shared_tile<Config, Epilogue>(sum, consumer.rows, tile, table, memory.base,
+                                             (group * 4 + warp) * 32 + lane, args, params,
+                                             sample_tile);
         consumer.release.weights(w.empty_barrier(consumer.held_slot()));
       } else {
         consumer.finish_tile(sum, tile, table, y_map, args, params, sample_tile);

@@ -48,7 +48,8 @@ struct FusedSplitConfig
   static constexpr int kCluster = 1;              // beside slices
   static constexpr int kPromotion = kPromotion_;  // chunks summed by wgmma alone: 1 or 2
   static constexpr bool kBatched = kBatched_;     // a weight for every entry of a batch (args.cuh)
-  static constexpr bool kAlongK = kAlongK_;       // the weight is contiguous in k, or else in n
+  using RedoRow = SplitRow;
+  static constexpr bool kAlongK = kAlongK_;  // the weight is contiguous in k, or else in n
   static_assert(kAlongK || !kBatched, "no map has a dimension left for a batch");
 };
 
@@ -233,7 +234,7 @@ struct FusedSplitConsumer {
                            const TensorMap& y_map, const ProductArgs& args,
                            const typename Epilogue::Params& params, i32 sample_tile) {
     TileEpilogue<Epilogue, kValues> epilogue(tile, args, params);
-    finish_product(acc, tile, rows.exponent[0], rows.exponent[1], exponent_table, args);
+    finish_product<SplitRow>(acc, tile, rows.exponent[0], rows.exponent[1], exponent_table, args);
     const u32 held_barrier = w.empty_barrier(held_slot);
     if constexpr (Epilogue::kStore && Config::kTmaStore) {
       // The slot's rows of this warpgroup: 8 KiB in each of its two slabs, read by nobody else.
@@ -353,9 +354,9 @@ INGOT_D void product_fused_split(const TensorMap& w_map, const TensorMap& x_map,
           thread_tile(feature_tile * Config::kFeatures + group * 64,
                       first_sample<Config>(args, sample_tile), warp, lane, 1 + group);
       if constexpr (Config::kSlices > 1) {
-        finish_shared_tile<Config::kSlices, Epilogue>(acc, consumer.rows, tile, table, memory.base,
-                                                      (group * 4 + warp) * 32 + lane, own, params,
-                                                      sample_tile);
+        finish_shared_tile<Config, Epilogue>(acc, consumer.rows, tile, table, memory.base,
+                                             (group * 4 + warp) * 32 + lane, own, params,
+                                             sample_tile);
         consumer.release(w.empty_barrier(consumer.held_slot));
       } else {
         consumer.finish_tile(acc, tile, table, y_map, own, params, sample_tile);

@@ -28,6 +28,7 @@ struct HalfConfig {
   static constexpr int kStagingBuffers = kStagingBuffers_;
   static constexpr bool kTmaStore = kTmaStore_;
   static constexpr bool kBatched = false;
+  static constexpr bool kXHalves = false, kYHalves = false;
   static constexpr int kFeatures = 128;
   static constexpr int kThreads = 384;
   static constexpr int kPiece = 64;  // samples that are stored at once

@@ -206,7 +206,8 @@ inline void add_split_maps(ProductPlan& plan, const ProductShape& shape, const T
   const auto row_bytes = int64_t(packed_bytes(shape.scheme, 1, shape.k));
   const int x_rows = choice.samples / choice.cluster, w_rows = 128 / choice.sample_blocks;
   const int64_t weights = shape.w_rows();
-  plan.x_map = from(Source::x_packed, packed_map(row_bytes, shape.x_rows(), x_rows));
+  plan.x_map = from(shape.x_halves ? Source::x : Source::x_packed,
+                    packed_map(row_bytes, shape.x_rows(), x_rows));
   if (is_fused(choice.variant) && !choice.w_along_k) {
     plan.w_map = from(Source::w, columns_map(weights, shape.k, shape.w.k_stride));
   } else if (is_fused(choice.variant)) {
@@ -356,7 +357,7 @@ inline ProductPlan plan_with(const ProductShape& shape, const TileChoice& choice
     add_half_maps(plan, shape, choice);
     return plan;
   }
-  add_split(plan, SplitStep::Operand::x, shape, true);
+  if (!shape.x_halves) add_split(plan, SplitStep::Operand::x, shape, true);
   if (!is_fused(choice.variant) && !shape.weight_packed) {
     add_split(plan, SplitStep::Operand::w, shape, true);
   }
@@ -368,6 +369,18 @@ inline std::vector<TileChoice> tile_choices(const ProductShape& shape, const Dev
   std::vector<TileChoice> choices = scheme_of(shape).tiles(shape, device);
   for (TileChoice& choice : choices) choice.batched = shape.batches > 1;
   return choices;
+}
+
+// Whether a result can be handed on as halves, and of which K a product takes them.
+inline bool can_be_halves(int64_t features) {
+  return features % kFactorFeatures == 0;
+}
+// Samples of a row of factors.
+inline int64_t factor_rows(int64_t samples) {
+  return divide_up(samples, 8) * 8;
+}
+inline size_t factor_bytes(int64_t samples, int64_t features) {
+  return size_t(factor_rows(samples) * (features / kFactorFeatures)) * 4;
 }
 inline double estimate(const ProductShape& shape, const TileChoice& c, const DeviceLimits& device) {
   return scheme_of(shape).estimate(shape, c, device);
@@ -493,6 +506,7 @@ inline ProductArgs args_of(const ProductPlan& plan, const ProductShape& shape) {
   args.chunks = plan.chunks;
   args.raster = {plan.raster_feature_tiles, i32(plan.sample_tiles), plan.raster_group};
   args.slices = plan.slices;
+  if (shape.x_halves || shape.y_halves) args.factor_rows = i32(factor_rows(shape.m));
   if (shape.batches > 1) {
     args.entry_tiles = i32(plan.entry_tiles);
     args.x_entry_rows = shape.shares_samples() ? 0 : args.m;

@@ -3,12 +3,14 @@
 //   y[m, n] = Σ_k x[m, k] · w[n, k], then the fused epilogue (epilogue.cuh)
 //
 // Operands   w and x: packed by product/split.cuh, [rows][k/32][32 hi | 32 lo] fp16 and one
-//            exponent a row; TMA boxes of rows × 128 bytes under the 128-byte swizzle.
+//            exponent a row; TMA boxes of rows × 128 bytes under the 128-byte swizzle. x, and the
+//            result, may be halves that products hand on (halves.cuh).
 // Tile       128 features × kSamples samples of yᵀ; K in stages of 32. Blocks, clusters and roles:
 //            stages.cuh.
 // Promotion  every two stages (64 of K) into fp32 accumulators. The consumers' batches of 12 wgmma
 //            alternate: one promotes while the other multiplies. Where statistics make both end a
-//            tile at the same moment they would lock in phase, and take turns by barrier.
+//            tile at the same moment, or factors of halves promotion longer, they would lock in
+//            phase, and take turns by barrier.
 #pragma once
 
 #include "product/hopper/stages.cuh"
@@ -16,9 +18,13 @@
 
 namespace ingot::hopper {
 
-template <int kSamples, int kCluster, int kStages, int kStagingBuffers, bool kBatched_ = false>
-struct PackedConfig : PackedStages<kSamples, kCluster, kStages, kStagingBuffers> {
+template <int kSamples, int kCluster, int kStages, int kStagingBuffers, bool kBatched_ = false,
+          bool kXHalves = false, bool kYHalves_ = false>
+struct PackedConfig : PackedStages<kSamples, kCluster, kStages, kStagingBuffers, kXHalves> {
   static constexpr bool kBatched = kBatched_;
+  static constexpr bool kYHalves = kYHalves_;
+  using RedoRow = SplitRow;
+  static_assert(!kBatched || !(kXHalves || kYHalves));
 };
 
 template <class Config, bool kTurns>
@@ -57,7 +63,7 @@ struct PackedConsumer {
     for (int i = 0; i < kValues; ++i) acc[i] = 0.f;
     for (i32 left = chunks; left > 0; left -= 2) {
       float sum[kValues];
-      const u32 one = cursor.slot;
+      const u32 one = cursor.slot, factors = factor_slot<Config::kStages>(one, cursor.parity);
       wait_stage<Config>(place, cursor);
       cursor.advance();
       await_turn<kTurns>(place);
@@ -76,8 +82,12 @@ struct PackedConsumer {
       ptx::pin(sum);
       release_stage<Config>(place, one);
       release_stage<Config>(place, two);
+      if constexpr (Config::kXHalves) {
+        promote_halves(acc, sum, place.factors + factors * Config::kSamples * 4, place.lane);
+      } else {
 #pragma unroll
-      for (int i = 0; i < kValues; ++i) acc[i] += sum[i];
+        for (int i = 0; i < kValues; ++i) acc[i] += sum[i];
+      }
     }
   }
 };
@@ -85,7 +95,7 @@ struct PackedConsumer {
 template <class Config, class Epilogue>
 INGOT_D void product_packed(const TensorMap& w_map, const TensorMap& x_map, const TensorMap& y_map,
                             const ProductArgs& args, const typename Epilogue::Params& params) {
-  constexpr bool kTurns = Epilogue::kMoments > 0;
+  constexpr bool kTurns = Epilogue::kMoments > 0 || Config::kXHalves;
   packed_product<Config, Epilogue, PackedConsumer<Config, kTurns>, kTurns>(w_map, x_map, y_map,
                                                                            args, params);
 }

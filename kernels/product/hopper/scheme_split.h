@@ -41,11 +41,24 @@ inline void add_sliced_tiles(std::vector<TileChoice>& menu, const ProductShape& 
   }
 }
 
+// Of products that hand halves on, or are handed some: beside six stages' factors there is room for
+// one buffer.
+inline std::vector<TileChoice> halves_tiles(std::vector<TileChoice> packed,
+                                            const ProductShape& shape) {
+  for (TileChoice& tile : packed) {
+    tile.x_halves = shape.x_halves;
+    tile.y_halves = shape.y_halves;
+    if (tile.x_halves && tile.samples == 128) tile.staging = 1;
+  }
+  return packed;
+}
+
 inline std::vector<TileChoice> tiles(const ProductShape& shape, const DeviceLimits& device) {
   std::vector<TileChoice> menu = {
       {.variant = Variant::packed, .samples = 128, .stages = 6, .staging = 2},
       {.variant = Variant::packed, .samples = 160, .stages = 5, .staging = 2},
       {.variant = Variant::packed, .samples = 192, .stages = 5, .staging = 1, .cluster = 2}};
+  if (shape.x_halves || shape.y_halves) return halves_tiles(std::move(menu), shape);
   if (splits_weight(shape)) {
     const bool along_k = shape.w.k_stride == 1;
     const TileChoice thin = fused_tile(64, 1, 1, along_k);
@@ -87,16 +100,20 @@ inline double estimate(const ProductShape& shape, const TileChoice& c, const Dev
   constexpr double kSplitPerElement = 8 / 3.85e6;  // 8 bytes at 3.85 TB/s
   constexpr double kBytesPerMicrosecond = 3.3e6;
   constexpr double kCool = 1000, kUnshared = 0.06;
+  constexpr double kHalvesPerSample = 10;  // cycles of an epilogue that writes halves
   const bool fused = is_fused(c.variant);
   const int64_t k_step = fused ? 128 : 32;
   const double k = double(divide_up(shape.k, k_step) * k_step);
   const double weight_bytes = 4 * double(shape.w_rows()) * k;
+  TileCycles cycles = tile_cycles(c);
+  if (c.y_halves) cycles.epilogue += kHalvesPerSample * c.samples;
   double time =
-      std::max(tile_time(shape, c, device, tile_cycles(c), k), weight_bytes / kBytesPerMicrosecond);
+      std::max(tile_time(shape, c, device, cycles, k), weight_bytes / kBytesPerMicrosecond);
   // Blocks that load for themselves alone move more bytes, which costs clock where the power limit
   // has set in.
   if (c.cluster == 1 && time > kCool) time += kUnshared * (time - kCool);
-  time += kLaunch + kSplitLaunch + double(shape.x_rows()) * k * kSplitPerElement;
+  time += kLaunch;
+  if (!shape.x_halves) time += kSplitLaunch + double(shape.x_rows()) * k * kSplitPerElement;
   if (!fused && !shape.weight_packed)
     time += kSplitLaunch + double(shape.w_rows()) * k * kSplitPerElement;
   return time;

@@ -82,6 +82,8 @@ struct ProductShape {
   Scheme scheme = Scheme::split;   // of f32 operands
   int64_t batches = 1;             // products like this one, each with a weight of its own
   Unpacked unpacked = Unpacked::none;
+  // Halves that products hand on (halves.cuh): x is some, the result is to be some.
+  bool x_halves = false, y_halves = false;
 
   bool shares_samples() const { return batches > 1 && x.batch_stride == 0; }
   // Over the whole batch, packed.
@@ -128,6 +130,7 @@ struct TileChoice {
   bool x_along_k = true;                    // unpacked: the same
   Element element = Element::f32;           // half: of the operands
   bool batched = false;                     // a weight for every entry of a batch
+  bool x_halves = false, y_halves = false;  // packed: ProductShape's
 };
 
 inline int64_t divide_up(int64_t a, int64_t b) {
@@ -212,7 +215,9 @@ inline size_t shared_bytes(const TileChoice& c) {
   const size_t tables = 2 * size_t(exponents) * 4;
   const size_t rest = 1024 + tables + 16 * size_t(c.stages + c.weight_stages);
   if (!fused) {
-    return rest + size_t(c.stages) * size_t(128 + c.samples) * 128 + 2 * size_t(c.staging) * 8192;
+    const size_t factors = c.x_halves ? size_t(c.stages) * size_t(c.samples) * 4 : 0;
+    return rest + size_t(c.stages) * size_t(128 + c.samples) * 128 + 2 * size_t(c.staging) * 8192 +
+           factors;
   }
   const size_t sample_bytes = c.variant == Variant::fused_scaled ? 128 : 256;
   return rest + size_t(c.weight_stages) * 128 * 256 +
@@ -225,7 +230,10 @@ inline std::string config_text(const TileChoice& c, bool tma_store) {
   const std::string ring = number(c.samples) + ", " + number(c.weight_stages) + ", " +
                            number(c.stages) + ", " + (tma_store ? "true" : "false") + ", ";
   const std::string blocks = number(c.samples) + ", " + number(c.cluster) + ", " + number(c.stages);
-  const std::string batched = c.batched ? ", true" : "";
+  const bool halves = c.x_halves || c.y_halves;
+  const std::string batched = halves      ? ", false, " + flag(c.x_halves) + ", " + flag(c.y_halves)
+                              : c.batched ? ", true"
+                                          : "";
   switch (c.variant) {
     case Variant::fused_split: {
       const std::string base = "FusedSplitConfig<" + ring + number(c.promotion);

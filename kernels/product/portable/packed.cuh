@@ -263,9 +263,9 @@ INGOT_D void product_portable(const PackedOperands& operands, const ProductArgs&
     const ThreadTile tile = hopper::thread_tile(box_n, box_m, 0, thread & 31, 0);
     float(&acc)[kBlockValues] = sum.block[block];
     hopper::TileEpilogue<Epilogue, kBlockValues> epilogue(tile, args, params);
-    hopper::finish_product(acc, tile, args.w_exponent[hopper::clamp_index(tile.n0, args.n)],
-                           args.w_exponent[hopper::clamp_index(tile.n0 + 8, args.n)],
-                           table + sample_warp * 256, args);
+    hopper::finish_product<SplitRow>(
+        acc, tile, args.w_exponent[hopper::clamp_index(tile.n0, args.n)],
+        args.w_exponent[hopper::clamp_index(tile.n0 + 8, args.n)], table + sample_warp * 256, args);
     hopper::finish_direct(acc, tile, args, epilogue, box_m / 64);
   }
 }
