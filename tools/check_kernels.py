@@ -236,8 +236,8 @@ HIGH_MODELS = (
     ("gemm_bn_scale_softmax", {}),
     ("linear_gelu", {}),
 )
-# Models whose products hand their results on as halves, and their extents: each tile with halves for
-# its samples, its result, and both.
+# Models whose products hand their results on as halves, and their extents: each tile with halves
+# for its samples, its result, and both.
 BLOCK_CONSTANTS = ("batch_size", "in_features", "out_features")
 HANDED_MODELS = (
     ("three_layer_sequential", (16384, 1024, 1024)),

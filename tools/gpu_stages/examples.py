@@ -162,7 +162,7 @@ def call_uneven_product() -> None:
 
 
 def call_handed_halves() -> None:
-    """Rows that a sweep packs for a product alone, whose result the next product reads as halves."""
+    """Rows that a sweep packs for a product alone, whose result goes to the next as halves."""
     import json
 
     import ingot
