@@ -63,7 +63,7 @@ struct PackedConsumer {
     for (int i = 0; i < kValues; ++i) acc[i] = 0.f;
     for (i32 left = chunks; left > 0; left -= 2) {
       float sum[kValues];
-      const u32 one = cursor.slot;
+      const u32 one = cursor.slot, factors = factor_slot<Config::kStages>(one, cursor.parity);
       wait_stage<Config>(place, cursor);
       cursor.advance();
       await_turn<kTurns>(place);
@@ -80,14 +80,11 @@ struct PackedConsumer {
       ptx::wgmma_commit();
       ptx::wgmma_wait<0>();
       ptx::pin(sum);
+      release_stage<Config>(place, one);
+      release_stage<Config>(place, two);
       if constexpr (Config::kXHalves) {
-        release_stage<Config>(place, two);
-        promote_halves(acc, sum, place.factors + one * Config::kSamples * 4, place.lane);
-        __syncwarp();
-        release_stage<Config>(place, one);  // and the factors that came with it
+        promote_halves(acc, sum, place.factors + factors * Config::kSamples * 4, place.lane);
       } else {
-        release_stage<Config>(place, one);
-        release_stage<Config>(place, two);
 #pragma unroll
         for (int i = 0; i < kValues; ++i) acc[i] += sum[i];
       }

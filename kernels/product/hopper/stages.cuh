@@ -43,6 +43,14 @@ struct PackedStages {
   static_assert(kSamples % (8 * kCluster) == 0);
 };
 
+// Where the factors of a pair of stages lie that begins with slot `first`, in the ring's even or
+// odd round: by one of kStages pairs in a row each. They so stay until their pair is promoted,
+// though its stages are released before: a warp releases no later stage until it has promoted them.
+template <int kStages>
+INGOT_D u32 factor_slot(u32 first, u32 round) {
+  return kStages % 2 == 1 ? first : first + round;
+}
+
 // What a consumer thread is and what its warpgroup owns.
 struct ConsumerPlace {
   const Ring& ring;
@@ -95,7 +103,8 @@ INGOT_D void produce_stages(const Ring& ring, u32 factors, const TensorMap& w_ma
       u32 bytes = Config::kStageBytes;
       if constexpr (Config::kXHalves) {
         if (chunk % 2 == 0) {
-          bytes += load_factors<Config>(factors + cursor.slot * Config::kSamples * 4, args, chunk,
+          const u32 at = factor_slot<Config::kStages>(cursor.slot, cursor.parity ^ 1);
+          bytes += load_factors<Config>(factors + at * Config::kSamples * 4, args, chunk,
                                         sample - rank * kPart, full);
         }
       }
