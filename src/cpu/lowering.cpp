@@ -23,7 +23,6 @@ ProgramLowering::ProgramLowering(const HostPlan& host, int64_t batch,
       places_{plan_, batch, tensors, host.leaf_count, offsets_} {
   program_.workspace_bytes = used_ = align_up(used_, kWorkspaceAlignment);
   program_.level = host.isa.level;
-  program_.buffers = plan_buffers(places_);
   for (const Update& update : graph_.updates) {
     const auto elements = static_cast<size_t>(graph_[update.value].shape.elements(batch));
     updates_.push_back(
@@ -35,6 +34,9 @@ ProgramLowering::ProgramLowering(const HostPlan& host, int64_t batch,
 HostProgram ProgramLowering::run() {
   for (const Turn& turn : host_.turns) {
     used_ = scratch_;
+    for (const int sweep : {turn.sweep, turn.next}) {
+      add_plan_buffers(places_, sweep, program_.steps.size(), program_.buffers);
+    }
     const bool is_product = sweep_at(turn.sweep).sweep.matmul != kNoValue;
     const bool with_next = is_product && lower_product(turn);
     const int last = is_product ? turn.next : turn.sweep;

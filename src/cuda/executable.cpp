@@ -238,7 +238,6 @@ class CudaExecutable : public Executable {
     Lowering to{{plan_, call.batch, tensors, leaf_count_, l.offsets}, modules_, call.sm, lowered};
     to.scratch = {Address::Base::workspace, 0, l.buffers};
     to.scratch_bytes = l.scratch;
-    lowered.program.buffers = plan_buffers(to);
     std::vector<Address> frozen;
     Address kept = {Address::Base::frozen, 0, 0};
     for (const size_t bytes : frozen_bytes_) {
@@ -249,6 +248,7 @@ class CudaExecutable : public Executable {
     for (size_t i = 0; i < lowerings_.size(); ++i) {
       to.sweep = static_cast<int>(i);
       to.frozen = frozen[i];
+      add_plan_buffers(to, to.sweep, lowered.program.steps.size(), lowered.program.buffers);
       act(*lowerings_[i], to);
     }
     return std::move(lowered.program);

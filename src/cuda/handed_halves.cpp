@@ -110,14 +110,12 @@ size_t OwnProduct::handed_bytes(int64_t batch) const {
   return at + bytes;
 }
 
-// For the product that follows, and for people.
-void OwnProduct::name_halves(const Lowering& to, const Call& call) const {
+void OwnProduct::name_factors(const Lowering& to, const Call& call) const {
   const Node& node = plan_.graph[epilogue_.stored];
   const std::string called = node.name.empty() ? fmt::format("%{}", epilogue_.stored) : node.name;
   const size_t bytes = factor_bytes(call.x.rows);
   to.overwrite(call.factors, bytes);
   to.name(called + "'s factors", call.factors, bytes);
-  to.lowered.halves = {epilogue_.stored, call.factors};
 }
 
 bool OwnProduct::is_handed_usually(int64_t batch) const {

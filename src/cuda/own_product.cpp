@@ -367,9 +367,10 @@ bool OwnProduct::lower(const Lowering& to) {
             step, p.split_units[i], to.scratch);
   }
   if (p.sliced_unit >= 0) lower_slices(to, p, call->x, call->w);
+  if (p.shape.y_halves) name_factors(to, *call);
   lower_product(to, *call);
   to.lowered.halves = {};
-  if (p.shape.y_halves) name_halves(to, *call);
+  if (p.shape.y_halves) to.lowered.halves = {epilogue_.stored, call->factors};
   if (merge_) {
     Lowering behind = to;
     behind.scratch = to.scratch + align_up(p.plan.workspace_bytes, kWorkspaceAlignment);

@@ -84,7 +84,7 @@ class OwnProduct {
   const Prepared* handing(const Prepared& plain, bool frozen, const Taking& next) const;
   size_t factors_offset(const Prepared& handing, const Prepared& taking) const;
   void hand_on(const Lowering& to, Call& call) const;
-  void name_halves(const Lowering& to, const Call& call) const;
+  void name_factors(const Lowering& to, const Call& call) const;
   void add_units(std::set<int>& units, int64_t batch, bool frozen);
   std::set<int64_t> batch_sizes(int64_t batch, bool frozen) const;
   bool fold(const Lowering& to, MatrixOperand& x, MatrixOperand& w) const;

@@ -117,20 +117,20 @@ std::string called(const Graph& graph, ValueId value) {
   return name.empty() ? fmt::format("%{}", value) : fmt::format("%{} ({})", value, name);
 }
 
-std::vector<Buffer> plan_buffers(const Places& places) {
+void add_plan_buffers(const Places& places, int sweep, size_t step, std::vector<Buffer>& buffers) {
   const Plan& plan = places.plan;
-  std::vector<Buffer> buffers;
   for (size_t value = 0; value < plan.placements.size(); ++value) {
     const Placement& placement = plan.placements[value];
     if (placement.kind != Placement::Kind::workspace) continue;
     const auto index = static_cast<size_t>(placement.index);
     const WorkspaceBuffer& buffer = plan.buffers[index];
+    if (buffer.first_sweep != sweep) continue;
     const auto elements = static_cast<size_t>(buffer.shape.elements(places.batch));
     buffers.push_back({called(plan.graph, static_cast<ValueId>(value)),
                        {Address::Base::workspace, 0, places.buffer_offsets[index]},
-                       elements * size_of(buffer.dtype)});
+                       elements * size_of(buffer.dtype),
+                       step});
   }
-  return buffers;
 }
 
 std::string text_of(const Address& address) {
@@ -150,8 +150,7 @@ std::string Describer::place(const Address& address, size_t step) const {
   if (address.base == Address::Base::tensor) return tensors_[static_cast<size_t>(address.tensor)];
   const Buffer* found = nullptr;
   for (const Buffer& buffer : buffers_) {
-    if (buffer.address != address) continue;
-    if (found == nullptr || buffer.first_step <= step) found = &buffer;
+    if (buffer.address == address && buffer.first_step <= step) found = &buffer;
   }
   if (found != nullptr) return found->name;
   const char* base = address.base == Address::Base::frozen ? "frozen weights" : "workspace";

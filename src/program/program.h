@@ -84,8 +84,9 @@ std::vector<ingot_tensor> dense_tensors(const Graph& graph, int64_t batch);
 
 // "%7 (bn)".
 std::string called(const Graph& graph, ValueId value);
-// The plan's own buffers.
-std::vector<Buffer> plan_buffers(const Places& places);
+// Adds those of the plan's buffers that a sweep, lowered from step `step` on, is the first to
+// write.
+void add_plan_buffers(const Places& places, int sweep, size_t step, std::vector<Buffer>& buffers);
 
 // Text of all that a program launches, hashed: 16 hexadecimal digits.
 std::string text_of(const Address& address);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <random>
 
 #include "api/program.h"
 #include "cuda/driver.h"
@@ -165,6 +166,88 @@ TEST_F(HandedHalves, RowsThatASweepPacksAreReadFromTheirPackedFormAlone) {
   EXPECT_THAT(read, Contains(HasSubstr("packed")));
   EXPECT_THAT(read, Not(Contains(::testing::AllOf(HasSubstr("(s)"), Not(HasSubstr("packed"))))));
   EXPECT_THAT(memory_of(also, "product"), Contains("p")) << "what is not finite is read there";
+}
+
+// Layers, activations, norms and sums of random earlier values, some of which are results.
+std::string random_layers(std::mt19937& random) {
+  constexpr int kWidths[] = {1024, 2048};
+  const auto any = [&](size_t below) { return static_cast<size_t>(random() % below); };
+  std::string values =
+      R"({"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 1, 1, 1024]})";
+  std::vector<std::pair<size_t, int>> made = {{0, 1024}};  // value and width
+  size_t count = 1;
+  const size_t steps = 4 + any(8);
+  for (size_t i = 0; i < steps; ++i) {
+    // Mostly of the last one: a chain.
+    const auto [from, width] = any(4) == 0 ? made[any(made.size())] : made.back();
+    const size_t kind = any(8);
+    const std::string origin = fmt::format(R"("origin": "v{}")", i);
+    if (kind < 4) {
+      const int to = kWidths[any(2)];
+      values += fmt::format(
+          R"(, {{"op": "parameter", "name": "w{0}", "dtype": "f32", "shape": [1, {1}, 1, {2}]}},
+             {{"op": "linear", "args": [{3}, {4}, -1], {5}}})",
+          i, to, width, from, count, origin);
+      count += 2;
+      made.emplace_back(count - 1, to);
+    } else if (kind < 7) {
+      const char* op = kind == 4 ? "relu" : kind == 5 ? "tanh" : "softmax";
+      values += fmt::format(R"(, {{"op": "{}", "args": [{}], {}}})", op, from, origin);
+      made.emplace_back(count++, width);
+    } else {
+      const auto [other, other_width] = made[any(made.size())];
+      if (other_width != width) continue;
+      values += fmt::format(R"(, {{"op": "add", "args": [{}, {}], {}}})", from, other, origin);
+      made.emplace_back(count++, width);
+    }
+  }
+  std::string results = fmt::format(R"({{"value": {}, "name": "y"}})", made.back().first);
+  if (any(3) == 0) {
+    results += fmt::format(R"(, {{"value": {}, "name": "z"}})", made[any(made.size())].first);
+  }
+  return fmt::format(R"({{"ingot_graph": 1, "name": "layers", "values": [{}], "results": [{}]}})",
+                     values, results);
+}
+
+// Of the steps that name a place, the kinds in order.
+std::vector<std::string> kinds_with(const json& program, const std::string& place) {
+  std::vector<std::string> kinds;
+  for (const json& step : program["steps"]) {
+    const json& memory = step["memory"];
+    if (std::find(memory.begin(), memory.end(), place) != memory.end())
+      kinds.push_back(step["kind"]);
+  }
+  return kinds;
+}
+
+// What lies in memory as halves, or packed alone, is named by the step that makes it and by the
+// product that reads it, and by no other.
+TEST_F(HandedHalves, AreReadByOneProductWhateverTheGraph) {
+  std::mt19937 random(7);
+  int handed = 0, alone = 0;
+  for (int i = 0; i < 300; ++i) {
+    const std::string graph = random_layers(random);
+    const json program = program_of(graph, kOnHopper, 16384)["program"];
+    for (const json& buffer : program["buffers"]) {
+      const std::string name = buffer["name"];
+      const size_t open = name.find(" (v"), factors = name.find("'s factors");
+      if (factors != std::string::npos) ++handed;
+      if (open == std::string::npos) continue;
+      const std::string value = name.substr(open + 2, name.size() - open - 3);
+      const std::vector<std::string> kinds = kinds_with(program, name);
+      if (place_of(program, value + "'s factors").second > 0) {
+        EXPECT_THAT(kinds, ElementsAre("product", "product")) << name << graph;
+      }
+      // Made and packed by a sweep, and not named by the product behind it.
+      if (kinds == std::vector<std::string>{"sweep"}) {
+        EXPECT_THAT(kinds_with(program, value + " packed"), ElementsAre("sweep", "product"))
+            << name << graph;
+        ++alone;
+      }
+    }
+  }
+  EXPECT_GE(handed, 100);
+  EXPECT_GE(alone, 50);
 }
 
 // Plans of a shape that is handed halves, that hands some on, and of the same packed.
