@@ -74,12 +74,16 @@ class CudaExecutable : public Executable {
     for (size_t i = 1; i < plan_.sweeps.size(); ++i) {
       if (plan_.sweeps[i].kind != SweepKind::product) continue;
       if (hands_halves && plan_.sweeps[i - 1].kind == SweepKind::product &&
-          reads_sweep_before_alone(plan_, i)) {
+          lone_readers(plan_, i - 1) == 1) {
         hand_on(*lowerings_[i - 1], *lowerings_[i]);
       }
       if (plan_.sweeps[i - 1].kind == SweepKind::product) continue;
+      std::vector<SweepLowering*> products;
+      for (size_t j = i; j < std::max(i + 1, i + lone_readers(plan_, i - 1)); ++j) {
+        products.push_back(lowerings_[j].get());
+      }
       lowerings_[i - 1] = with_packing(plan_, static_cast<int>(i) - 1, std::move(lowerings_[i - 1]),
-                                       *lowerings_[i], modules_);
+                                       std::move(products), modules_);
     }
   }
 

@@ -31,6 +31,10 @@ bool OwnProduct::takes_halves(const Lowering& to) const {
   return handed != kNoValue && handed == product_operand(plan_.graph, sweep_, 0);
 }
 
+bool OwnProduct::reads_packed_alone(const Lowering& to) const {
+  return takes_halves(to) || to.lowered.packed_alone == product_operand(plan_.graph, sweep_, 0);
+}
+
 // Behind both products' scratch memory.
 size_t OwnProduct::factors_offset(const Prepared& handing, const Prepared& taking) const {
   return align_up(std::max(bytes_of(handing), next_->bytes_of(taking)), kWorkspaceAlignment);

@@ -8,17 +8,17 @@
 namespace ingot::cuda {
 namespace {
 
-bool same(const hopper::SplitStep& a, const hopper::SplitStep& b) {
-  return a.kernel == b.kernel && a.rows == b.rows && a.k == b.k && a.row_stride == b.row_stride &&
-         a.k_stride == b.k_stride && a.entry_rows == b.entry_rows && a.entry_skip == b.entry_skip &&
-         a.packed_offset == b.packed_offset && a.exponent_offset == b.exponent_offset;
-}
-
 size_t end_of(const hopper::SplitStep& step) {
   return step.exponent_offset + static_cast<size_t>(step.rows) * sizeof(i32);
 }
 
 }  // namespace
+
+bool same_packing(const hopper::SplitStep& a, const hopper::SplitStep& b) {
+  return a.kernel == b.kernel && a.rows == b.rows && a.k == b.k && a.row_stride == b.row_stride &&
+         a.k_stride == b.k_stride && a.entry_rows == b.entry_rows && a.entry_skip == b.entry_skip &&
+         a.packed_offset == b.packed_offset && a.exponent_offset == b.exponent_offset;
+}
 
 void Lowering::launch(StepKind kind, int unit, int function, int64_t blocks, int threads,
                       Arguments arguments, size_t shared_bytes, unsigned cluster) const {
@@ -53,9 +53,9 @@ void Lowering::launch(const LibraryProduct& product, const Address& x, const Add
   lowered.program.steps.push_back(std::move(step));
 }
 
-Lowering Lowering::behind() const {
+Lowering Lowering::behind(int sweeps) const {
   Lowering next = *this;
-  ++next.sweep;
+  next.sweep += sweeps;
   next.frozen = frozen_of_sweeps[static_cast<size_t>(next.sweep)];
   return next;
 }
@@ -63,10 +63,13 @@ Lowering Lowering::behind() const {
 void Lowering::pack(ValueId value, const Address& source, const hopper::SplitStep& step, int unit,
                     const Address& memory) const {
   const auto is_there = [&](const PackedOperand& packed) {
-    return packed.value == value && packed.memory == memory && same(packed.split, step);
+    return packed.value == value && packed.memory == memory && same_packing(packed.split, step);
   };
   const std::vector<PackedOperand>& packed = lowered.packed;
   if (std::any_of(packed.begin(), packed.end(), is_there)) return;
+  if (value == lowered.packed_alone) {
+    throw std::logic_error("what was stored in its packed form alone is not there");
+  }
   keep_packed(value, step, memory);
   Arguments arguments;
   const size_t start = arguments.add(hopper::args_of(step));

@@ -23,6 +23,9 @@ struct HandedHalves {
   Address factors;
 };
 
+// Whether packings leave the same bytes in the same place of their memory.
+bool same_packing(const hopper::SplitStep& a, const hopper::SplitStep& b);
+
 // What grows while sweeps are lowered.
 struct Lowered {
   LaunchProgram program;
@@ -41,8 +44,8 @@ struct Lowering : Places {
   Address frozen{};  // of the sweep: weights kept for inference, or none
   std::span<const Address> frozen_of_sweeps{};
 
-  // As the next sweep is lowered, with the same scratch memory.
-  Lowering behind() const;
+  // As a sweep behind this one is lowered, with the same scratch memory.
+  Lowering behind(int sweeps = 1) const;
   // Adds a kernel; no blocks: nothing.
   void launch(StepKind kind, int unit, int function, int64_t blocks, int threads,
               Arguments arguments, size_t shared_bytes = 0, unsigned cluster = 0) const;

@@ -36,6 +36,8 @@ class OwnProduct {
   // See SweepLowering.
   std::optional<PackRequest> packs(const Lowering& to) const;
   bool packs_usually(int64_t batch) const;
+  // Whether its samples exist in no other form, in such a call.
+  bool reads_packed_alone(const Lowering& to) const;
   // Says that the next product reads this one's result, and nobody else does: it may be handed on
   // as halves (product/hopper/halves.cuh), so that no pass packs it.
   void hand_to(OwnProduct& next);

@@ -7,45 +7,58 @@ namespace {
 
 class PackingLowering : public SweepLowering {
  public:
-  PackingLowering(KernelSource source, std::unique_ptr<SweepLowering> plain, SweepLowering& product,
-                  bool alone, Modules& modules)
+  PackingLowering(KernelSource source, std::unique_ptr<SweepLowering> plain,
+                  std::vector<SweepLowering*> products, bool alone, Modules& modules)
       : packing_(std::move(source), modules),
         plain_(std::move(plain)),
-        product_(product),
+        products_(std::move(products)),
         alone_(alone) {}
 
   size_t scratch_bytes(int64_t batch) const override { return plain_->scratch_bytes(batch); }
   std::vector<int> units(int64_t batch) override {
-    if (product_.packs_usually(batch)) return {packing_.unit()};
+    if (products_[0]->packs_usually(batch)) return {packing_.unit()};
     return plain_->units(batch);
   }
   void prepare(Context& context, int64_t batch) override { plain_->prepare(context, batch); }
 
   void lower(const Lowering& to) override {
-    std::optional<PackRequest> request = product_.packs(to.behind());
-    if (request) request->alone = alone_;
+    std::optional<PackRequest> request = products_[0]->packs(to.behind());
+    if (request) request->alone = alone_ && all_read(to, *request);
     if (request && packing_.lower_packing(to, *request)) return;
     plain_->lower(to);
   }
 
   nlohmann::json describe(int64_t batch) override {
     nlohmann::json result = plain_->describe(batch);
-    if (product_.packs_usually(batch)) result["kernels"] = {packing_.describe()};
+    if (products_[0]->packs_usually(batch)) result["kernels"] = {packing_.describe()};
     return result;
   }
 
  private:
+  // Whether each of the products, in turn, would begin with this packing.
+  bool all_read(const Lowering& to, const PackRequest& packing) const {
+    for (size_t i = 0; i < products_.size(); ++i) {
+      const Lowering at = to.behind(static_cast<int>(i) + 1);
+      const std::optional<PackRequest> own = products_[i]->packs(at);
+      if (!own || own->memory != packing.memory || !same_packing(own->step, packing.step)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
   const KernelLowering packing_;
   const std::unique_ptr<SweepLowering> plain_;
-  SweepLowering& product_;
-  const bool alone_;  // it is the value's only reader
+  const std::vector<SweepLowering*> products_;
+  const bool alone_;  // nobody else reads the value
 };
 
 }  // namespace
 
 std::unique_ptr<SweepLowering> with_packing(const Plan& plan, int sweep,
                                             std::unique_ptr<SweepLowering> plain,
-                                            SweepLowering& product, Modules& modules) {
+                                            std::vector<SweepLowering*> products,
+                                            Modules& modules) {
   const Sweep& behind = plan.sweeps[static_cast<size_t>(sweep) + 1];
   const ValueId value = product_operand(plan.graph, behind, 0);
   const Shape& rows = plan.graph[plan.graph[behind.matmul].args[0]].shape;
@@ -53,10 +66,13 @@ std::unique_ptr<SweepLowering> with_packing(const Plan& plan, int sweep,
   if (space.features != rows.features) return plain;
   std::optional<KernelSource> source = generate_packing(plan, sweep, value);
   if (!source) return plain;
-  const bool alone = reads_sweep_before_alone(plan, static_cast<size_t>(sweep) + 1) &&
-                     !plan.graph[plan.graph[behind.matmul].args[1]].shape.batched;
-  return std::make_unique<PackingLowering>(*std::move(source), std::move(plain), product, alone,
-                                           modules);
+  bool alone = lone_readers(plan, static_cast<size_t>(sweep)) > 0;
+  for (size_t i = 1; i <= products.size(); ++i) {
+    const Sweep& reader = plan.sweeps[static_cast<size_t>(sweep) + i];
+    alone = alone && !plan.graph[plan.graph[reader.matmul].args[1]].shape.batched;
+  }
+  return std::make_unique<PackingLowering>(*std::move(source), std::move(plain),
+                                           std::move(products), alone, modules);
 }
 
 }  // namespace ingot::cuda

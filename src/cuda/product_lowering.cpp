@@ -40,6 +40,9 @@ class ProductLowering : public SweepLowering {
   void lower(const Lowering& to) override {
     if (to.batch == 0) return;
     if (own_ && own_->runs_on(to.sm) && own_->lower(to)) return;
+    if (own_ && own_->reads_packed_alone(to)) {
+      throw std::logic_error("a library's product cannot read what exists only packed");
+    }
     library_.lower(to);
   }
 

@@ -85,9 +85,10 @@ std::unique_ptr<SweepLowering> make_product_lowering(const Plan& plan, int sweep
 void hand_on(SweepLowering& product, SweepLowering& next);
 
 // `sweep`, which is lowered by `plain`, packs on the way what the product of the next sweep packs
-// first, where it can; else `plain` alone.
+// first, where it can; else `plain` alone. products: that of the next sweep, and those behind it if
+// between them they are all that read these rows.
 std::unique_ptr<SweepLowering> with_packing(const Plan& plan, int sweep,
                                             std::unique_ptr<SweepLowering> plain,
-                                            SweepLowering& product, Modules& modules);
+                                            std::vector<SweepLowering*> products, Modules& modules);
 
 }  // namespace ingot::cuda

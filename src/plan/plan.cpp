@@ -71,14 +71,13 @@ bool packs_samples_alone(const Plan& plan, const Sweep& product) {
   });
 }
 
-bool reads_sweep_before_alone(const Plan& plan, size_t product) {
-  const Sweep& sweep = plan.sweeps[product];
-  if (product == 0 || sweep.kind != SweepKind::product) return false;
-  const Sweep& before = plan.sweeps[product - 1];
-  const ValueId samples = product_operand(plan.graph, sweep, 0);
+size_t lone_readers(const Plan& plan, size_t sweep) {
+  const size_t first = sweep + 1;
+  if (first >= plan.sweeps.size() || plan.sweeps[first].kind != SweepKind::product) return 0;
+  const ValueId samples = product_operand(plan.graph, plan.sweeps[first], 0);
   const Placement& place = plan.placements[static_cast<size_t>(samples)];
-  if (place.kind != Placement::Kind::workspace || !contains(before.stores, samples)) return false;
-  if (product_operand(plan.graph, sweep, 1) == samples) return false;
+  if (place.kind != Placement::Kind::workspace) return 0;
+  if (!contains(plan.sweeps[sweep].stores, samples)) return 0;
   const auto has_samples = [&](const std::vector<ValueId>& values) {
     return std::any_of(values.begin(), values.end(), [&](ValueId value) {
       return behind_views(plan.graph, value) == behind_views(plan.graph, samples);
@@ -88,11 +87,17 @@ bool reads_sweep_before_alone(const Plan& plan, size_t product) {
     return std::any_of(nodes.begin(), nodes.end(),
                        [&](ValueId node) { return has_samples(plan.graph[node].args); });
   };
-  if (read(sweep.body) || read(sweep.statistics) || read(sweep.tail)) return false;
-  if (has_samples(sweep.stores)) return false;
-  return std::none_of(plan.sweeps.begin() + static_cast<std::ptrdiff_t>(product) + 1,
-                      plan.sweeps.end(),
-                      [&](const Sweep& later) { return has_samples(later.loads); });
+  const auto reads_rows_alone = [&](const Sweep& s) {
+    return s.kind == SweepKind::product && product_operand(plan.graph, s, 0) == samples &&
+           product_operand(plan.graph, s, 1) != samples && !read(s.body) && !read(s.statistics) &&
+           !read(s.tail) && !has_samples(s.stores);
+  };
+  size_t end = first;
+  while (end < plan.sweeps.size() && reads_rows_alone(plan.sweeps[end])) ++end;
+  const bool others =
+      std::any_of(plan.sweeps.begin() + static_cast<std::ptrdiff_t>(end), plan.sweeps.end(),
+                  [&](const Sweep& later) { return has_samples(later.loads); });
+  return others ? 0 : end - first;
 }
 
 AxisMask reduced_axes(const Graph& graph, const Sweep& sweep, ValueId reduce) {

@@ -157,9 +157,9 @@ std::vector<SharedState> statistics_states(const Plan& plan, const Sweep& sweep)
 // outside or from another product, so that no sweep packs them on the way, and no other reads them.
 bool packs_samples_alone(const Plan& plan, const Sweep& product);
 
-// Whether a product's samples are what the sweep right before it stores, and nobody else reads
-// them.
-bool reads_sweep_before_alone(const Plan& plan, size_t product);
+// Of the products right behind a sweep, those that multiply rows that it stores and nobody else
+// reads: as many as follow one another; 0 where somebody does.
+size_t lone_readers(const Plan& plan, size_t sweep);
 
 // Throws std::logic_error naming the rule and the sweep where a plan breaks one.
 void validate(const Plan& plan);

@@ -224,7 +224,7 @@ std::vector<std::string> kinds_with(const json& program, const std::string& plac
 // product that reads it, and by no other.
 TEST_F(HandedHalves, AreReadByOneProductWhateverTheGraph) {
   std::mt19937 random(7);
-  int handed = 0, alone = 0;
+  int handed = 0, alone = 0, shared = 0;
   for (int i = 0; i < 300; ++i) {
     const std::string graph = random_layers(random);
     const json program = program_of(graph, kOnHopper, 16384)["program"];
@@ -240,14 +240,54 @@ TEST_F(HandedHalves, AreReadByOneProductWhateverTheGraph) {
       }
       // Made and packed by a sweep, and not named by the product behind it.
       if (kinds == std::vector<std::string>{"sweep"}) {
-        EXPECT_THAT(kinds_with(program, value + " packed"), ElementsAre("sweep", "product"))
-            << name << graph;
+        std::vector<std::string> readers = kinds_with(program, value + " packed");
+        ASSERT_GE(readers.size(), 2u) << name << graph;
+        EXPECT_EQ(readers[0], "sweep") << name << graph;
+        readers.erase(readers.begin());
+        EXPECT_THAT(readers, ::testing::Each("product")) << name << graph;
+        shared += readers.size() > 1;
         ++alone;
       }
     }
   }
   EXPECT_GE(handed, 100);
   EXPECT_GE(alone, 50);
+  EXPECT_GE(shared, 1) << "several products read the same rows";
+}
+
+// Queries, keys and values of the same rows: packed once, by the sweep that makes them.
+TEST_F(HandedHalves, RowsOfSeveralProductsArePackedAlone) {
+  const auto read = [](const std::vector<int64_t>& widths, const std::string& behind) {
+    std::string values =
+        R"({"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 1, 1, 1024]},
+           {"op": "softmax", "args": [0], "origin": "s"})";
+    std::string results;
+    size_t count = 2;
+    for (const int64_t width : widths) {
+      values += fmt::format(
+          R"(, {{"op": "parameter", "name": "w{0}", "dtype": "f32", "shape": [1, {1}, 1, 1024]}},
+             {{"op": "linear", "args": [1, {0}, -1]}})",
+          count, width);
+      count += 2;
+      results += fmt::format(R"({}{{"value": {}, "name": "y{}"}})", results.empty() ? "" : ", ",
+                             count - 1, count - 1);
+    }
+    const json program = program_of(
+        fmt::format(R"({{"ingot_graph": 1, "name": "heads", "values": [{}], "results": [{}{}]}})",
+                    values, results, behind),
+        kOnHopper, 16384)["program"];
+    EXPECT_EQ(kinds_with(program, "s packed").front(), "sweep");
+    std::string plain = "p";  // the result, or a buffer of the plan's
+    for (const json& buffer : program["buffers"]) {
+      const std::string name = buffer["name"];
+      if (name.ends_with(" (s)")) plain = name;
+    }
+    return kinds_with(program, plain);
+  };
+  EXPECT_THAT(read({1024, 1024, 1024}, ""), ElementsAre("sweep"));
+  EXPECT_THAT(read({1024, 256, 256}, ""), ElementsAre("sweep"));
+  EXPECT_THAT(read({1024, 1024}, R"(, {"value": 1, "name": "p"})"),
+              ElementsAre("sweep", "product", "product"));
 }
 
 // Plans of a shape that is handed halves, that hands some on, and of the same packed.

@@ -52,6 +52,17 @@ class Gated(nn.Module):
         return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
 
 
+class NormedGated(Gated):
+    """Both products of the norm's rows, which are stored packed alone."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__(width, hidden)
+        self.norm = nn.RMSNorm(width)
+
+    def forward(self, x):
+        return x + super().forward(self.norm(x))
+
+
 class Uneven(nn.Module):
     """Hidden features from 1e-15 to 1e15, samples from 1e-6 to 1e6."""
 
@@ -89,6 +100,7 @@ CASES = (
     Case("block 4096 x 768 x 3072", lambda: Block(768, 3072), (8, 512, 768)),
     Case("block 6272 x 384 x 1536", lambda: Block(384, 1536), (32, 196, 384)),
     Case("gated 7168 x 2048 x 5632", lambda: Gated(2048, 5632), (1024, 7, 2048)),
+    Case("normed gated 7168 x 1024 x 2816", lambda: NormedGated(1024, 2816), (1024, 7, 1024)),
     Case("block 16384 x 4096 x 16384", lambda: Block(4096, 16384), (16384, 4096)),
     Case("frozen 7168 x 1024 x 4096", lambda: Block(1024, 4096), (1024, 7, 1024), frozen=True),
     Case("block 16384 x 1024 x 4096", lambda: Block(1024, 4096), (16384, 1024)),
