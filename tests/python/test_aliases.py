@@ -175,6 +175,29 @@ def test_numbers_that_share_memory_are_no_reason_to_take_nothing():
     assert {"linear", "elu", "div"} <= {each["what"] for each in replaced}
 
 
+TYPED = {
+    "number": lambda h: torch.relu(h + torch.tensor(3.0).type_as(h)),
+    "written": lambda h: torch.relu(h + torch.zeros(4).fill_(2.0).type_as(h)),
+    "mask": lambda h: torch.relu(h @ torch.full((4, 4), 0.1).triu_(1).type_as(h)),
+    "other_type": lambda h: torch.relu(h.double() + torch.tensor(3.0).type_as(h.double())).float(),
+}
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_what_is_brought_to_a_tensors_type_is_taken(name):
+    """PyTorch makes a number a tensor by what counts as a write."""
+    module = Written(lambda h: TYPED[name](h) + 0)
+    optimised = ingot.optimize(copy.deepcopy(module))
+    own, other = (torch.linspace(-2, 3, 16).view(4, 4).requires_grad_() for _ in range(2))
+    torch.testing.assert_close(optimised(own), module(other))
+    optimised(own)[1].sum().backward()
+    module(other)[1].sum().backward()
+    torch.testing.assert_close(own.grad, other.grad)
+    report = optimised.ingot_report()
+    assert "relu" in {each["what"] for each in report["operators_replaced"]}
+    assert report["unsupported"] == []
+
+
 def test_what_cannot_be_taken_apart_is_pytorchs_aloud():
     optimised = ingot.optimize(Written(_swapped))
     x = torch.randn(4, 4)

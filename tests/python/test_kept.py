@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from pathlib import Path
 
@@ -462,3 +463,29 @@ def test_a_network_is_let_go_a_few_layers_at_a_time(monkeypatch):
     assert kinds.count("region") >= 5
     first, last = kinds.index("region"), len(kinds) - kinds[::-1].index("region") - 1
     assert kinds[first:last].count("product") >= 8
+
+
+class Watched(nn.Module):
+    """Only a running mean comes of what is computed."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        self.norm(self.a(x))
+        return x
+
+
+def test_a_region_that_moves_statistics_alone_keeps_nothing():
+    module = Watched()
+    optimised = ingot.optimize(copy.deepcopy(module))
+    x = torch.randn(16, 8, requires_grad=True)
+    for called in (optimised, module):
+        x.grad = None
+        called(x).sum().backward()
+        torch.testing.assert_close(x.grad, torch.ones_like(x))
+    torch.testing.assert_close(optimised.norm.running_var, module.norm.running_var)
+    report = optimised.ingot_report()
+    assert report["operators_replaced"]
+    assert report["unsupported"] == []

@@ -76,6 +76,7 @@ class Kept:
         self.given, self.results, self.layouts, self.names = given, results, layouts, names
         self.values: dict[torch.fx.Node, int] = {}
         self.statistics: dict[torch.fx.Node, dict[str, int]] = {}
+        self.nodes: dict[torch.fx.Node, None] = {}  # whose derivative there is
         if cut.gradients and given:
             self.nodes = dict.fromkeys(node for node, own in cut.taken.items() if own == level)
             self._results()

@@ -54,6 +54,8 @@ def _apart(target: Any) -> Any:
     def parts(*args: Any, **kwargs: Any) -> Any:
         if target in _DROPOUTS:  # in tracing, PyTorch's own parts of one that is off are a copy
             return args[0]
+        if target is _aten.type_as.default:  # which decompose() gives again
+            return args[0].to(args[1])
         return target.decompose(*args, **kwargs)
 
     parts.__name__ = schema_name(target)
