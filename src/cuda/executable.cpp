@@ -73,17 +73,17 @@ class CudaExecutable : public Executable {
     const bool hands_halves = options_.capabilities.value("handed_halves", true);
     for (size_t i = 1; i < plan_.sweeps.size(); ++i) {
       if (plan_.sweeps[i].kind != SweepKind::product) continue;
-      if (hands_halves && plan_.sweeps[i - 1].kind == SweepKind::product &&
-          lone_readers(plan_, i - 1) == 1) {
-        hand_on(*lowerings_[i - 1], *lowerings_[i]);
+      const size_t readers = lone_readers(plan_, i - 1);
+      if (plan_.sweeps[i - 1].kind == SweepKind::product) {
+        if (hands_halves && readers == 1) hand_on(*lowerings_[i - 1], *lowerings_[i]);
+        continue;
       }
-      if (plan_.sweeps[i - 1].kind == SweepKind::product) continue;
       std::vector<SweepLowering*> products;
-      for (size_t j = i; j < std::max(i + 1, i + lone_readers(plan_, i - 1)); ++j) {
+      for (size_t j = i; j < i + std::max<size_t>(1, readers); ++j) {
         products.push_back(lowerings_[j].get());
       }
       lowerings_[i - 1] = with_packing(plan_, static_cast<int>(i) - 1, std::move(lowerings_[i - 1]),
-                                       std::move(products), modules_);
+                                       std::move(products), readers > 0, modules_);
     }
   }
 

@@ -14,11 +14,9 @@ void OwnProduct::hand_to(OwnProduct& next) {
                      scheme_ == hopper::Scheme::split && next.scheme_ == hopper::Scheme::split &&
                      next.family_ == family_ && next.element_ == element_;
   const int64_t features = plan_.graph[sweep_.matmul].shape.features;
-  const auto own_weight = [&](const OwnProduct& product) {
-    return plan_.graph[product_operand(plan_.graph, product.sweep_, 1)].shape.batched;
-  };
+  const bool own_weight = plan_.graph[plan_.graph[sweep_.matmul].args[1]].shape.batched;
   const bool same_rows = usual_shape(1).m == next.usual_shape(1).m;
-  if (!split || own_weight(*this) || own_weight(next) || !same_rows) return;
+  if (!split || own_weight || !same_rows) return;
   if (!hopper::can_be_halves(features) || next.usual_shape(1).k != features) return;
   if (epilogue_.stored != product_operand(plan_.graph, next.sweep_, 0)) return;
   next_ = &next;

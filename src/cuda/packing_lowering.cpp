@@ -57,7 +57,7 @@ class PackingLowering : public SweepLowering {
 
 std::unique_ptr<SweepLowering> with_packing(const Plan& plan, int sweep,
                                             std::unique_ptr<SweepLowering> plain,
-                                            std::vector<SweepLowering*> products,
+                                            std::vector<SweepLowering*> products, bool alone,
                                             Modules& modules) {
   const Sweep& behind = plan.sweeps[static_cast<size_t>(sweep) + 1];
   const ValueId value = product_operand(plan.graph, behind, 0);
@@ -66,11 +66,6 @@ std::unique_ptr<SweepLowering> with_packing(const Plan& plan, int sweep,
   if (space.features != rows.features) return plain;
   std::optional<KernelSource> source = generate_packing(plan, sweep, value);
   if (!source) return plain;
-  bool alone = lone_readers(plan, static_cast<size_t>(sweep)) > 0;
-  for (size_t i = 1; i <= products.size(); ++i) {
-    const Sweep& reader = plan.sweeps[static_cast<size_t>(sweep) + i];
-    alone = alone && !plan.graph[plan.graph[reader.matmul].args[1]].shape.batched;
-  }
   return std::make_unique<PackingLowering>(*std::move(source), std::move(plain),
                                            std::move(products), alone, modules);
 }

@@ -86,9 +86,10 @@ void hand_on(SweepLowering& product, SweepLowering& next);
 
 // `sweep`, which is lowered by `plain`, packs on the way what the product of the next sweep packs
 // first, where it can; else `plain` alone. products: that of the next sweep, and those behind it if
-// between them they are all that read these rows.
+// between them they are all that read these rows (alone).
 std::unique_ptr<SweepLowering> with_packing(const Plan& plan, int sweep,
                                             std::unique_ptr<SweepLowering> plain,
-                                            std::vector<SweepLowering*> products, Modules& modules);
+                                            std::vector<SweepLowering*> products, bool alone,
+                                            Modules& modules);
 
 }  // namespace ingot::cuda

@@ -89,8 +89,9 @@ size_t lone_readers(const Plan& plan, size_t sweep) {
   };
   const auto reads_rows_alone = [&](const Sweep& s) {
     return s.kind == SweepKind::product && product_operand(plan.graph, s, 0) == samples &&
-           product_operand(plan.graph, s, 1) != samples && !read(s.body) && !read(s.statistics) &&
-           !read(s.tail) && !has_samples(s.stores);
+           product_operand(plan.graph, s, 1) != samples &&
+           !plan.graph[plan.graph[s.matmul].args[1]].shape.batched && !read(s.body) &&
+           !read(s.statistics) && !read(s.tail) && !has_samples(s.stores);
   };
   size_t end = first;
   while (end < plan.sweeps.size() && reads_rows_alone(plan.sweeps[end])) ++end;

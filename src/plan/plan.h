@@ -158,7 +158,8 @@ std::vector<SharedState> statistics_states(const Plan& plan, const Sweep& sweep)
 bool packs_samples_alone(const Plan& plan, const Sweep& product);
 
 // Of the products right behind a sweep, those that multiply rows that it stores and nobody else
-// reads: as many as follow one another; 0 where somebody does.
+// reads: as many as follow one another, each with one weight for all samples; 0 where somebody
+// does.
 size_t lone_readers(const Plan& plan, size_t sweep);
 
 // Throws std::logic_error naming the rule and the sweep where a plan breaks one.
