@@ -15,6 +15,9 @@ struct SplitArgs {
   // beyond rows · row_stride the next one begins. 0: one matrix.
   i32 entry_rows = 0;
   i64 entry_skip = 0;
+  // Not 0: nothing that the kernel before this one on the stream reads or writes is read or written
+  // here, and that one lets this one start once all before it is complete. Both may run at once.
+  i32 beside = 0;
 };
 
 INGOT_HD const float* source_row(const SplitArgs& args, i32 row) {

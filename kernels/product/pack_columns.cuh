@@ -25,6 +25,16 @@ INGOT_HD constexpr int pack_columns_bytes(int warps, int slabs, int registers, i
 
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 
+// Around all that a packing kernel reads and writes. One that runs beside its predecessor waits for
+// it at the end: who waits for this kernel has waited for both.
+INGOT_D void begin_packing(const SplitArgs& args) {
+  if (args.beside == 0) ptx::dependency_wait();
+  ptx::launch_dependents();
+}
+INGOT_D void end_packing(const SplitArgs& args) {
+  if (args.beside != 0) ptx::dependency_wait();
+}
+
 namespace columns {
 
 inline constexpr int kMostBlocks = 16;
@@ -293,12 +303,13 @@ INGOT_D void pack_columns(const SplitArgs& args) {
       row < args.rows};
   constexpr i32 kOwnBytes = pack_columns_bytes(1, Form::kSlabs, kRegisters, kShared);
   const u32 own = ptx::shared_address(column_memory) + warp * kOwnBytes;
-  ptx::dependency_wait();
+  begin_packing(args);
   if constexpr (kRegisters > 0) {
     columns::pack_kept<Form, kWarps, kRegisters, kShared>(strip, own, meeting, blocks);
   } else {
     columns::pack_long<Form>(strip, own, meeting, blocks);
   }
+  end_packing(args);
 }
 
 #endif

@@ -52,7 +52,7 @@ INGOT_D void pack_pairs(const SplitArgs& args) {
   const i32 rows_per_block = blockDim.x / kLanes;
   const i32 row = blockIdx.x * rows_per_block + threadIdx.x / kLanes;
   const i32 lane = threadIdx.x % kLanes;
-  ptx::dependency_wait();
+  begin_packing(args);
   if (row >= args.rows) return;  // whole warps, and whole blocks where kLanes > 32
   const float* source = args.source + row * args.row_stride;
   const i32 lines = line_count(args.k), pairs = lines * 8;
@@ -89,6 +89,7 @@ INGOT_D void pack_pairs(const SplitArgs& args) {
                    pair < pairs);
     }
   }
+  end_packing(args);
 }
 
 template <int kLanes, int kPairs, bool kVectors>

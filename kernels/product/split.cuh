@@ -89,7 +89,7 @@ INGOT_D void split_rows(const SplitArgs& args) {
   const i32 rows_per_block = blockDim.x / kLanes;
   const i32 row = blockIdx.x * rows_per_block + threadIdx.x / kLanes;
   const i32 lane = threadIdx.x % kLanes;
-  ptx::dependency_wait();
+  begin_packing(args);
   if (row >= args.rows) return;  // whole warps, and whole blocks where kLanes > 32
   const float* source = source_row(args, row);
   const i32 pieces = slab_count(args.k) * 8;
@@ -123,6 +123,7 @@ INGOT_D void split_rows(const SplitArgs& args) {
                           pow2(-exponent), piece < pieces);
     }
   }
+  end_packing(args);
 }
 
 template <int kWarps, int kRegisters, int kShared>

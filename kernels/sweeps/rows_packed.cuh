@@ -25,8 +25,9 @@ INGOT_D void rows_packed(const typename Body::Operands& operands, i64 rows, void
   const i64 b = index / Body::kRowsPerSample;
   const i64 e = index % Body::kRowsPerSample * Body::kRow;
 
-  let_next_kernel_start();
+  // In this order: a packing may run beside this kernel (product/pack_args.cuh).
   wait_for_previous_kernel();
+  let_next_kernel_start();
   if (index >= rows) return;  // whole teams
 
   typename Body::Row row;

@@ -148,7 +148,7 @@ bool KernelLowering::lower_packing(const Lowering& to, const PackRequest& reques
   to.keep_packed(request.value, request.step, request.memory);
   if (request.alone) to.lowered.packed_alone = request.value;
   to.launch(StepKind::sweep, unit_, 0, blocks_of(source_, entry, to.batch), entry.threads,
-            std::move(arguments));
+            std::move(arguments), 0, 0, Turn::waits);
   return true;
 }
 

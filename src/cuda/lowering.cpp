@@ -12,6 +12,15 @@ size_t end_of(const hopper::SplitStep& step) {
   return step.exponent_offset + static_cast<size_t>(step.rows) * sizeof(i32);
 }
 
+// Where a packed operand lies.
+struct Range {
+  size_t begin, end;
+  Range(const hopper::SplitStep& step, const Address& memory)
+      : begin(memory.offset + step.packed_offset), end(memory.offset + end_of(step)) {}
+  bool holds(size_t at) const { return begin <= at && at < end; }
+  bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
+};
+
 }  // namespace
 
 bool same_packing(const hopper::SplitStep& a, const hopper::SplitStep& b) {
@@ -21,7 +30,7 @@ bool same_packing(const hopper::SplitStep& a, const hopper::SplitStep& b) {
 }
 
 void Lowering::launch(StepKind kind, int unit, int function, int64_t blocks, int threads,
-                      Arguments arguments, size_t shared_bytes, unsigned cluster) const {
+                      Arguments arguments, size_t shared_bytes, unsigned cluster, Turn turn) const {
   if (blocks <= 0) return;
   if (blocks > INT32_MAX) {
     fail(INGOT_UNSUPPORTED, "a kernel of {} blocks: a GPU takes no more than 2^31 - 1", blocks);
@@ -38,6 +47,7 @@ void Lowering::launch(StepKind kind, int unit, int function, int64_t blocks, int
   step.threads = threads;
   step.shared_bytes = shared_bytes;
   step.cluster = cluster;
+  step.turn = turn;
   step.arguments = std::move(arguments);
   lowered.program.steps.push_back(std::move(step));
 }
@@ -70,14 +80,43 @@ void Lowering::pack(ValueId value, const Address& source, const hopper::SplitSte
   if (value == lowered.packed_alone) {
     throw std::logic_error("what was stored in its packed form alone is not there");
   }
+  const bool beside = packs_beside(source, step, memory);
   keep_packed(value, step, memory);
   Arguments arguments;
-  const size_t start = arguments.add(hopper::args_of(step));
+  SplitArgs args = hopper::args_of(step);
+  args.beside = beside ? 1 : 0;
+  const size_t start = arguments.add(args);
   arguments.set(start + offsetof(SplitArgs, source), source);
   arguments.set(start + offsetof(SplitArgs, packed), memory + step.packed_offset);
   arguments.set(start + offsetof(SplitArgs, exponent), memory + step.exponent_offset);
   launch(StepKind::pack, unit, 0, step.grid, static_cast<int>(step.threads), std::move(arguments),
-         step.shared_bytes, step.cluster);
+         step.shared_bytes, step.cluster, beside ? Turn::beside : Turn::starts_next);
+}
+
+// Of what a kernel is told of in scratch memory, only packed operands have known ends.
+bool Lowering::packs_beside(const Address& source, const hopper::SplitStep& step,
+                            const Address& memory) const {
+  const std::vector<Step>& steps = lowered.program.steps;
+  if (steps.empty() || steps.back().turn != Turn::waits) return false;
+  if (source.base != Address::Base::tensor || memory.base != Address::Base::workspace) return false;
+  if (static_cast<size_t>(source.tensor) >= leaf_count) return false;
+  const Range own(step, memory);
+  const auto is_updated = [&](int tensor) {  // and may be seen by another tensor, too
+    return std::any_of(plan.graph.updates.begin(), plan.graph.updates.end(),
+                       [&](const Update& update) { return tensor_of(update.buffer) == tensor; });
+  };
+  const auto is_apart = [&](const Address& touched) {
+    if (touched.base == Address::Base::tensor) {
+      return touched.tensor != source.tensor && !is_updated(touched.tensor);
+    }
+    if (touched.base != Address::Base::workspace || touched.offset < scratch.offset) return true;
+    return std::any_of(lowered.packed.begin(), lowered.packed.end(), [&](const PackedOperand& p) {
+      const Range packed(p.split, p.memory);
+      return p.memory.base == touched.base && packed.holds(touched.offset) && !packed.meets(own);
+    });
+  };
+  const std::vector<Address> touched = addresses_of(steps.back());
+  return std::all_of(touched.begin(), touched.end(), is_apart);
 }
 
 void Lowering::keep_packed(ValueId value, const hopper::SplitStep& step,

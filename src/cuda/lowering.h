@@ -48,13 +48,18 @@ struct Lowering : Places {
   Lowering behind(int sweeps = 1) const;
   // Adds a kernel; no blocks: nothing.
   void launch(StepKind kind, int unit, int function, int64_t blocks, int threads,
-              Arguments arguments, size_t shared_bytes = 0, unsigned cluster = 0) const;
+              Arguments arguments, size_t shared_bytes = 0, unsigned cluster = 0,
+              Turn turn = Turn::starts_next) const;
   // bias: none where the product has none.
   void launch(const LibraryProduct& product, const Address& x, const Address& w, const Address& y,
               const Address& workspace, const Address& bias) const;
   // Packs an operand into memory + the step's offsets, by a kernel of `unit`, unless it is there.
   void pack(ValueId value, const Address& source, const hopper::SplitStep& step, int unit,
             const Address& memory) const;
+  // Whether it may do so beside the kernel before: it reads what the caller gives, and touches
+  // nothing that is touched there.
+  bool packs_beside(const Address& source, const hopper::SplitStep& step,
+                    const Address& memory) const;
   // Says that a step leaves an operand packed there.
   void keep_packed(ValueId value, const hopper::SplitStep& step, const Address& memory) const;
   // Says that steps write these bytes of the workspace.

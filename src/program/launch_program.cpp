@@ -44,14 +44,14 @@ std::string text_of(const Step& step) {
                      step.cluster, text_of(step.arguments), text_of(step.product));
 }
 
+}  // namespace
+
 std::vector<Address> addresses_of(const Step& step) {
   std::vector<Address> addresses;
   for (const Arguments::MapSlot& map : step.arguments.maps) addresses.push_back(map.matrix);
   for (const Arguments::Slot& slot : step.arguments.addresses) addresses.push_back(slot.address);
   return addresses;
 }
-
-}  // namespace
 
 size_t Arguments::add_zeros(size_t count) {
   const size_t start = align_up(bytes.size(), kAlignment);
@@ -113,6 +113,7 @@ nlohmann::json describe(const LaunchProgram& program, const Plan& plan) {
       json["threads"] = step.threads;
       json["shared_bytes"] = step.shared_bytes;
       json["cluster"] = std::max(1u, step.cluster);
+      json["beside"] = step.turn == Turn::beside;
     }
     steps.push_back(std::move(json));
   }

@@ -68,6 +68,13 @@ struct LibraryProduct {
   auto operator<=>(const LibraryProduct&) const = default;
 };
 
+// When a kernel waits for its predecessors (dependent launches).
+enum class Turn : uint8_t {
+  starts_next,  // once it has let its successor start, which waits for both
+  waits,        // before it lets its successor start, beside which it may run
+  beside        // at its end: it runs beside a predecessor that waits first
+};
+
 struct Step {
   StepKind kind = StepKind::sweep;
   int sweep = 0;       // of the plan
@@ -78,10 +85,14 @@ struct Step {
   int threads = 0;
   size_t shared_bytes = 0;
   unsigned cluster = 0;  // blocks; 0: none
+  Turn turn = Turn::starts_next;
   Arguments arguments;
   // library_product: addresses are x, w, y, the library's workspace and, of one with a bias, b.
   LibraryProduct product;
 };
+
+// What it is told of.
+std::vector<Address> addresses_of(const Step& step);
 
 struct LaunchProgram {
   std::vector<Step> steps;

@@ -127,6 +127,33 @@ TEST(LaunchProgram, PacksInTheSweepThatMakesAProductsRows) {
   }
 }
 
+TEST(LaunchProgram, PacksWhatTheCallerGivesBesideTheSweepThatPacks) {
+  if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
+  // By a product that reads both operands packed: of x, or what becomes of it, and a weight.
+  const auto packs_beside = [](const std::string& rows, const std::string& weight,
+                               const std::string& options = kOnHopper) {
+    const json program = program_of(R"({"ingot_graph": 1, "name": "beside", "values": [
+        {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 1, 1, 1024]},
+        {"op": "parameter", "name": "w", "dtype": "f32", "shape": [1, 4096, 1, 1024]},
+        {"op": "softmax", "args": [0]}, {"op": "exp", "args": [1]},
+        {"op": "linear", "args": [)" + rows +
+                                        ", " + weight + R"(, -1]}],
+        "results": [{"value": 4, "name": "y"}]})",
+                                    options, 8192);
+    std::vector<bool> found;
+    for (const json& step : program["steps"]) {
+      if (step["kind"] == "pack") found.push_back(step["beside"]);
+    }
+    return found;
+  };
+  EXPECT_THAT(packs_beside("2", "1"), ElementsAre(true));
+  EXPECT_THAT(packs_beside("0", "1"), ElementsAre(false, false)) << "a packing before it";
+  EXPECT_THAT(packs_beside("2", "3"), Not(Contains(true))) << "a weight that is made here";
+  EXPECT_THAT(packs_beside("2", "1", R"({"device": "cuda", "sm": 90, "precision": "tf32"})"),
+              Not(Contains(true)))
+      << "no sweep packs for it";
+}
+
 // What a backward pass has: a gradient by a product, behind an activation, and `sums` of columns.
 std::string with_sums(int sums) {
   std::string text = R"({"ingot_graph": 1, "name": "sums", "values": [

@@ -25,6 +25,8 @@ def _what(step: dict) -> str:
             words.append(f"{step['batches']} times")
     elif "kernel" in step:
         words.append(step["kernel"])
+    if step.get("beside"):
+        words.append("while the kernel before runs")
     if "with" in step:
         words.append(f"{step['with']} {step['how']}")
     if "part" in step:
