@@ -142,6 +142,32 @@ def test_buffers_that_are_views_of_another_are_eagers(write, read, backend):
     torch.testing.assert_close(module.linear.weight.grad, twin.linear.weight.grad)
 
 
+class Tokens(nn.Module):
+    """Counts in one element of a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("counts", torch.zeros(4, dtype=torch.long))
+        self.register_buffer("first", self.counts[0])
+
+    def forward(self, x):
+        self.first.add_(1)
+        return torch.relu(self.linear(x)) * self.counts.sum()
+
+
+@quiet
+def test_a_number_that_is_part_of_a_buffer_is_eagers():
+    module = Tokens()
+    twin = copy.deepcopy(module)
+    twin.first = twin.counts[0]
+    optimised = ingot.optimize(module)
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        torch.testing.assert_close(optimised(x), twin(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(module.counts, twin.counts)
+
+
 @quiet
 def test_buffers_that_lie_side_by_side_are_ingots():
     module = Flat()

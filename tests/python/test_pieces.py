@@ -231,6 +231,101 @@ def test_a_backward_of_the_users_own(kind):
     compare(kind, _steps, tolerance=1e-4, taken=kind is not TurnedInABranch)
 
 
+@torch.compiler.allow_in_graph
+def allowed(x):
+    return Reversed.apply(x, 0.5) * 2
+
+
+@torch.compiler.allow_in_graph
+def with_a_hook(x):
+    y = x * 2
+    if y.requires_grad:
+        y.register_hook(lambda gradient: gradient * 5)
+    return y
+
+
+@torch._dynamo.nonstrict_trace
+def not_strict(x):
+    return Reversed.apply(x, 0.3) * 2
+
+
+class Allowed(Reversed):
+    pass
+
+
+torch.compiler.allow_in_graph(Allowed)
+
+
+class Whole(Own):
+    """A Python function that stands in the graph as it is."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return torch.tanh(self.b(self.function(torch.relu(self.a(x)))) * 2)
+
+
+class WholeBesideVmap(Whole):
+    def forward(self, x):
+        return super().forward(x) * torch.vmap(lambda row: row > 0)(x)
+
+
+FUNCTIONS = (allowed, with_a_hook, not_strict, lambda x: Allowed.apply(x, 0.5))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=("allowed", "hook", "nonstrict", "class"))
+def test_functions_that_dynamo_does_not_look_into(function):
+    compare(lambda: Whole(function), _steps, tolerance=1e-4)
+
+
+def test_functions_that_dynamo_does_not_look_into_beside_vmap():
+    compare(lambda: WholeBesideVmap(allowed), _steps, tolerance=1e-4, taken=False)
+
+
+def test_functions_that_dynamo_does_not_look_into_are_told():
+    module = ingot.optimize(Whole(allowed))
+    with torch.enable_grad():
+        module(torch.randn(4, 32))
+    (item,) = [i for i in module.ingot_report()["unsupported"] if "function" in i["what"]]
+    assert item["what"] == "the function allowed"
+    assert item["where"].startswith("test_pieces.py:")
+
+
+class Cube(torch.autograd.Function):
+    """Reads what it was given, what it gave, and what it put on its ctx."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        y = x * x * x
+        ctx.save_for_backward(x, y)
+        ctx.x, ctx.factor = x, factor
+        return y * factor, y
+
+    @staticmethod
+    def backward(ctx, scaled, gradient):
+        x, y = ctx.saved_tensors
+        return (scaled * ctx.factor + gradient) * 3 * x * ctx.x + 0 * y, None
+
+
+class Cubes(Own):
+    def forward(self, x):
+        scaled, plain = Cube.apply(torch.tanh(self.a(x)), 0.3)
+        return torch.tanh(self.b(scaled + plain) * 2)
+
+
+def test_second_derivatives_by_a_backward_of_the_users_own():
+    def script(m):
+        x = torch.randn(6, 32, requires_grad=True)
+        result = m(x)
+        (first,) = torch.autograd.grad(result.square().sum(), x, create_graph=True)
+        first.square().sum().backward()
+        yield result.detach(), first.detach(), x.grad, *(p.grad for p in m.parameters())
+
+    compare(Cubes, script, gradients=(True,), tolerance=1e-4)
+
+
 class Forces(Own):
     """A transform inside the forward."""
 

@@ -29,7 +29,7 @@ from ingot.live.compiled import Compiled
 from ingot.live.importing import Request, compile_whole
 from ingot.live.nested import write_out
 from ingot.live.overlaps import while_apart
-from ingot.live.pieces import compile_pieces
+from ingot.live.pieces import compile_pieces, left_whole
 from ingot.live.reporting import HOLDS_NOTHING
 from ingot.live.unseen_writes import UnseenWritesError, parts_to_run_apart
 from ingot.log import logger
@@ -190,6 +190,8 @@ def compile_graph(
     session: Session, gm: torch.fx.GraphModule, example_inputs: Sequence[Any]
 ) -> Callable:
     write_out(gm)
+    for item in left_whole(gm, example_inputs):
+        session.leaves(item)
     return compile_pieces(gm, example_inputs, partial(_compile_piece, session))
 
 

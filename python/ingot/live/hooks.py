@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-FUNCTION = torch.ops.higher_order.autograd_function_apply
+from ingot.live.functions import FUNCTION, is_switch
 
 
 def anchored(tensor: torch.Tensor) -> torch.Tensor:
@@ -87,17 +87,13 @@ def _ends(graph: torch.fx.Graph) -> tuple[list[torch.fx.Node], tuple]:
 
 def _handed_on(forward: torch.fx.Graph) -> torch.fx.Node | None:
     """The input of which a function gives a view, and nothing else."""
-    computed = [n for n in forward.nodes if n.op.startswith("call") and not _is_switch(n)]
+    computed = [n for n in forward.nodes if n.op.startswith("call") and not is_switch(n)]
     is_view = len(computed) == 1 and computed[0].target == "view_as"
     return computed[0].args[0] if is_view else None
 
 
-def _is_switch(node: torch.fx.Node) -> bool:
-    return node.target is torch._C._set_grad_enabled
-
-
 def _without_switches(body: torch.fx.GraphModule) -> None:
     """Gradients of hooks are differentiated as backward itself is."""
-    for node in filter(_is_switch, list(body.graph.nodes)):
+    for node in filter(is_switch, list(body.graph.nodes)):
         body.graph.erase_node(node)
     body.recompile()

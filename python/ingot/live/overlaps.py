@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ingot.capture.captured import CaptureError
-from ingot.capture.feed import Feed
+from ingot.capture.feed import Feed, Placeholder
 from ingot.capture.nodes import written_by
 
 _SHARED = "its forward writes into a tensor that shares memory with another one that it is given"
@@ -21,7 +21,7 @@ def watched(feed: Feed, parameters: bool) -> dict[int, bool]:
     """Places of inputs that are read, returned or written, and whether they are written; none where
     nothing can go wrong. parameters: whether they are among them."""
     written = {each for node in feed.graph.nodes for each in written_by(node)}
-    written -= {each for each in written if _is_counter(each.meta.get("val"))}
+    written -= {node for node, known in feed.placeholders.items() if _is_counter(node, known)}
     found = {
         place: node in written
         for place, (node, known) in enumerate(feed.placeholders.items())
@@ -79,9 +79,11 @@ def _collide(tensors: Sequence[torch.Tensor], written: Sequence[bool]) -> bool:
     return False
 
 
-def _is_counter(value: Any) -> bool:
-    """A batch norm's, of which every call writes one: no other tensor is part of it."""
-    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype == torch.int64
+def _is_counter(node: torch.fx.Node, known: Placeholder) -> bool:
+    """A batch norm's, which every call writes: no other tensor is part of it."""
+    value, name = node.meta.get("val"), known.source.path.rpartition(".")[2]
+    is_number = isinstance(value, torch.Tensor) and value.dim() == 0 and value.dtype == torch.int64
+    return is_number and name == "num_batches_tracked"
 
 
 def _is_strided(value: Any) -> bool:

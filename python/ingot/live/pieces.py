@@ -5,21 +5,28 @@ its own, and leaves it to a partitioner behind the backend to compute the body a
 Run as it is, that operator keeps what eager would drop: PyTorch's own checkpoint runs the bodies,
 which are captured like any graph. A `torch.autograd.Function` of the user's is such an operator
 too, with a graph for each direction: traced through, its backward would be lost. PyTorch runs it.
-So it does with writes that autograd does not see, and puts hooks on the tensors that they are for.
+So it does with a Python function that stands in the graph whole (`torch.compiler.allow_in_graph`,
+what DTensors are made by), which may hold such a one or put hooks on its tensors; with writes that
+autograd does not see; and it puts hooks on the tensors that they are for.
 """
 
 from __future__ import annotations
 
 import functools
 import operator
+import re
+import types
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.checkpoint import checkpoint
 
-from ingot.live import hooks
+from ingot.capture.captured import Unsupported
+from ingot.capture.nodes import where
+from ingot.live import functions, hooks, vmapped
 from ingot.live.returned import INNER
 
 _CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
@@ -32,7 +39,7 @@ def has_pieces(gm: torch.fx.GraphModule) -> bool:
 
 
 def has_pieces_inside(gm: torch.fx.GraphModule) -> bool:
-    """In the graph of a branch or a loop, where it cannot be cut."""
+    """In the graph of a branch or a loop, or in one under torch.vmap, where it cannot be cut."""
     return any(has_pieces(part) for part in gm.modules() if isinstance(part, torch.fx.GraphModule))
 
 
@@ -47,7 +54,8 @@ def compile_pieces(
     examples: what Dynamo hands to a backend for the graph's inputs; apart: further nodes at which
     it is cut, which `run_apart` compiles."""
     hooks.restore(gm)
-    if not apart and not has_pieces(gm):
+    functions.restore(gm)
+    if not apart and not has_pieces(gm) or _cannot_be_cut(gm, examples):
         return compile_piece(gm, examples)
     nodes = list(_elements_first(gm.graph.nodes))
     inputs = [node for node in nodes if node.op == "placeholder"]
@@ -56,7 +64,7 @@ def compile_pieces(
     (results,) = next(node for node in nodes if node.op == "output").args
     steps = []
     for part in _parts(nodes, apart):
-        kind = _KINDS.get(part[0].target, _piece_step)
+        kind = _KINDS.get(part[0].target, _function_step if _is_apart(part[0]) else _piece_step)
         steps.append(kind(gm, part, values, run_apart if part[0] in apart else compile_piece))
     last = {node: at for at, step in enumerate(steps) for node in step.inputs}
     last.update(dict.fromkeys(_nodes_of(results), len(steps)))
@@ -84,7 +92,42 @@ class _Step:
 
 
 def _is_apart(node: torch.fx.Node) -> bool:
-    return node.op == "call_function" and node.target in _KINDS
+    return node.op == "call_function" and (node.target in _KINDS or _is_whole(node))
+
+
+def _is_whole(node: torch.fx.Node) -> bool:
+    """A Python function that Dynamo did not look into: gradients may go another way inside."""
+    if not torch.is_grad_enabled():
+        return False
+    target = node.target
+    is_named = isinstance(target, (types.FunctionType, types.MethodType, type))
+    home = (target if is_named else type(target)).__module__ or ""
+    if home in _WRAPPERS or home.startswith("torch.distributed."):
+        return True
+    return home.partition(".")[0] not in _OF_OPERATORS
+
+
+# Packages whose functions in graphs are made of PyTorch's operators, all of which are traced; and
+# the modules of Dynamo's of which that is not so: they wrap what makes DTensors, functions that are
+# allowed, and the `apply` of a torch.autograd.Function.
+_OF_OPERATORS = {"torch", "ingot", "einops", "builtins", "operator", "_operator", "math"}
+_WRAPPERS = {f"torch._dynamo.variables.{name}" for name in ("torch", "tensor", "misc")}
+_APPLY = "trampoline_autograd_apply"
+
+
+def left_whole(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Iterator[Unsupported]:
+    """What the graph is cut at that holds operators of PyTorch's."""
+    for node in [] if _cannot_be_cut(gm, examples) else gm.graph.nodes:
+        if node.op == "call_function" and _is_whole(node):
+            name = re.sub("^prim[ _]", "", getattr(node.target, "__name__", ""))
+            what = "a torch.autograd.Function" if name == _APPLY else f"the function {name}"
+            yield Unsupported(what, where(node), "its gradients may be its own")
+
+
+def _cannot_be_cut(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> bool:
+    if not any(node.op == "call_function" and _is_whole(node) for node in gm.graph.nodes):
+        return False
+    return bool(vmapped.spans(gm.graph)) or any(map(is_traceable_wrapper_subclass, examples))
 
 
 def _elements_first(nodes: Iterable[torch.fx.Node]) -> Iterator[torch.fx.Node]:
@@ -216,7 +259,7 @@ def _function_step(gm, part: list, values: dict, compile_piece: CompilePiece) ->
     def run(*given: Any) -> list:
         known = {**bodies, **dict(zip(inputs, given))}
         args, kwargs = torch.fx.graph.map_arg((node.args, node.kwargs), known.__getitem__)
-        result = node.target(*args, **kwargs)
+        result = functions.waited_for(node.target(*args, **kwargs))
         return [result[each.args[1]] for each in taken] if taken else [result]
 
     return _Step(run, inputs, taken or [node])
@@ -224,7 +267,8 @@ def _function_step(gm, part: list, values: dict, compile_piece: CompilePiece) ->
 
 _KINDS = {
     _CHECKPOINT: _checkpoint_step,
-    hooks.FUNCTION: _function_step,
+    functions.FUNCTION: _function_step,
+    functions.apply: _function_step,
     hooks.anchored: _function_step,
     hooks.hooked: _function_step,
 }

@@ -66,7 +66,7 @@ def feed_of(
     if others:
         raise CaptureError(f"operators of {', '.join(sorted(others))} tensors are their own")
     if has_pieces_inside(gm):
-        raise CaptureError("a branch or a loop holds an operator with a backward of its own")
+        raise CaptureError("a branch, a loop or vmap holds an operator with a backward of its own")
     vmapped.refuse_other_transforms(gm.graph)
     copy = _with_own_batch_norm(gm, {n.name: p.source.path for n, p in zip(inputs, found)})
     recurrent.stand_in(copy.graph)
