@@ -41,6 +41,25 @@ def step(module, x):
     return [result.detach(), *(p.grad for p in module.parameters())]
 
 
+def captured(name, **sizes):
+    """A model of tests/models, after a training step."""
+    loaded = load_model_file(MODELS / f"{name}.py", sizes)
+    module = ingot.optimize(loaded.make_module().train())
+    with torch.enable_grad(), regions_run() as ran:
+        for _ in range(3):
+            module(*loaded.make_inputs()).square().mean().backward()
+    return ran
+
+
+@pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
+def test_what_a_region_gains_is_what_eager_takes():
+    # A batch of products is PyTorch's in a region, too; a layer norm is one operator.
+    assert not captured("baddbmm_relu", batch_size=512)
+    assert not captured("add_layernorm_twice")
+    assert captured("groupnorm_swish_multiply_swish")
+    assert captured("var_over_features")
+
+
 @pytest.mark.filterwarnings("ignore::ingot.IngotWarning")
 def test_a_small_step_is_pytorchs_and_inference_ours():
     module, x = Chain(nn.Sigmoid()), torch.randn(20, 32)
