@@ -330,6 +330,48 @@ def test_peak_memory_of_a_training_step():
     assert peaks[0] <= peaks[1] + 2 * 64
 
 
+class Stage(nn.Module):
+    """Blocks of a residual network, the first with a projection: what one gives convolutions read,
+    and the next block's sum with its dimensions merged."""
+
+    def __init__(self, handed_out=False):
+        super().__init__()
+        self.stem, self.end = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 2, 1)
+        self.convs = nn.ModuleList(nn.Conv2d(8, 8, 1, bias=False) for _ in range(4))
+        self.norms = nn.ModuleList(norm_of(nn.BatchNorm2d(8)) for _ in range(4))
+        self.handed_out = handed_out
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = F.relu(self.norms[0](self.convs[0](x)) + self.norms[1](self.convs[1](x)))
+        first = x
+        for conv, norm in list(zip(self.convs, self.norms))[2:]:
+            x = F.relu(norm(conv(x)) + x)
+        y = self.end(x)
+        return (y, first.flatten(2)) if self.handed_out else y
+
+
+def test_results_that_are_one_tensor_lie_in_one_memory():
+    torch.manual_seed(15)
+    module = compared(Stage(), [torch.randn(4, 3, 8, 8)])
+    same = [call.region.same for call in calls_of(module)]
+    assert same == [{1: 0}, {1: 0}, {}]
+    peaks = peaks_of_steps(Stage())
+    assert peaks[0] <= peaks[1] + 4 * 64
+
+
+def test_what_the_caller_may_write_into_has_memory_of_its_own():
+    torch.manual_seed(16)
+    module, twin, _ = three_of(Stage(handed_out=True))
+    for m in (module, twin):
+        y, first = m(torch.ones(4, 3, 8, 8))
+        with torch.no_grad():
+            first.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+    assert not calls_of(module)[0].region.same
+
+
 def test_what_does_not_pay_stays_pytorchs(monkeypatch):
     monkeypatch.undo()
     torch.manual_seed(15)

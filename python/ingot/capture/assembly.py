@@ -28,6 +28,7 @@ from ingot.capture.nodes import (
     JOINED,
     RETURNED,
     WITHOUT_AUTOCAST,
+    hands_out_memory,
     is_pure,
     may_share_memory,
     moves_statistics,
@@ -243,6 +244,7 @@ class _Assembly:
             names.append(node.name)
             slots[node] = len(slots)
             made.append(slots[node])
+        same = _same_memory(region, given)
         kept = Kept(self.cut, level, list(given), results, layouts, names)
         nodes = [node for node, own in self.taken.items() if own == level]
         updates = any(self.entries[n].level == level and moves_statistics(n) for n in nodes)
@@ -293,6 +295,7 @@ class _Assembly:
             written_leaves=kept.written_leaves,
             written_inputs=kept.written_inputs,
             tables=kept.tables,
+            same=same,
         )
 
     def _result(self, region: RegionBuilder, node, value: Value | Joined, taken: set[int]):
@@ -329,6 +332,20 @@ class _Assembly:
             target = without_autocast(target, self.feed.device_type)
         slots[node] = len(slots)
         return TorchStep(target, args, kwargs, slots[node], operator_name(node), where(node))
+
+
+def _same_memory(region: RegionBuilder, given: dict) -> dict[int, int]:
+    """Region.same of these results. What a convolution reads as an image, and the next region with
+    its dimensions merged, are two results, whose gradients come apart."""
+    first: dict[int, int] = {}
+    found = {}
+    for at, (node, value) in enumerate(given.items()):
+        if isinstance(value, Value) and not hands_out_memory(node):
+            computed = region.behind_views(value).id
+            if computed in first:
+                found[at] = first[computed]
+            first.setdefault(computed, at)
+    return found
 
 
 def _apart(value: int | tuple[int, ...], name: str) -> list[tuple[int, str]]:

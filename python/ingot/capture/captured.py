@@ -58,7 +58,9 @@ class Region:
     then is one of the region's (a JoinedLayout). reference: the same by PyTorch's operators;
     written, written_leaves: places of results, and of leaves, of which backward reads copies, since
     the caller may write into them before; written_inputs: of leaves, where these have no gradient,
-    tables: where these are of inference mode, too, which can be kept for no backward pass.
+    tables: where these are of inference mode, too, which can be kept for no backward pass. same: of
+    results that are earlier ones in other dimensions, the earlier one's place: nobody writes into
+    either, so that both may lie in the same memory.
     """
 
     graph: dict
@@ -73,6 +75,7 @@ class Region:
     written_leaves: frozenset[int] = frozenset()
     written_inputs: frozenset[int] = frozenset()
     tables: frozenset[int] = frozenset()
+    same: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass

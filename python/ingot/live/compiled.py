@@ -98,6 +98,7 @@ def _compile(region: Region, device_type, precision, tf32, options) -> Program:
                 leaf_layouts=region.leaf_layouts,
                 result_layouts=region.result_layouts,
                 options=options,
+                same_results=region.same,
             )
         except IngotError as error:
             if error.status == STATUS_UNAVAILABLE:

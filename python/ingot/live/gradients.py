@@ -346,7 +346,7 @@ def _of_some(
     run, reads = ctx.way.of_some(which, transformed)
     return run, [
         torch.zeros(shape, dtype=dtype, device=binding.device) if g is None and read else g
-        for (g, (shape, _, dtype)), read in zip(both, reads)
+        for (g, (shape, _, dtype, _)), read in zip(both, reads)
     ]
 
 

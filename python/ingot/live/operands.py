@@ -141,6 +141,7 @@ def _alone(region: Region, place: int) -> Region:
         leaf_layouts=[region.leaf_layouts[n] for n in leaves],
         results=[region.results[place]],
         result_layouts=[region.result_layouts[place]],
+        same={},
     )
 
 
@@ -153,6 +154,7 @@ def _without(region: Region, place: int) -> Region:
         graph={**region.graph, "results": rest(region.graph["results"])},
         results=rest(region.results),
         result_layouts=rest(region.result_layouts),
+        same={},
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import threading
 import weakref
 from collections import deque
@@ -34,6 +35,8 @@ _empty_strided = torch.empty_strided
 # The same on the current device, in half the time.
 _empty_on_host = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None)
 _empty_on_cuda = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+# A tensor in another one's memory, which is no view of it to autograd.
+_seen_as = getattr(torch._C._dynamo.guards, "_reinterpret_tensor", None)
 
 # Compares a call's tensors with those of another, all of them at once.
 _TensorGuards = getattr(torch._C._dynamo.guards, "TensorGuards", None)
@@ -146,8 +149,9 @@ class Program:
     """A graph compiled for one device type and precision.
 
     graph: the JSON object of docs/graph-format.md. leaf_layouts, result_layouts: how tensors lie
-    on the graph's axes; without them tensors must have four dimensions. Raises IngotError with the
-    library's message.
+    on the graph's axes; without them tensors must have four dimensions. same_results: places of
+    results that lie in the memory of an earlier one, where both are dense. Raises IngotError with
+    the library's message.
     """
 
     def __init__(
@@ -159,12 +163,14 @@ class Program:
         leaf_layouts: Sequence[LeafLayout] | None = None,
         result_layouts: Sequence[TensorLayout] | None = None,
         options: dict | None = None,
+        same_results: dict[int, int] | None = None,
     ):
         self.graph = graph
         self.device, self.precision = device, precision
         self.options = dict(options or {})
         self.on_cuda = device == "cuda"
         self.result_layouts = list(result_layouts or [])
+        self._same_results = same_results or {}
         if self.on_cuda:
             _library.make_cuda_libraries_visible()
         self._library = library()
@@ -327,8 +333,11 @@ class Program:
             words[_CALL_WORDS + leaf * _WORDS] += offset
         allocate = binding.allocate
         results = []
-        for (sizes, strides, dtype), offsets in zip(binding.outputs, binding.offsets):
-            result = allocate(sizes, strides, dtype)
+        for (sizes, strides, dtype, other), offsets in zip(binding.outputs, binding.offsets):
+            if other is None:
+                result = allocate(sizes, strides, dtype)
+            else:
+                result = _seen_as(results[other], sizes, strides, 0)
             address = result.data_ptr()
             for offset in offsets:
                 words[at] = address + offset
@@ -429,7 +438,7 @@ class Program:
         outputs, offsets, at = [], [], len(tensors)
         device_index = tensors[0].get_device()
         for layout in self.result_layouts:
-            outputs.append((*layout.allocation(batch), layout.dtype))
+            outputs.append(self._output(outputs, *layout.allocation(batch), layout.dtype))
             offsets.append(())
             for extents, along, offset in layout.in_graph(batch):
                 fill(array[at], extents, along, layout.dtype, device_index)
@@ -437,6 +446,18 @@ class Program:
                 offsets[-1] += (offset,)
                 at += 1
         return array, batch, outputs, offsets
+
+    def _output(self, before: list, sizes: tuple, strides: tuple, dtype: torch.dtype) -> tuple:
+        """The next result after those before: how it is allocated, or which one it is, too."""
+        other = self._same_results.get(len(before))
+        if other is not None:
+            sizes_there, strides_there, dtype_there, _ = before[other]
+            same = dtype == dtype_there and math.prod(sizes) == math.prod(sizes_there)
+            both = (sizes, strides), (sizes_there, strides_there)
+            same &= all(_empty_strided(*at, device="meta").is_contiguous() for at in both)
+            if not same or _seen_as is None:
+                other = None
+        return sizes, strides, dtype, other
 
     def _make_binding(self, tensors: Sequence[torch.Tensor], key: tuple) -> Binding:
         for index, tensor in enumerate(tensors[: len(self._leaf_layouts)]):
