@@ -536,3 +536,16 @@ def test_copies_go_their_own_way(kind):
     assert ran
     copied(fed).sum().backward()
     assert optimised.up.weight.grad is None
+
+
+@pytest.mark.parametrize("value", ["off", "OFF", "on", "", "of", "0"])
+def test_the_switch_in_the_environment(value, monkeypatch):
+    monkeypatch.setenv("INGOT", value)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        optimised = ingot.optimize(nn.Sequential(nn.Linear(8, 8), nn.GELU()))
+    told = [str(w.message) for w in said if "environment" in str(w.message)]
+    assert bool(told) == (value in ("of", "0")), told
+    with torch.no_grad(), regions_run() as ran:
+        optimised(torch.randn(4, 8))
+    assert bool(ran) == (value.lower() != "off")

@@ -9,7 +9,7 @@ import socket
 
 import pytest
 import torch
-from ingot.verify import ahead, blocks, reference, trials
+from ingot.verify import ahead, blocks, execution, reference, trials
 from ingot.verify.bounds import Roundings
 from ingot.verify.cotangents import Cotangents
 from ingot.verify.criteria import ErrorModel
@@ -309,3 +309,19 @@ def test_what_is_started_ahead_ends_with_it(monkeypatch):
     with ahead.Ahead(1 << 30, ("a",)) as one:
         assert one.begin_second() is None
     assert ended[1:] == [("a",)]
+
+
+def test_numbers_of_a_result_may_be_rounded_otherwise():
+    """`.item()` of a sum is a float in the structure of what a model returns."""
+
+    def said(*result):
+        return execution.outputs_of(list(result))[1]
+
+    x = torch.ones(2)
+    assert execution.same_structure(said(x, 46.61545181274414), said(x, 46.615447998046875))
+    assert execution.same_structure(said(1e-30, float("nan")), said(2e-30, float("nan")))
+    for other in (46.62, -46.61545181274414, 46, "46.61545181274414", None):
+        assert not execution.same_structure(said(x, other), said(x, 46.61545181274414)), other
+    assert not execution.same_structure(said(x, 1.5), said(x, 1.5, 1.5))
+    assert execution.without_numbers(said(1.5, 3)) == execution.without_numbers(said(2.5, 3))
+    assert execution.without_numbers(said(1.5, 3)) != execution.without_numbers(said(1.5, 4))

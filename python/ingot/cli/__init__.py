@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
+import signal
+import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -68,7 +72,8 @@ class _LazyGroup(click.Group):
             return None
         import importlib
 
-        return importlib.import_module(f"ingot.cli.{name}").command
+        with _interrupts_end_it():
+            return importlib.import_module(f"ingot.cli.{name}").command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -93,6 +98,20 @@ def main() -> None:
     if "TORCH_LOGS" not in os.environ:  # a traceback where a model raises, of which we say the line
         logging.getLogger("torch._subclasses.fake_tensor").disabled = True
     gc.set_threshold(_COLLECT_AFTER)
+
+
+@contextlib.contextmanager
+def _interrupts_end_it() -> Iterator[None]:
+    """Ctrl-C ends the process at once: as an exception it gets lost in the C++ of what is being
+    imported, or aborts it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _show_warning(message: Any, category: type, *place: Any) -> None:

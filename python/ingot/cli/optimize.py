@@ -166,7 +166,10 @@ def _give_up(console: Any, report: dict, as_json: bool) -> None:
     if as_json:
         print_json("optimize", {"report": report, "verification": None, "written": False})
     show_replacements(console, report)
-    console.print("Nothing was written: PyTorch would run all of the model.")
+    from ingot.live.backend import switched_off
+
+    why = " (INGOT=off is set in the environment)" if switched_off() else ""
+    console.print(f"Nothing was written: PyTorch would run all of the model{why}.")
     click.get_current_context().exit(NOT_VERIFIED)
 
 

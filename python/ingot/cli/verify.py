@@ -67,8 +67,8 @@ def command(
     Truth is the original in fp64, for outputs, running statistics and gradients. The candidate runs
     in a process of its own, on its own inputs and on hostile ones, in training and eval mode, with
     parameters changed between calls.
-    docs/verify.md says what is checked and what is not. Exit status 0: verified; 1: not verified;
-    2: bad input.
+    docs/verify.md says what is checked and what is not. Exit status 0: verified; 1: not verified,
+    as a candidate is that cannot be read; 2: bad input.
     """
     from ingot.model_file import ModelFileError
     from ingot.verify import PairError, VerifyOptions, verify_pair

@@ -182,8 +182,12 @@ def _dtypes_of(inputs: Sequence[Any]) -> Callable[[Sequence[Any]], tuple]:
 
 
 def switched_off() -> bool:
-    """By the environment: INGOT=off leaves everything to PyTorch."""
-    return os.environ.get("INGOT", "").lower() == "off"
+    """By the environment: INGOT=off leaves everything to PyTorch. Another value is told."""
+    value = os.environ.get("INGOT", "").lower()
+    if value not in ("", "off", "on"):
+        said = f"ingot: INGOT={value} in the environment means nothing: it is off or on"
+        warnings.warn(said, IngotWarning, stacklevel=3)
+    return value == "off"
 
 
 def compile_graph(

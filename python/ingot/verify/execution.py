@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import dataclasses
 import hashlib
+import math
 import os
 import random
 import re
@@ -250,6 +251,24 @@ def outputs_of(result: Any) -> tuple:
                 complaints.append(f"an output is a {type(leaf).__name__}, which nobody looks into")
             others.append(_short(repr(leaf)))
     return tensors, f"{_described(spec)} {others}", complaints
+
+
+# A float among the leaves that `outputs_of` describes.
+_FLOAT = re.compile(r"(?<=')-?\d+(?:\.\d+(?:e[+-]\d+)?|e[+-]\d+)(?=')")
+_NEAR = {"rel_tol": 1e-5, "abs_tol": 1e-6}  # of `.item()` of what was rounded another way
+
+
+def without_numbers(structure: str) -> str:
+    """What outputs_of() says of a result, whatever floats are in it."""
+    return _FLOAT.sub("a float", structure)
+
+
+def same_structure(found: str, wanted: str) -> bool:
+    """Whether outputs_of() says the same of two results, but for the rounding of floats."""
+    if without_numbers(found) != without_numbers(wanted):
+        return False
+    pairs = zip(_FLOAT.findall(found), _FLOAT.findall(wanted), strict=True)
+    return all(math.isclose(float(a), float(b), **_NEAR) for a, b in pairs)
 
 
 def _short(text: str) -> str:

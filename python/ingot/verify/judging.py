@@ -14,7 +14,7 @@ from .bounds import Roundings
 from .candidate import acts_of
 from .cotangents import Cotangents, has_error
 from .criteria import GRADIENT_FACTOR, ErrorModel, Spread, judge
-from .execution import same_bits
+from .execution import same_bits, same_structure
 from .measures import measure
 from .reference import Reference, Results, in_fp64, rows_of
 from .result import AccuracyRow, VerifyResult
@@ -137,8 +137,10 @@ class Judge:
             return f"the candidate {what}", trick
         for complaint in reply.get("complaints", []):
             return complaint, tricks.LAZY
-        if reply.get("structure") != eager.structure or len(outputs) != len(eager.outputs):
-            return f"it returns {reply.get('structure')}, the original {eager.structure}", ""
+        structure = str(reply.get("structure"))
+        same = same_structure(structure, eager.structure)
+        if not same or len(outputs) != len(eager.outputs):
+            return f"it returns {structure}, the original {eager.structure}", ""
         for i, (output, wanted) in enumerate(zip(outputs, eager.outputs, strict=False)):
             if output.shape != wanted.shape or output.dtype != wanted.dtype:
                 return (

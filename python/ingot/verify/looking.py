@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from .execution import opened, storage_of
+from .execution import opened, storage_of, without_numbers
 from .tricks import ALIASED, LAZY, REUSED, WRONG_WHEN_TIMED
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -72,7 +72,7 @@ class Look:
 def form_of(structure: str, outputs: list, aliases: bool) -> dict:
     """What is expected of a result. aliases: whether it may lie in inputs or state."""
     leaves = [[str(o.dtype).replace("torch.", ""), list(o.shape)] for o in outputs]
-    return {"structure": structure, "leaves": leaves, "aliases": aliases}
+    return {"structure": without_numbers(structure), "leaves": leaves, "aliases": aliases}
 
 
 def _tensors(result: Any) -> list:

@@ -141,7 +141,7 @@ class TimingSession:
         positions = []
         for number, (_, kept_result, seen_at, seen) in enumerate(sampled.values()):
             outputs, structure, _ = execution.outputs_of(kept_result)
-            if structure != self._form["structure"]:
+            if execution.without_numbers(structure) != self._form["structure"]:
                 self._note(WRONG_WHEN_TIMED, f"in a timed call returns {structure}")
             positions.append(seen_at)
             sent.update({f"r{number}.o{i}": t for i, t in enumerate(outputs)})
