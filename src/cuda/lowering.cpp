@@ -12,14 +12,17 @@ size_t end_of(const hopper::SplitStep& step) {
   return step.exponent_offset + static_cast<size_t>(step.rows) * sizeof(i32);
 }
 
-// Where a packed operand lies.
+// Bytes of one memory.
 struct Range {
   size_t begin, end;
-  Range(const hopper::SplitStep& step, const Address& memory)
-      : begin(memory.offset + step.packed_offset), end(memory.offset + end_of(step)) {}
   bool holds(size_t at) const { return begin <= at && at < end; }
   bool meets(const Range& other) const { return begin < other.end && other.begin < end; }
 };
+
+// Of a packed operand.
+Range range_of(const hopper::SplitStep& step, const Address& memory) {
+  return {memory.offset + step.packed_offset, memory.offset + end_of(step)};
+}
 
 }  // namespace
 
@@ -90,7 +93,7 @@ void Lowering::pack(ValueId value, const Address& source, const hopper::SplitSte
   arguments.set(start + offsetof(SplitArgs, packed), memory + step.packed_offset);
   arguments.set(start + offsetof(SplitArgs, exponent), memory + step.exponent_offset);
   launch(StepKind::pack, unit, 0, step.grid, static_cast<int>(step.threads), std::move(arguments),
-         step.shared_bytes, step.cluster, beside ? Turn::beside : Turn::starts_next);
+         step.shared_bytes, step.cluster, beside ? Turn::beside : Turn::ordinary);
 }
 
 // Of what a kernel is told of in scratch memory, only packed operands have known ends.
@@ -100,7 +103,7 @@ bool Lowering::packs_beside(const Address& source, const hopper::SplitStep& step
   if (steps.empty() || steps.back().turn != Turn::waits) return false;
   if (source.base != Address::Base::tensor || memory.base != Address::Base::workspace) return false;
   if (static_cast<size_t>(source.tensor) >= leaf_count) return false;
-  const Range own(step, memory);
+  const Range own = range_of(step, memory);
   const auto is_updated = [&](int tensor) {  // and may be seen by another tensor, too
     return std::any_of(plan.graph.updates.begin(), plan.graph.updates.end(),
                        [&](const Update& update) { return tensor_of(update.buffer) == tensor; });
@@ -111,7 +114,7 @@ bool Lowering::packs_beside(const Address& source, const hopper::SplitStep& step
     }
     if (touched.base != Address::Base::workspace || touched.offset < scratch.offset) return true;
     return std::any_of(lowered.packed.begin(), lowered.packed.end(), [&](const PackedOperand& p) {
-      const Range packed(p.split, p.memory);
+      const Range packed = range_of(p.split, p.memory);
       return p.memory.base == touched.base && packed.holds(touched.offset) && !packed.meets(own);
     });
   };
@@ -134,10 +137,9 @@ void Lowering::overwrite(const Address& begin, size_t bytes) const {
   if (begin.base != Address::Base::workspace) return;
   size_t& used = lowered.program.workspace_bytes;
   used = std::max(used, begin.offset + bytes);
+  const Range written = {begin.offset, begin.offset + bytes};
   std::erase_if(lowered.packed, [&](const PackedOperand& packed) {
-    const size_t from = packed.memory.offset + packed.split.packed_offset;
-    const size_t to = packed.memory.offset + end_of(packed.split);
-    return packed.memory.base == begin.base && from < begin.offset + bytes && begin.offset < to;
+    return packed.memory.base == begin.base && range_of(packed.split, packed.memory).meets(written);
   });
 }
 

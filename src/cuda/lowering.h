@@ -49,7 +49,7 @@ struct Lowering : Places {
   // Adds a kernel; no blocks: nothing.
   void launch(StepKind kind, int unit, int function, int64_t blocks, int threads,
               Arguments arguments, size_t shared_bytes = 0, unsigned cluster = 0,
-              Turn turn = Turn::starts_next) const;
+              Turn turn = Turn::ordinary) const;
   // bias: none where the product has none.
   void launch(const LibraryProduct& product, const Address& x, const Address& w, const Address& y,
               const Address& workspace, const Address& bias) const;

@@ -70,9 +70,9 @@ struct LibraryProduct {
 
 // When a kernel waits for its predecessors (dependent launches).
 enum class Turn : uint8_t {
-  starts_next,  // once it has let its successor start, which waits for both
-  waits,        // before it lets its successor start, beside which it may run
-  beside        // at its end: it runs beside a predecessor that waits first
+  ordinary,  // perhaps once it has let its successor start, which has to wait, too
+  waits,     // before it lets its successor start, beside which it may run
+  beside     // at its end: it runs beside a predecessor that waits first
 };
 
 struct Step {
@@ -85,7 +85,7 @@ struct Step {
   int threads = 0;
   size_t shared_bytes = 0;
   unsigned cluster = 0;  // blocks; 0: none
-  Turn turn = Turn::starts_next;
+  Turn turn = Turn::ordinary;
   Arguments arguments;
   // library_product: addresses are x, w, y, the library's workspace and, of one with a bias, b.
   LibraryProduct product;

@@ -98,12 +98,16 @@ _CPU_SECONDS = {
     "region": (125e-6, 2.9e-10),
 }
 _CPU_MARGIN = 1.05
-_CPU_KINDS = {"ingot::batch_norm": "norm of one"}
-for _names, _kind in (
-    ("group_norm instance_norm var std", "norm"),
-    ("layer_norm rms_norm linalg_vector_norm", "norm of one"),
-):
-    _CPU_KINDS |= {f"aten::{name}": _kind for name in _names.split()}
+_CPU_KINDS = {
+    "aten::group_norm": "norm",
+    "aten::instance_norm": "norm",
+    "aten::var": "norm",
+    "aten::std": "norm",
+    "ingot::batch_norm": "norm of one",
+    "aten::layer_norm": "norm of one",
+    "aten::rms_norm": "norm of one",
+    "aten::linalg_vector_norm": "norm of one",
+}
 # What Ingot's own product saves of PyTorch's where it runs instead (src/cpu/product/provider.cpp):
 # never of a batch of products.
 _CPU_SECONDS_PER_FLOP = 2e-12

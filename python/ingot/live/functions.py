@@ -14,14 +14,15 @@ import torch
 from torch.utils import _pytree as pytree
 
 FUNCTION = torch.ops.higher_order.autograd_function_apply
-_KEYS = {"non_differentiable_idx", "saved_for_backward_idx"}  # releases from 2.10 on, at the latest
+# In PyTorch 2.11. Where a release has others, its own way stays.
+_WITHOUT_GRADIENT, _SAVED = "non_differentiable_idx", "saved_for_backward_idx"
 
 
 def restore(gm: torch.fx.GraphModule) -> None:
     """Makes such functions of a graph's."""
     found = [node for node in gm.graph.nodes if node.target is FUNCTION]
     for node in found:
-        if set(node.kwargs) == _KEYS:
+        if set(node.kwargs) == {_WITHOUT_GRADIENT, _SAVED}:
             _with_gradients(getattr(gm, node.args[1].target))
             node.target = apply
     if found:
@@ -46,7 +47,8 @@ def apply(forward: Callable, backward: Callable, *args: Any, **settings: Any) ->
     """As FUNCTION is called."""
     if torch._C._are_functorch_transforms_active():
         return FUNCTION(forward, backward, *args, **settings)
-    return _Applied.apply((forward, backward, *(settings[key] for key in sorted(_KEYS))), *args)
+    how = forward, backward, settings[_WITHOUT_GRADIENT], settings[_SAVED]
+    return _Applied.apply(how, *args)
 
 
 class _Applied(torch.autograd.Function):

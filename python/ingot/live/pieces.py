@@ -92,12 +92,12 @@ class _Step:
 
 
 def _is_apart(node: torch.fx.Node) -> bool:
-    return node.op == "call_function" and (node.target in _KINDS or _is_whole(node))
+    return node.op == "call_function" and node.target in _KINDS or _is_whole(node)
 
 
 def _is_whole(node: torch.fx.Node) -> bool:
     """A Python function that Dynamo did not look into: gradients may go another way inside."""
-    if not torch.is_grad_enabled():
+    if node.op != "call_function" or not torch.is_grad_enabled():
         return False
     target = node.target
     is_named = isinstance(target, (types.FunctionType, types.MethodType, type))
@@ -118,14 +118,14 @@ _APPLY = "trampoline_autograd_apply"
 def left_whole(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> Iterator[Unsupported]:
     """What the graph is cut at that holds operators of PyTorch's."""
     for node in [] if _cannot_be_cut(gm, examples) else gm.graph.nodes:
-        if node.op == "call_function" and _is_whole(node):
+        if _is_whole(node):
             name = re.sub("^prim[ _]", "", getattr(node.target, "__name__", ""))
             what = "a torch.autograd.Function" if name == _APPLY else f"the function {name}"
             yield Unsupported(what, where(node), "its gradients may be its own")
 
 
 def _cannot_be_cut(gm: torch.fx.GraphModule, examples: Sequence[Any]) -> bool:
-    if not any(node.op == "call_function" and _is_whole(node) for node in gm.graph.nodes):
+    if not any(map(_is_whole, gm.graph.nodes)):
         return False
     return bool(vmapped.spans(gm.graph)) or any(map(is_traceable_wrapper_subclass, examples))
 
@@ -255,11 +255,14 @@ def _function_step(gm, part: list, values: dict, compile_piece: CompilePiece) ->
     node, *taken = part
     inputs = [each for each in node.all_input_nodes if each.op != "get_attr"]
     bodies = {e: getattr(gm, e.target) for e in node.all_input_nodes if e.op == "get_attr"}
+    is_whole = _is_whole(node)
 
     def run(*given: Any) -> list:
         known = {**bodies, **dict(zip(inputs, given))}
         args, kwargs = torch.fx.graph.map_arg((node.args, node.kwargs), known.__getitem__)
-        result = functions.waited_for(node.target(*args, **kwargs))
+        result = node.target(*args, **kwargs)
+        if is_whole:
+            result = functions.waited_for(result)
         return [result[each.args[1]] for each in taken] if taken else [result]
 
     return _Step(run, inputs, taken or [node])
