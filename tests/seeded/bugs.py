@@ -161,8 +161,8 @@ BUGS = [
     Bug(
         "a packed operand outlives what is written over it",
         "src/cuda/lowering.cpp",
-        "from < begin.offset + bytes && begin.offset < to;",
-        "from < begin.offset && begin.offset < to;",
+        "const Range written = {begin.offset, begin.offset + bytes};",
+        "const Range written = {begin.offset, begin.offset};",
         "asan LaunchProgram.*",
     ),
     Bug(
