@@ -247,6 +247,10 @@ void CublasLt::prepare(const LibraryProduct& product) {
   choose(product);
 }
 
+size_t CublasLt::workspace(const LibraryProduct& product) {
+  return choose(product).workspace;
+}
+
 void CublasLt::run(const LibraryProduct& product, const Memory& memory, CUstream stream) {
   const Chosen& chosen = choose(product);
   const float one = 1, zero = 0;
@@ -261,7 +265,7 @@ void CublasLt::run(const LibraryProduct& product, const Memory& memory, CUstream
   check_status(
       library().matmul(handle_, chosen.descriptor, alpha, memory.w, chosen.a, memory.x, chosen.b,
                        beta, memory.y, chosen.d, memory.y, chosen.d, &chosen.algorithm,
-                       memory.workspace, library_workspace(product.operands), stream),
+                       chosen.workspace > 0 ? memory.workspace : nullptr, chosen.workspace, stream),
       "launching a product");
 }
 

@@ -37,7 +37,9 @@ class CublasLt {
 
   // Chooses the algorithm now rather than at the first run.
   void prepare(const LibraryProduct& product);
-  // workspace: of library_workspace(), for these operands; bias: nullptr where there is none.
+  // Of its workspace, what the algorithm uses: library_workspace() at most.
+  size_t workspace(const LibraryProduct& product);
+  // workspace: of so many bytes; bias: nullptr where there is none.
   struct Memory {
     const void *x, *w;
     void *y, *workspace;

@@ -115,11 +115,8 @@ class CudaExecutable : public Executable {
     if (tensors.empty()) return 0;
     const CurrentContext context(tensors[0].device);
     const auto program = program_of({context->sm(), batch, false}, tensors);
-    for (const Step& step : program->steps) {
-      if (step.kind == StepKind::library_product) context->cublas().prepare(step.product);
-    }
     modules_.load(*context, units_of(*program));
-    return program->workspace_bytes;
+    return needed_workspace(*program, *context);
   }
 
   void run(int64_t batch, std::span<const ingot_tensor> tensors, void* workspace,
@@ -166,7 +163,7 @@ class CudaExecutable : public Executable {
     const CurrentContext context(tensors[0].device);
     const auto launch_on = [&](CUstream on) {
       const auto program = program_of({context->sm(), batch, is_packed(frozen, tensors)}, tensors);
-      check_workspace(program->workspace_bytes, workspace, workspace_bytes);
+      check_workspace(needed_workspace(*program, *context), workspace, workspace_bytes);
       const CallMemory memory = {tensors, static_cast<std::byte*>(workspace),
                                  static_cast<std::byte*>(const_cast<void*>(frozen))};
       cuda::launch(*program, *context, modules_, memory, on, dependent_launch(*context));
@@ -238,7 +235,7 @@ class CudaExecutable : public Executable {
                       void (*act)(SweepLowering&, const Lowering&) = lower_run) {
     const BatchLayout& l = layout(call.batch);
     Lowered lowered;
-    lowered.program.workspace_bytes = l.buffers;
+    lowered.program.workspace_bytes = lowered.program.kernel_bytes = l.buffers;
     Lowering to{{plan_, call.batch, tensors, leaf_count_, l.offsets}, modules_, call.sm, lowered};
     to.scratch = {Address::Base::workspace, 0, l.buffers};
     to.scratch_bytes = l.scratch;

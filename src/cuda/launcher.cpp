@@ -1,5 +1,6 @@
 #include "cuda/launcher.h"
 
+#include <algorithm>
 #include <array>
 
 namespace ingot::cuda {
@@ -70,6 +71,11 @@ void launch_kernel(const Step& step, CUfunction function, const CallMemory& memo
   check(driver().cuLaunchKernelEx(&config, function, starts, nullptr), "launching a kernel");
 }
 
+// A library product's own.
+const Address& workspace_of(const Step& step) {
+  return step.arguments.addresses[3].address;
+}
+
 }  // namespace
 
 std::vector<int> units_of(const LaunchProgram& program) {
@@ -78,6 +84,16 @@ std::vector<int> units_of(const LaunchProgram& program) {
     if (step.unit >= 0) units.push_back(step.unit);
   }
   return units;
+}
+
+size_t needed_workspace(const LaunchProgram& program, Context& context) {
+  size_t bytes = program.kernel_bytes;
+  for (const Step& step : program.steps) {
+    if (step.kind != StepKind::library_product) continue;
+    const size_t own = context.cublas().workspace(step.product);
+    if (own > 0) bytes = std::max(bytes, workspace_of(step).offset + own);
+  }
+  return bytes;
 }
 
 void launch(const LaunchProgram& program, Context& context, Modules& modules,

@@ -58,11 +58,10 @@ LibraryLowering::Layout LibraryLowering::layout(int64_t batch, bool copies_x) co
   Layout l;
   l.w = copies_x ? align_up(x_copy_.bytes(batch), kWorkspaceAlignment) : 0;
   l.bias = l.w + (converts(1) ? align_up(w_copy_.bytes(batch), kWorkspaceAlignment) : 0);
-  l.library = l.bias + (bias_ ? align_up(bias_copy_->bytes(batch), kWorkspaceAlignment) : 0);
-  l.product = l.library + library_workspace(compute_);
+  l.product = l.bias + (bias_ ? align_up(bias_copy_->bytes(batch), kWorkspaceAlignment) : 0);
   const auto elements = static_cast<size_t>(plan_.graph[sweep_.matmul].shape.elements(batch));
   l.behind = l.product + (placed_ ? 0 : align_up(elements * size_of(result_), kWorkspaceAlignment));
-  l.end = l.behind;
+  l.end = l.behind + library_workspace(compute_);
   for (const KernelLowering& kernel : behind_) {
     l.end = std::max(l.end, l.behind + kernel.scratch_bytes(batch));
   }
@@ -185,10 +184,12 @@ void LibraryLowering::lower(const Lowering& to) const {
     y_stride = y.row_stride;
   }
   const Address added = bias(to, l.bias);
-  to.overwrite(to.scratch + l.library, l.behind - l.library);
+  to.overwrite(to.scratch + l.product, l.behind - l.product);
+  const Address own = to.scratch + l.behind;  // before the kernels behind it use that
+  to.lend(own, library_workspace(compute_));
   to.launch(
       describe_product(to.batch, x, w, y_stride, y_batch_stride, to.alignment_of(product.address)),
-      x.address, w.address, product.address, to.scratch + l.library, added);
+      x.address, w.address, product.address, own, added);
   Lowering behind = to;
   behind.scratch = to.scratch + l.behind;
   for (const KernelLowering& kernel : behind_) kernel.lower(behind, product);

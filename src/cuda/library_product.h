@@ -21,10 +21,11 @@ class LibraryLowering {
   nlohmann::json describe() const;
 
  private:
-  // Scratch memory: copies of x, w and the bias, the library's, the product where the plan has no
-  // place.
+  // Scratch memory: copies of x, w and the bias, the product where the plan has no place, and at
+  // the end, where what it does not use need not be there, the library's; then that of kernels
+  // behind.
   struct Layout {
-    size_t x = 0, w = 0, bias = 0, library = 0, product = 0, behind = 0, end = 0;
+    size_t x = 0, w = 0, bias = 0, product = 0, behind = 0, end = 0;
   };
   Layout layout(int64_t batch, bool copies_x) const;
   bool converts(int index) const;

@@ -64,6 +64,8 @@ struct Lowering : Places {
   void keep_packed(ValueId value, const hopper::SplitStep& step, const Address& memory) const;
   // Says that steps write these bytes of the workspace.
   void overwrite(const Address& begin, size_t bytes) const;
+  // The same of what a library's product may use at most; how much it does, its GPU tells.
+  void lend(const Address& begin, size_t bytes) const;
   void name(const std::string& what, const Address& address, size_t bytes) const;
 };
 

@@ -1,6 +1,7 @@
 // What calls launch, without a GPU to launch it on.
 #include "program/launch_program.h"
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -262,6 +263,17 @@ TEST(LaunchProgram, TheLibraryAddsABias) {
   const json both = program_of(with_bias("f32", relu, after));
   EXPECT_THAT(kinds(both), ElementsAre("copy", "library_product", "sweep"));
   EXPECT_EQ(library_step(both)["bias"], true);
+}
+
+// Of it, a GPU that uses less need not have the rest.
+TEST(LaunchProgram, TheLibrarysOwnMemoryIsTheLast) {
+  if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
+  const json program = program_of(
+      with_bias("bf16", R"(, {"op": "relu", "args": [5]})", R"({"value": 6, "name": "y"})"));
+  const std::vector<std::string> product = library_step(program)["memory"];
+  constexpr int kBias = 1024 * 2;  // for its copy, where it lies otherwise
+  EXPECT_THAT(product, Contains(fmt::format("workspace + {}", kBias))) << "what relu reads";
+  EXPECT_THAT(product, Contains(fmt::format("workspace + {}", kBias + 4096 * 1024 * 2)));
 }
 
 TEST(LaunchProgram, AProductThatIsReadItselfHasNoBias) {

@@ -41,8 +41,9 @@ def chosen(
     """beside: what the graph holds besides."""
     computing = [node for node in graph.nodes if node.op == "call_function"]
     waits = device_type == "cuda" and is_of_the_host([*graph.nodes, *beside])
-    feed = SimpleNamespace(tf32=tf32)
+    feed = SimpleNamespace(tf32=tf32, graph=graph)
     given = {"device_type": device_type, "autocast": autocast, "feed": feed}
+    given["taken"] = dict.fromkeys(computing, 1)
     cut = SimpleNamespace(waits_for_host=waits, **given)
     return pays_in_few_bits(cut, computing)
 
@@ -112,6 +113,38 @@ def test_a_lone_product_of_tf32_must_gain_what_its_region_takes_of_the_host():
     few, many = (in_fp32(graph_of(nn.Linear(512, 10000), rows, 512)) for rows in (4096, 16384))
     assert not chosen(few, tf32=True) and chosen(many, tf32=True)
     assert chosen(few)
+
+
+class Mixing(nn.Module):
+    """Tokens, turned, through a product, and back, so many times."""
+
+    def __init__(self, turns: int, width: int, tokens: int):
+        super().__init__()
+        self.turns, self.norm, self.a = turns, nn.LayerNorm(width), nn.Linear(tokens, tokens)
+
+    def forward(self, x):
+        for _ in range(self.turns):
+            y = torch.nn.functional.gelu(self.norm(x).transpose(1, 2))
+            x = x + self.a(y).permute(0, 2, 1)
+        return x
+
+
+def test_what_turns_tokens_again_and_again_gains_nothing_in_tf32():
+    few, many = (in_fp32(graph_of(Mixing(n, 768, 1024), 64, 1024, 768)) for n in (1, 3))
+    assert not is_of_the_host(many.nodes)
+    assert chosen(few, tf32=True) and not chosen(many, tf32=True)
+    assert chosen(many)
+
+
+def test_a_right_operand_may_lie_either_way():
+    class Scores(nn.Module):
+        def forward(self, x):
+            for _ in range(5):
+                x = torch.softmax(x @ x.transpose(1, 2), -1) @ x
+            return x
+
+    graph = in_fp32(graph_of(Scores(), 64, 1024, 512))
+    assert not is_of_the_host(graph.nodes) and chosen(graph, tf32=True)
 
 
 def test_convolutions_are_work_of_the_gpus():

@@ -98,6 +98,29 @@ def test_no_more_is_kept_than_eager_keeps(name):
     assert kept_bytes(optimised, x) <= kept_bytes(module, x) * 1.001 + 4096
 
 
+class Dropping(nn.Module):
+    """A residual block as libraries build it: its dropout drops nothing."""
+
+    def __init__(self, rate: float | None):
+        super().__init__()
+        self.a, self.b, self.norm = nn.Linear(64, 64), nn.Linear(64, 64), nn.LayerNorm(64)
+        self.drop = nn.Identity() if rate is None else nn.Dropout(rate)
+
+    def forward(self, x):
+        return self.b(self.norm(x + self.drop(self.a(x))))
+
+
+def test_what_drops_nothing_keeps_nothing():
+    def stored(rate):
+        (optimised, module, exact), x = three_of(Dropping(rate)), torch.randn(48, 64)
+        found, eager, truth = (gradients_of(m, [x]) for m in (optimised, module, exact))
+        assert worst(found, truth) <= 2 * worst(eager, truth) + 1e-7
+        (call,) = calls_of(optimised)
+        return len(call.region.graph["results"])
+
+    assert stored(0.0) == stored(None)
+
+
 class HandsOutASum(nn.Module):
     """A residual stream that eager does not keep: ReLU keeps its result."""
 

@@ -11,7 +11,7 @@ import ingot
 import pytest
 import selection
 import torch
-from ingot.capture import Region
+from ingot.capture import Region, wide_samples
 from ingot.live import importing, products
 from ingot.live.backend import Session, compile_graph
 from torch import nn
@@ -237,6 +237,59 @@ def test_a_second_derivative_is_that_of_the_product(as_on_a_gpu):
 
     found = penalty(lambda a, b: products.product("fp32", a, b))
     torch.testing.assert_close(found, penalty(torch.mm))
+
+
+@pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)])
+def test_a_product_keeps_what_its_gradients_read(needed, as_on_a_gpu):
+    a, b = torch.randn(12, 8), torch.randn(8, 10)
+    for tensor, has_gradient in zip((a, b), needed):
+        tensor.requires_grad_(has_gradient)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda at: None):
+        products.product("fp32", a, b)
+    assert [t.shape for t in kept] == [t.shape for t, for_other in zip((a, b), needed[::-1]) if for_other]
+
+
+class Graph(nn.Module):
+    """Convolutions of a dense graph."""
+
+    def __init__(self, layers: int, width: int = 16):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+
+    def forward(self, adjacency, x):
+        for layer in self.layers:
+            x = torch.relu(adjacency @ layer(x))
+        return x
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "gradients", "streamed"),
+    [
+        (3, 16, "of weights", True),
+        (1, 16, "of weights", False),
+        (3, 64, "of weights", False),
+        (3, 16, "of the adjacency", False),
+        (3, 16, "none", False),
+    ],
+)
+def test_what_a_step_cannot_afford_to_pack_is_read_as_it_lies(
+    layers, width, gradients, streamed, monkeypatch
+):
+    monkeypatch.setattr(wide_samples, "_MUCH", 1)
+    adjacency, x = torch.rand(96, 96), torch.randn(96, width)
+    adjacency.requires_grad_(gradients == "of the adjacency")
+    torch._dynamo.reset()
+    model = Graph(layers, width)
+    run = ingot.optimize(model)
+    with torch.set_grad_enabled(gradients != "none"):
+        result = run(adjacency, x)
+    (graph,) = run._ingot.graphs
+    regions = graph.compiled.captured.regions
+    assert any(region.streamed for region in regions) == streamed
+    torch.testing.assert_close(result, model(adjacency, x), rtol=1e-5, atol=1e-5)
+    if gradients == "of weights":  # what is multiplied by a matrix without a gradient is not kept
+        assert all(len(region.graph["results"]) <= layers for region in regions)
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["a region", "by itself"])

@@ -43,6 +43,7 @@ from ingot.capture.recurrent import run_recurrent
 from ingot.capture.reference import reference_of
 from ingot.capture.region import RegionBuilder
 from ingot.capture.table import SHAPE_OPERATORS
+from ingot.capture.wide_samples import share_wide_samples
 from ingot.runtime.layouts import JoinedLayout
 
 _aten = torch.ops.aten
@@ -296,6 +297,7 @@ class _Assembly:
             written_inputs=kept.written_inputs,
             tables=kept.tables,
             same=same,
+            streamed=self.cut.gradients and share_wide_samples(nodes, self.cut.needing),
         )
 
     def _result(self, region: RegionBuilder, node, value: Value | Joined, taken: set[int]):

@@ -60,7 +60,8 @@ class Region:
     the caller may write into them before; written_inputs: of leaves, where these have no gradient,
     tables: where these are of inference mode, too, which can be kept for no backward pass. same: of
     results that are earlier ones in other dimensions, the earlier one's place: nobody writes into
-    either, so that both may lie in the same memory.
+    either, so that both may lie in the same memory. streamed: whether products had better read
+    their operands as these lie (wide_samples.py).
     """
 
     graph: dict
@@ -76,6 +77,7 @@ class Region:
     written_inputs: frozenset[int] = frozenset()
     tables: frozenset[int] = frozenset()
     same: dict[int, int] = field(default_factory=dict)
+    streamed: bool = False
 
 
 @dataclass

@@ -45,7 +45,7 @@ from ingot.capture.products import (
     PRODUCTS,
     REGROUPED_OR_SUMMED,
 )
-from ingot.capture.table import CASTS, HALVES, SHAPE_OPERATORS, is_half
+from ingot.capture.table import CASTS, CHANGES_NOTHING, HALVES, SHAPE_OPERATORS, is_half
 from ingot.runtime.layouts import ResultLayout, TensorLayout
 
 _MOST_OF_STATE = 1 << 16  # numbers
@@ -268,6 +268,8 @@ class Kept:
         name = schema_name(node.target)
         if name in PASSING_ON or name in SHAPE_OPERATORS or name in REGROUPED_OR_SUMMED:
             return True
+        if name in CHANGES_NOTHING:
+            return True
         if name in CASTS:
             return node.meta["val"].dtype == operand.meta["val"].dtype
         if name in MASKS:
@@ -281,8 +283,9 @@ class Kept:
         for node in self.nodes:
             if schema_name(node.target) not in PRODUCTS:
                 continue
-            wanted = [node] if self._is_read(node) else []
-            for kept in (*wanted, *self._operands(node)):
+            readers = self._readers(node, self.values)
+            is_read = not all(self._is_beside_frozen(*reader) for reader in readers)
+            for kept in (*([node] if is_read else ()), *self._operands(node)):
                 self._store(kept)
 
     def _is_read(self, node: torch.fx.Node, stored: dict | None = None) -> bool:

@@ -88,6 +88,8 @@ def _reader(indices: Sequence[int]) -> Callable[[Sequence], tuple]:
 
 
 def _compile(region: Region, device_type, precision, tf32, options) -> Program:
+    if region.streamed:
+        options = {**(options or {}), "streamed": True}
     problem: IngotError | None = None
     for candidate in policy.candidates(precision, tf32):
         try:

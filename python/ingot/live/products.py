@@ -71,7 +71,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx, precision, a, b):
         ctx.precision = precision
-        ctx.save_for_backward(a, b)
+        _, for_a, for_b = ctx.needs_input_grad
+        ctx.save_for_backward(a if for_b else None, b if for_a else None)
         return _multiplied(precision, a, b)
 
     @staticmethod
