@@ -14,12 +14,14 @@
 namespace ingot {
 
 // Grid: ceil(rows / Teams) blocks of Team·Teams threads; a team is a warp or a whole block. Rows
-// are whole vectors of all its threads.
+// are whole slabs, of which each is of eight lanes; of a thread's vectors the last alone can lie
+// past a row's end.
 template <class Body, int Team, int Teams>
 INGOT_D void rows_packed(const typename Body::Operands& operands, i64 rows, void* packed,
                          i32* exponent, bool plain) {
   using Held = RegisterRow<Body, 4, Team>;
-  static_assert(Held::kFull && (Team == 32 || Teams == 1), "slabs belong to lanes of one warp");
+  static_assert(Body::kRow % 32 == 0, "past its end a row has no slab");
+  static_assert(Team == 32 || Teams == 1, "slabs belong to lanes of one warp");
   const int rank = static_cast<int>(threadIdx.x % Team);
   const i64 index = static_cast<i64>(blockIdx.x) * Teams + threadIdx.x / Team;
   const i64 b = index / Body::kRowsPerSample;
@@ -39,13 +41,18 @@ INGOT_D void rows_packed(const typename Body::Operands& operands, i64 rows, void
   float amax = 0.f;
   INGOT_UNROLL
   for (int k = 0; k < Held::kVectors; ++k) {
+    if (k == Held::kVectors - 1 && !Held::inside(k, rank)) {
+      INGOT_UNROLL
+      for (float& v : value[k]) v = 0.f;
+      continue;
+    }
     const i64 at = e + Held::offset(k, rank);
     Body::template finish<4>(operands, row, b, at, held.element[k], value[k]);
   }
   INGOT_UNROLL
   for (int k = 0; k < Held::kVectors; ++k) {
     const float4 v = {value[k][0], value[k][1], value[k][2], value[k][3]};
-    if (plain) {
+    if (plain && Held::inside(k, rank)) {
       float* place = Body::place(operands, b, e + Held::offset(k, rank));
       __stcs(reinterpret_cast<float4*>(place), v);  // what is read next is the packed row
     }
@@ -56,7 +63,7 @@ INGOT_D void rows_packed(const typename Body::Operands& operands, i64 rows, void
   INGOT_UNROLL
   for (int k = 0; k < Held::kVectors; ++k) {
     const float4 v = {value[k][0], value[k][1], value[k][2], value[k][3]};
-    store_packed_pieces(line, k * Team + rank, v, pow2(-own), true);
+    store_packed_pieces(line, k * Team + rank, v, pow2(-own), Held::inside(k, rank));
   }
   if (rank != 0) return;
   exponent[index] = own;

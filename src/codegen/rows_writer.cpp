@@ -108,14 +108,14 @@ class RowsWriter {
 
   // Nothing where rows are none of the product's, or too long to be held.
   std::optional<KernelSource> write_packing() {
-    constexpr int kWidth = 4;
+    constexpr int kWidth = 4, kSlab = 32;  // split.cuh
     if (inside_ != axis_bit(kFeatures) || across() || context_.width() != kWidth) return {};
     if (context_.seen(packed_) != context_.space() || !context_.space().batched) return {};
     source_.name += "_packed";
     functor_ = functor_name(source_.name);
     const std::string functions = all_functions();
     const int64_t team = team_for(needs(), kWarp, kWidth);
-    if (team > kMostTeamThreads || row_elements_ % (kWidth * team) != 0) return {};
+    if (team > kMostTeamThreads || row_elements_ % kSlab != 0) return {};
     UnitParts parts;
     parts.comment = sweep_comment(context_, source_.name) +
                     "//   packed on the way: " + context_.name_of(packed_) + "\n";
