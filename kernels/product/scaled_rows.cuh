@@ -45,6 +45,22 @@ struct ScaledPairs {
   }
 };
 
+// The same of a row whose lanes hold single vectors, eight of them half a line: piece p is elements
+// from 4·p.
+struct ScaledVectors {
+  static constexpr int kLine = 64;  // elements in 128 bytes
+
+  INGOT_D static void store(u32* row, i32 piece, const float4& v, float scale, bool stored) {
+    u32 word[4] = {ptx::pack_half2(v.x * scale, v.y * scale),
+                   ptx::pack_half2(v.z * scale, v.w * scale), 0, 0};
+    const i32 c = (piece & 7) >> 1, j = piece & 1;
+    transpose_words(word, c);
+    if (!stored || c > 1) return;
+    uint4* line = reinterpret_cast<uint4*>(row) + (piece >> 4) * 8;
+    line[(piece >> 3 & 1) * 4 + 2 * j + c] = uint4{word[0], word[1], word[2], word[3]};
+  }
+};
+
 // kPairs > 0: the row fits in kLanes · kPairs pairs of registers and is read once.
 // kPairs = 0: any length, read twice. Block: 256 threads or, if more, kLanes.
 template <class Pairs, int kLanes, int kPairs, bool kVectors>

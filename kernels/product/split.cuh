@@ -66,6 +66,15 @@ INGOT_D void store_packed_pieces(u32* row, i32 piece, const float4& v, float sca
   line[(c >> 1) * 4 + 2 * j + (c & 1)] = uint4{word[0], word[1], word[2], word[3]};
 }
 
+// A row of whole slabs, of which a lane holds vectors: piece p is its elements from 4·p.
+struct SplitVectors {
+  static constexpr int kLine = 32;  // elements in 128 bytes
+
+  INGOT_D static void store(u32* row, i32 piece, const float4& v, float scale, bool stored) {
+    store_packed_pieces(row, piece, v, scale, stored);
+  }
+};
+
 // Maximum over the kLanes threads of a row; kLanes is a warp or the whole block.
 template <int kLanes>
 INGOT_D float row_maximum(float m) {

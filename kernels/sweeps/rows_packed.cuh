@@ -1,6 +1,6 @@
 // The rows sweep (rows.cuh) that also packs one of the values it stores into the form in which a
-// product reads it (product/split.cuh): the row is in registers, so that nothing reads it again.
-// Exponents and halves are those of a packing pass of its own.
+// product reads it (product/split.cuh, product/scaled_rows.cuh): the row is in registers, so that
+// nothing reads it again. Exponents and halves are those of a packing pass of its own.
 //
 // The body's finish() hands out the value: finish(const Operands&, const Row&, i64 b, i64 e,
 // Element<V>&, float (&packed)[V]). Where others read it too (`plain`), it is also stored as it is,
@@ -8,20 +8,20 @@
 // product sums over.
 #pragma once
 
-#include "product/split.cuh"
+#include "product/scaled_rows.cuh"
 #include "sweeps/rows.cuh"
 
 namespace ingot {
 
 // Grid: ceil(rows / Teams) blocks of Team·Teams threads; a team is a warp or a whole block. Rows
-// are whole slabs, of which each is of eight lanes; of a thread's vectors the last alone can lie
-// past a row's end.
-template <class Body, int Team, int Teams>
+// are whole lines of the packed form; of a thread's vectors the last alone can lie past a row's
+// end.
+template <class Body, int Team, int Teams, class Vectors>
 INGOT_D void rows_packed(const typename Body::Operands& operands, i64 rows, void* packed,
                          i32* exponent, bool plain) {
   using Held = RegisterRow<Body, 4, Team>;
-  static_assert(Body::kRow % 32 == 0, "past its end a row has no slab");
-  static_assert(Team == 32 || Teams == 1, "slabs belong to lanes of one warp");
+  static_assert(Body::kRow % Vectors::kLine == 0, "nothing is written past a row's end");
+  static_assert(Team == 32 || Teams == 1, "lines belong to lanes of one warp");
   const int rank = static_cast<int>(threadIdx.x % Team);
   const i64 index = static_cast<i64>(blockIdx.x) * Teams + threadIdx.x / Team;
   const i64 b = index / Body::kRowsPerSample;
@@ -59,11 +59,11 @@ INGOT_D void rows_packed(const typename Body::Operands& operands, i64 rows, void
     amax = max_magnitude(amax, v);
   }
   const i32 own = scale_exponent(row_maximum<Team>(amax), kExactTarget);
-  u32* line = static_cast<u32*>(packed) + index * Body::kRow;
+  u32* line = static_cast<u32*>(packed) + index * (Body::kRow / Vectors::kLine * 32);
   INGOT_UNROLL
   for (int k = 0; k < Held::kVectors; ++k) {
     const float4 v = {value[k][0], value[k][1], value[k][2], value[k][3]};
-    store_packed_pieces(line, k * Team + rank, v, pow2(-own), Held::inside(k, rank));
+    Vectors::store(line, k * Team + rank, v, pow2(-own), Held::inside(k, rank));
   }
   if (rank != 0) return;
   exponent[index] = own;

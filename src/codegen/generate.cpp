@@ -70,8 +70,9 @@ std::vector<KernelSource> generate_sweep(const Plan& plan, int index) {
   return write_behind_product(plan, index);
 }
 
-std::optional<KernelSource> generate_packing(const Plan& plan, int sweep, ValueId value) {
-  return write_packing(plan, sweep, value);
+std::optional<KernelSource> generate_packing(const Plan& plan, int sweep, ValueId value,
+                                             hopper::Scheme scheme) {
+  return write_packing(plan, sweep, value, scheme);
 }
 
 std::vector<KernelSource> generate(const Plan& plan) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "plan/plan.h"
+#include "product/hopper/tiles.h"
 #include "sweeps/splits.h"
 
 namespace ingot {
@@ -81,7 +82,9 @@ std::vector<KernelSource> generate(const Plan& plan);
 // The same for one sweep.
 std::vector<KernelSource> generate_sweep(const Plan& plan, int sweep);
 // The same as one kernel that also packs a value that the sweep stores, row by row, for the product
-// that reads it: what split.cuh makes of the row. Nothing where the sweep does not own such rows.
-std::optional<KernelSource> generate_packing(const Plan& plan, int sweep, ValueId value);
+// that reads it under a scheme of one packing a row (split, scaled). Nothing where the sweep does
+// not own such rows.
+std::optional<KernelSource> generate_packing(const Plan& plan, int sweep, ValueId value,
+                                             hopper::Scheme scheme);
 
 }  // namespace ingot

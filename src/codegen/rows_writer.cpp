@@ -107,15 +107,16 @@ class RowsWriter {
   }
 
   // Nothing where rows are none of the product's, or too long to be held.
-  std::optional<KernelSource> write_packing() {
-    constexpr int kWidth = 4, kSlab = 32;  // split.cuh
+  std::optional<KernelSource> write_packing(hopper::Scheme scheme) {
+    constexpr int kWidth = 4;
+    const bool scaled = scheme == hopper::Scheme::scaled;
     if (inside_ != axis_bit(kFeatures) || across() || context_.width() != kWidth) return {};
     if (context_.seen(packed_) != context_.space() || !context_.space().batched) return {};
     source_.name += "_packed";
     functor_ = functor_name(source_.name);
     const std::string functions = all_functions();
     const int64_t team = team_for(needs(), kWarp, kWidth);
-    if (team > kMostTeamThreads || row_elements_ % kSlab != 0) return {};
+    if (team > kMostTeamThreads || row_elements_ % (scaled ? 64 : 32) != 0) return {};
     UnitParts parts;
     parts.comment = sweep_comment(context_, source_.name) +
                     "//   packed on the way: " + context_.name_of(packed_) + "\n";
@@ -128,12 +129,12 @@ class RowsWriter {
     entry.width = kWidth;
     entry.per_block = team > kWarp ? 1 : kBlockThreads / team;
     entry.threads = static_cast<int>(team * entry.per_block);
-    parts.kernels.push_back(
-        kernel_text(entry.name, functor_, entry.threads,
-                    "ingot::i64 rows, void* packed,\n    ingot::i32* exponent, bool plain",
-                    fmt::format("rows_packed<ingot::{}, {}, {}>(operands, rows, packed, exponent,\n"
-                                "                           plain)",
-                                functor_, team, entry.per_block)));
+    parts.kernels.push_back(kernel_text(
+        entry.name, functor_, entry.threads,
+        "ingot::i64 rows, void* packed,\n    ingot::i32* exponent, bool plain",
+        fmt::format("rows_packed<ingot::{}, {}, {}, ingot::{}>(\n"
+                    "      operands, rows, packed, exponent, plain)",
+                    functor_, team, entry.per_block, scaled ? "ScaledVectors" : "SplitVectors")));
     source_.entries.push_back(entry);
     source_.operands = context_.operands();
     source_.text = translation_unit(parts);
@@ -524,7 +525,8 @@ std::optional<KernelSource> write_rows_turned(const Plan& plan, int sweep,
   return RowsWriter(plan, sweep).write_turned(operands);
 }
 
-std::optional<KernelSource> write_packing(const Plan& plan, int sweep, ValueId value) {
+std::optional<KernelSource> write_packing(const Plan& plan, int sweep, ValueId value,
+                                          hopper::Scheme scheme) {
   const Sweep& s = plan.sweeps[static_cast<size_t>(sweep)];
   const bool pointwise = reductions_of(plan.graph, s).empty();
   if (s.kind != SweepKind::map && s.kind != SweepKind::rows) return {};
@@ -533,7 +535,7 @@ std::optional<KernelSource> write_packing(const Plan& plan, int sweep, ValueId v
   const bool stored = std::find(s.stores.begin(), s.stores.end(), value) != s.stores.end();
   if (!stored || plan.graph[value].dtype != DType::f32 || placement.kind == Placement::Kind::update)
     return {};
-  return RowsWriter(plan, sweep, value).write_packing();
+  return RowsWriter(plan, sweep, value).write_packing(scheme);
 }
 
 }  // namespace ingot

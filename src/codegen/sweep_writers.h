@@ -18,7 +18,8 @@ KernelSource write_columns(const Plan& plan, int sweep);
 KernelSource write_merge(const Plan& plan, int sweep);
 KernelSource write_rows(const Plan& plan, int sweep);
 // See generate_packing().
-std::optional<KernelSource> write_packing(const Plan& plan, int sweep, ValueId value);
+std::optional<KernelSource> write_packing(const Plan& plan, int sweep, ValueId value,
+                                          hopper::Scheme scheme);
 KernelSource write_scan(const Plan& plan, int sweep);
 KernelSource write_groups(const Plan& plan, int sweep);
 // See generate_turned().

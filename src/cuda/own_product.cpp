@@ -381,7 +381,7 @@ bool OwnProduct::lower(const Lowering& to) {
 
 // Rows without gaps, in the form that generate_packing() writes.
 const SplitStep* OwnProduct::dense_rows(const Prepared& p) const {
-  if (p.plan.scheme != hopper::Scheme::split) return nullptr;
+  if (p.plan.scheme == hopper::Scheme::high) return nullptr;
   for (const SplitStep& step : p.plan.splits) {
     const bool dense = step.k_stride == 1 && step.row_stride == step.k && step.entry_rows == 0;
     if (step.operand == SplitStep::Operand::x && dense) return &step;
@@ -393,7 +393,8 @@ std::optional<PackRequest> OwnProduct::packs(const Lowering& to) const {
   const std::optional<Call> call = call_of(to);
   const SplitStep* step = call ? dense_rows(*call->prepared) : nullptr;
   if (step == nullptr) return std::nullopt;
-  return PackRequest{product_operand(plan_.graph, sweep_, 0), *step, to.scratch};
+  const ValueId samples = product_operand(plan_.graph, sweep_, 0);
+  return PackRequest{samples, *step, call->prepared->plan.scheme, to.scratch};
 }
 
 bool OwnProduct::packs_usually(int64_t batch) const {

@@ -7,9 +7,10 @@ namespace {
 
 class PackingLowering : public SweepLowering {
  public:
-  PackingLowering(KernelSource source, std::unique_ptr<SweepLowering> plain,
+  PackingLowering(KernelSource source, hopper::Scheme scheme, std::unique_ptr<SweepLowering> plain,
                   std::vector<SweepLowering*> products, bool alone, Modules& modules)
       : packing_(std::move(source), modules),
+        scheme_(scheme),
         plain_(std::move(plain)),
         products_(std::move(products)),
         alone_(alone) {}
@@ -23,7 +24,10 @@ class PackingLowering : public SweepLowering {
 
   void lower(const Lowering& to) override {
     std::optional<PackRequest> request = products_[0]->packs(to.behind());
-    if (request) request->alone = alone_ && all_read(to, *request);
+    if (request && request->scheme != scheme_) request.reset();
+    // What is redone of scaled values is read as it was (product/redo.cuh).
+    const bool is_enough = scheme_ == hopper::Scheme::split;
+    if (request) request->alone = alone_ && is_enough && all_read(to, *request);
     if (request && packing_.lower_packing(to, *request)) return;
     plain_->lower(to);
   }
@@ -48,6 +52,7 @@ class PackingLowering : public SweepLowering {
   }
 
   const KernelLowering packing_;
+  const hopper::Scheme scheme_;  // for which it packs
   const std::unique_ptr<SweepLowering> plain_;
   const std::vector<SweepLowering*> products_;
   const bool alone_;  // nobody else reads the value
@@ -64,9 +69,11 @@ std::unique_ptr<SweepLowering> with_packing(const Plan& plan, int sweep,
   const Shape& rows = plan.graph[plan.graph[behind.matmul].args[0]].shape;
   const Shape& space = plan.sweeps[static_cast<size_t>(sweep)].space;
   if (space.features != rows.features) return plain;
-  std::optional<KernelSource> source = generate_packing(plan, sweep, value);
+  const bool few_bits = plan.precision == Precision::tf32;
+  const hopper::Scheme scheme = few_bits ? hopper::Scheme::scaled : hopper::Scheme::split;
+  std::optional<KernelSource> source = generate_packing(plan, sweep, value, scheme);
   if (!source) return plain;
-  return std::make_unique<PackingLowering>(*std::move(source), std::move(plain),
+  return std::make_unique<PackingLowering>(*std::move(source), scheme, std::move(plain),
                                            std::move(products), alone, modules);
 }
 

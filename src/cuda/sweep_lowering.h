@@ -17,6 +17,7 @@ class ProductTuning;
 struct PackRequest {
   ValueId value = kNoValue;
   hopper::SplitStep step;
+  hopper::Scheme scheme = hopper::Scheme::split;
   Address memory;
   bool alone = false;  // nobody reads the value as it is
 };

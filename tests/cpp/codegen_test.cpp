@@ -150,9 +150,10 @@ Graph read_by_product(int64_t features, bool softmax) {
   return builder.take();
 }
 
-std::optional<KernelSource> packing_source(int64_t features, bool softmax) {
+std::optional<KernelSource> packing_source(int64_t features, bool softmax,
+                                           hopper::Scheme scheme = hopper::Scheme::split) {
   const Plan plan = make_plan(read_by_product(features, softmax), cuda(true), Precision::fp32);
-  return generate_packing(plan, 0, product_operand(plan.graph, plan.sweeps.at(1), 0));
+  return generate_packing(plan, 0, product_operand(plan.graph, plan.sweeps.at(1), 0), scheme);
 }
 
 TEST(Codegen, ASweepPacksTheRowsThatAProductReads) {
@@ -168,7 +169,11 @@ TEST(Codegen, ASweepPacksTheRowsThatAProductReads) {
       EXPECT_THAT(source->text, HasSubstr("place(const Operands& operands, i64 b, i64 e)"));
       EXPECT_THAT(source->text, HasSubstr("packed[i] = "));
     }
-    EXPECT_FALSE(packing_source(100, softmax)) << "no whole slabs";
+    EXPECT_FALSE(packing_source(100, softmax)) << "no whole lines";
+    EXPECT_FALSE(packing_source(96, softmax, hopper::Scheme::scaled)) << "no whole lines";
+    const std::optional<KernelSource> scaled = packing_source(192, softmax, hopper::Scheme::scaled);
+    ASSERT_TRUE(scaled);
+    EXPECT_THAT(scaled->text, HasSubstr("ingot::ScaledVectors>"));
     EXPECT_FALSE(packing_source(1 << 16, softmax)) << "no block holds it";
   }
 }

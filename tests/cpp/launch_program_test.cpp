@@ -151,6 +151,8 @@ TEST(LaunchProgram, PacksWhatTheCallerGivesBesideTheSweepThatPacks) {
   EXPECT_THAT(packs_beside("0", "1"), ElementsAre(false, false)) << "a packing before it";
   EXPECT_THAT(packs_beside("2", "3"), Not(Contains(true))) << "a weight that is made here";
   EXPECT_THAT(packs_beside("2", "1", R"({"device": "cuda", "sm": 90, "precision": "tf32"})"),
+              ElementsAre(true));
+  EXPECT_THAT(packs_beside("2", "1", R"({"device": "cuda", "sm": 90, "precision": "high"})"),
               Not(Contains(true)))
       << "no sweep packs for it";
 }

@@ -117,6 +117,7 @@ def call_small(device: str) -> None:
         call_long_rows()
         call_uneven_product()
         call_handed_halves()
+        call_packed_rows()
 
 
 def call_long_rows() -> None:
@@ -180,6 +181,26 @@ def call_handed_halves() -> None:
     told = json.dumps(optimized.ingot_report(len(x))["programs"])
     assert "'s factors\"" in told, "nothing was handed on"
     print("called a block of two products", flush=True)
+
+
+def call_packed_rows() -> None:
+    """That a sweep packs for a product, in either form, of lengths that leave lanes idle."""
+    import json
+
+    import ingot
+    import torch
+    from torch import nn
+
+    for precision, features, outputs in (("fp32", 352, 1024), ("tf32", 1088, 4096)):
+        module = nn.Sequential(nn.Softmax(-1), nn.Linear(features, outputs)).cuda()
+        x = torch.rand(4101, features, device="cuda")
+        with torch.no_grad():
+            optimized = ingot.optimize(module, [x], precision=precision)
+            optimized(x)
+        torch.cuda.synchronize()
+        told = json.dumps(optimized.ingot_report(len(x))["programs"])
+        assert '_packed"' in told, "no sweep packs"
+        print(f"called a product of packed rows, {precision}", flush=True)
 
 
 def sanitizer_missing(settings: Settings) -> str:
