@@ -247,7 +247,8 @@ def test_a_product_keeps_what_its_gradients_read(needed, as_on_a_gpu):
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda at: None):
         products.product("fp32", a, b)
-    assert [t.shape for t in kept] == [t.shape for t, for_other in zip((a, b), needed[::-1]) if for_other]
+    read = [t.shape for t, other_needs in zip((a, b), reversed(needed)) if other_needs]
+    assert [t.shape for t in kept] == read
 
 
 class Graph(nn.Module):

@@ -22,9 +22,7 @@ _SAMPLES = ("input", "mat1", "batch1", "self")  # a product's first operand, by 
 _MUCH = 32 << 20  # bytes
 
 
-def share_wide_samples(
-    nodes: Iterable[torch.fx.Node], needing: Container[torch.fx.Node]
-) -> bool:
+def share_wide_samples(nodes: Iterable[torch.fx.Node], needing: Container[torch.fx.Node]) -> bool:
     """Whether products among a region's nodes share such samples in fp32, from outside and without
     a gradient, which would be as large. needing: nodes with a gradient."""
     readers = defaultdict(list)
