@@ -314,6 +314,9 @@ NOT_KEPT = {
 NOT_KEPT |= {
     "root mean square": lambda m, x: m.a(nn.functional.rms_norm(x, (64,), m.gain)),
     "an addend": lambda m, x: torch.addmm(x, m.a(x.sin()), m.a.weight).tanh(),
+    "behind detach()": lambda m, x: m.a(
+        (x.softmax(-1) + nn.functional.layer_norm(x, (64,), m.gain).detach()) * m.gain
+    ),
 }
 ALSO_KEPT = {
     "a factor": lambda m, x: m.a(x * m.gain).relu(),

@@ -251,6 +251,33 @@ def test_a_product_keeps_what_its_gradients_read(needed, as_on_a_gpu):
     assert [t.shape for t in kept] == read
 
 
+@pytest.mark.parametrize("turned", [False, True], ids=["", "turned"])
+def test_a_batch_of_which_eager_keeps_a_copy_may_be_written(turned):
+    """A matrix times a batch is one product, of the batch's columns."""
+
+    class Mixing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(12, 8))
+
+        def forward(self, x):
+            return torch.relu(self.weight @ x)
+
+    torch._dynamo.reset()
+    module, found = Mixing(), []
+    for called in (ingot.optimize(module), module):
+        x = torch.linspace(-1, 1, 240).view(6, 5, 8).mT if turned else torch.ones(6, 8, 5)
+        result = called(x)
+        x.zero_()
+        if turned:  # eager keeps x itself
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                result.sum().backward()
+        else:
+            found.append(torch.autograd.grad(result.sum(), module.weight))
+    if found:
+        torch.testing.assert_close(*found)
+
+
 class Graph(nn.Module):
     """Convolutions of a dense graph."""
 

@@ -98,6 +98,32 @@ def test_what_is_only_added_is_not_kept_and_may_be_written():
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
+class Probed(nn.Module):
+    """Two results with no operator in common."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head, self.probe = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x):
+        h = torch.tanh(self.body(x))
+        return self.head(h), torch.tanh(self.probe(h.detach()))
+
+
+@pytest.mark.parametrize("asked", [(0, 1), (0,), (1,)])
+def test_of_results_that_have_nothing_in_common(asked):
+    torch.manual_seed(0)
+    module, x, found = Probed(), torch.randn(5, 16), []
+    for called in (ingot.optimize(copy.deepcopy(module)), module):
+        results, wanted = called(x), list(called.parameters())
+        loss, options = sum(results[at].square().sum() for at in asked), {"allow_unused": True}
+        first = torch.autograd.grad(loss, wanted, create_graph=True, **options)
+        second = sum(g.square().sum() for g in first if g is not None)
+        found.append([*first, *torch.autograd.grad(second, wanted, **options)])
+        assert called is module or calls_of(called)
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
 class Normalised(nn.Module):
     """Its statistics are stored, with the weight's product with one of them."""
 

@@ -23,6 +23,7 @@ from ingot.capture.decisions import (
 from ingot.capture.feed import needing_gradients
 from ingot.capture.kept_by_eager import (
     MASKS,
+    differentiated,
     is_eagers_too,
     is_view,
     keeps_operand,
@@ -90,7 +91,7 @@ class Kept:
             for node, at in self.values.items()
             if at < len(self.given)
             and hands_out_memory(self.given[at])
-            and not is_eagers_too(node, self.cut.needing)
+            and not is_eagers_too(node, self._differentiated)
         )
         sources = {
             at: source_of(node)
@@ -102,13 +103,13 @@ class Kept:
             for at, source in sources.items()
             if source in self.cut.needing
             and self._is_read(self.region.leaves[at][0])
-            and not is_eagers_too(source, self.cut.needing)
+            and not is_eagers_too(source, self._differentiated)
         )
         self.written_inputs = frozenset(at for at, s in sources.items() if self._is_lent(s))
         self.tables = frozenset(
             at
             for at, source in sources.items()
-            if self._is_table(source) and not is_eagers_too(source, self._surely_needing)
+            if self._is_table(source) and not is_eagers_too(source, self._surely_differentiated)
         )
 
     def _may_be_written(self, source: torch.fx.Node) -> bool:
@@ -122,7 +123,7 @@ class Kept:
         """Whether eager keeps something else of it where it has no gradient: of what carries the
         batch, and of state, but for masks and tables, which nobody writes between a forward and its
         backward."""
-        return not self._is_table(source) and not is_eagers_too(source, self._surely_needing)
+        return not self._is_table(source) and not is_eagers_too(source, self._surely_differentiated)
 
     def _is_table(self, source: torch.fx.Node) -> bool:
         if source not in self.cut.feed.placeholders or self.cut.leads_with_batch(source):
@@ -211,8 +212,13 @@ class Kept:
         return any(keeps_operand(user) for user in node.users if user in self.nodes)
 
     @functools.cached_property
-    def _surely_needing(self) -> set[torch.fx.Node]:
-        return needing_gradients(self.cut.feed, assumed=False)
+    def _differentiated(self) -> set[torch.fx.Node]:
+        return differentiated(self.cut.feed.graph, self.cut.needing)
+
+    @functools.cached_property
+    def _surely_differentiated(self) -> set[torch.fx.Node]:
+        needing = needing_gradients(self.cut.feed, assumed=False)
+        return differentiated(self.cut.feed.graph, needing)
 
     def _replaces_products(self, node: torch.fx.Node) -> bool:
         """Whether they take as much memory, and nothing else reads them backwards."""
@@ -246,7 +252,7 @@ class Kept:
             for leaf in dict.fromkeys(leaf for leaf, _ in self.region.leaves)
             if (source := source_of(leaf)).op != "get_attr"
             and (source not in state or state[source].source.kind == "input")
-            and not is_eagers_too(source, self.cut.needing)
+            and not is_eagers_too(source, self._differentiated)
         ]
 
     def _beneath(self, node: torch.fx.Node) -> set[torch.fx.Node]:
@@ -333,7 +339,7 @@ class Kept:
             return False
         known = self.cut.feed.placeholders.get(operand.args[0])
         is_weight = known is not None and known.source.kind == "parameter"
-        return is_weight and multiplies_what_needs(product, operand, self._surely_needing)
+        return is_weight and multiplies_what_needs(product, operand, self._surely_differentiated)
 
     def _is_of_lent(self, operand: torch.fx.Node) -> bool:
         ahead, seen = [operand], {operand}

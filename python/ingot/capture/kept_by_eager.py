@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from ingot.capture.backward_operators import BY_RESULT
-from ingot.capture.nodes import LOSS, OF_CONCATENATION, schema_name
+from ingot.capture.layout import hint
+from ingot.capture.nodes import LOSS, OF_CONCATENATION, mutates, schema_name
 from ingot.capture.products import KEEPING_OPERANDS, PRODUCTS
 from ingot.capture.table import CASTS, COPYING, SHAPE_OPERATORS
 
@@ -69,7 +70,8 @@ def _keeps(user: torch.fx.Node, node: torch.fx.Node, needing: set[torch.fx.Node]
         return False
     if name in PRODUCTS:
         alone = _is_cast_inside(user, node) and node not in needing
-        return not alone and multiplies_what_needs(user, node, needing)
+        copied = alone or _is_copied(user, node)
+        return not copied and multiplies_what_needs(user, node, needing)
     if name == "aten::rms_norm" and node not in needing:
         return node.meta["val"].device.type != "cpu"  # where it is taken apart
     if user.target in _PLACES_ALONE:
@@ -95,6 +97,34 @@ def multiplies_what_needs(
     return node in matrices and any(
         other in needing for at, other in enumerate(matrices) if at != matrices.index(node)
     )
+
+
+def _is_copied(product: torch.fx.Node, node: torch.fx.Node) -> bool:
+    """Whether a matrix times a batch of matrices, which eager turns, keeps the batch as a copy."""
+    if schema_name(product.target) != "aten::matmul" or product.args[1] is not node:
+        return False
+    left, right = (matrix.meta["val"] for matrix in product.args)
+    if left.dim() != 2 or right.dim() < 3:
+        return False
+    turned = right.mT
+    sizes, strides = ([hint(n) for n in of] for of in (turned.shape, turned.stride()))
+    leading = range(right.dim() - 2)
+    return any(
+        1 not in (sizes[at], sizes[at + 1]) and strides[at] != strides[at + 1] * sizes[at + 1]
+        for at in leading
+    )
+
+
+def differentiated(graph: torch.fx.Graph, needing: set[torch.fx.Node]) -> set[torch.fx.Node]:
+    """Of the nodes with a gradient those through which one goes, from a result or what is written:
+    of what ends at a `detach()` eager keeps nothing."""
+    found: set[torch.fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node in needing and (
+            mutates(node) or any(user.op == "output" or user in found for user in node.users)
+        ):
+            found.add(node)
+    return found
 
 
 def _is_cast_inside(user: torch.fx.Node, node: torch.fx.Node) -> bool:

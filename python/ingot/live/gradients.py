@@ -369,8 +369,10 @@ def _recorded(
         described = ctx.binding.expected[at]
         leaves[at] = stand_in(described, edges.get(at), at in derivative.wanted)
     # A leaf may have been computed from another: its own part of the derivative ends at itself.
-    # None stands for one that nothing differentiable reads.
-    wanted = [at for at in derivative.wanted if leaves[at] is not None]
+    # None stands for one that nothing differentiable reads; what another half alone reaches came
+    # without a gradient.
+    given = [at for at in derivative.wanted if leaves[at] is not None]
+    wanted = [at for at in given if leaves[at].requires_grad]
     variables = {at: leaves[at].view_as(leaves[at]) for at in wanted}
     leaves = [variables.get(at, leaf) for at, leaf in enumerate(leaves)]
     device, dtype, enabled = ctx.autocast
