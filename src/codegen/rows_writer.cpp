@@ -12,6 +12,9 @@ namespace {
 
 constexpr int64_t kAcrossTeam = 16;  // at most, in blocks of 512 threads
 constexpr int kBeginThreads = 1024;
+// A row that is packed is a warp's at least, of which a shorter one would use less than three
+// quarters.
+constexpr int64_t kLeastPackedRow = 96;
 
 // A template's name and its header's, of those that cut rows into pieces.
 const char* name_of_pieces(RowTemplate kernel) {
@@ -117,6 +120,7 @@ class RowsWriter {
     const std::string functions = all_functions();
     const int64_t team = team_for(needs(), kWarp, kWidth);
     if (team > kMostTeamThreads || row_elements_ % (scaled ? 64 : 32) != 0) return {};
+    if (row_elements_ < kLeastPackedRow) return {};
     UnitParts parts;
     parts.comment = sweep_comment(context_, source_.name) +
                     "//   packed on the way: " + context_.name_of(packed_) + "\n";

@@ -235,7 +235,7 @@ class CudaExecutable : public Executable {
                       void (*act)(SweepLowering&, const Lowering&) = lower_run) {
     const BatchLayout& l = layout(call.batch);
     Lowered lowered;
-    lowered.program.workspace_bytes = lowered.program.kernel_bytes = l.buffers;
+    lowered.program.workspace_bytes = l.buffers;
     Lowering to{{plan_, call.batch, tensors, leaf_count_, l.offsets}, modules_, call.sm, lowered};
     to.scratch = {Address::Base::workspace, 0, l.buffers};
     to.scratch_bytes = l.scratch;

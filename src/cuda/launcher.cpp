@@ -87,7 +87,7 @@ std::vector<int> units_of(const LaunchProgram& program) {
 }
 
 size_t needed_workspace(const LaunchProgram& program, Context& context) {
-  size_t bytes = program.kernel_bytes;
+  size_t bytes = program.workspace_bytes;
   for (const Step& step : program.steps) {
     if (step.kind != StepKind::library_product) continue;
     const size_t own = context.cublas().workspace(step.product);

@@ -21,8 +21,8 @@ class LibraryLowering {
   nlohmann::json describe() const;
 
  private:
-  // Scratch memory: copies of x, w and the bias, the product where the plan has no place, and at
-  // the end, where what it does not use need not be there, the library's; then that of kernels
+  // Scratch memory: copies of x, w and the bias, the product where the plan has no place, and
+  // behind these the library's own, of which the end may be missing, and after it that of kernels
   // behind.
   struct Layout {
     size_t x = 0, w = 0, bias = 0, product = 0, behind = 0, end = 0;

@@ -134,16 +134,13 @@ void Lowering::keep_packed(ValueId value, const hopper::SplitStep& step,
 }
 
 void Lowering::overwrite(const Address& begin, size_t bytes) const {
-  if (begin.base != Address::Base::workspace) return;
-  size_t& used = lowered.program.kernel_bytes;
+  if (begin.base != Address::Base::workspace || bytes == 0) return;
+  size_t& used = lowered.program.workspace_bytes;
   used = std::max(used, begin.offset + bytes);
   lend(begin, bytes);
 }
 
 void Lowering::lend(const Address& begin, size_t bytes) const {
-  if (begin.base != Address::Base::workspace) return;
-  size_t& used = lowered.program.workspace_bytes;
-  used = std::max(used, begin.offset + bytes);
   const Range written = {begin.offset, begin.offset + bytes};
   std::erase_if(lowered.packed, [&](const PackedOperand& packed) {
     return packed.memory.base == begin.base && range_of(packed.split, packed.memory).meets(written);

@@ -64,7 +64,7 @@ struct Lowering : Places {
   void keep_packed(ValueId value, const hopper::SplitStep& step, const Address& memory) const;
   // Says that steps write these bytes of the workspace.
   void overwrite(const Address& begin, size_t bytes) const;
-  // The same of what a library's product may use at most; how much it does, its GPU tells.
+  // Says that a library's product may: how many of them, its GPU tells (needed_workspace()).
   void lend(const Address& begin, size_t bytes) const;
   void name(const std::string& what, const Address& address, size_t bytes) const;
 };

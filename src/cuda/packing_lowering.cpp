@@ -1,5 +1,7 @@
 // A sweep that packs on the way what the product behind it would pack first: its kernel holds the
 // rows in registers, so that the product's own pass, which reads them again, is left out.
+#include <stdexcept>
+
 #include "cuda/sweep_lowering.h"
 
 namespace ingot::cuda {
@@ -24,7 +26,9 @@ class PackingLowering : public SweepLowering {
 
   void lower(const Lowering& to) override {
     std::optional<PackRequest> request = products_[0]->packs(to.behind());
-    if (request && request->scheme != scheme_) request.reset();
+    if (request && request->scheme != scheme_) {
+      throw std::logic_error("rows are packed for another scheme than their product's");
+    }
     // What is redone of scaled values is read as it was (product/redo.cuh).
     const bool is_enough = scheme_ == hopper::Scheme::split;
     if (request) request->alone = alone_ && is_enough && all_read(to, *request);

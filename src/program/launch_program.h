@@ -97,8 +97,7 @@ std::vector<Address> addresses_of(const Step& step);
 struct LaunchProgram {
   std::vector<Step> steps;
   std::vector<Buffer> buffers;
-  size_t workspace_bytes = 0;  // that the steps may write
-  size_t kernel_bytes = 0;     // the same, libraries' own scratch memory apart
+  size_t workspace_bytes = 0;  // that the steps write, libraries' own scratch memory apart
 };
 
 // 16 hexadecimal digits, the same for programs that launch the same.

@@ -169,6 +169,7 @@ TEST(Codegen, ASweepPacksTheRowsThatAProductReads) {
       EXPECT_THAT(source->text, HasSubstr("place(const Operands& operands, i64 b, i64 e)"));
       EXPECT_THAT(source->text, HasSubstr("packed[i] = "));
     }
+    EXPECT_FALSE(packing_source(64, softmax)) << "half of a warp";
     EXPECT_FALSE(packing_source(100, softmax)) << "no whole lines";
     EXPECT_FALSE(packing_source(96, softmax, hopper::Scheme::scaled)) << "no whole lines";
     const std::optional<KernelSource> scaled = packing_source(192, softmax, hopper::Scheme::scaled);

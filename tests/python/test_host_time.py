@@ -12,6 +12,7 @@ from ingot.capture.host_time import (
     nears_the_host,
     pays_for_guards,
     pays_in_few_bits,
+    turns_tokens,
 )
 from torch import nn
 
@@ -44,6 +45,7 @@ def chosen(
     feed = SimpleNamespace(tf32=tf32, graph=graph)
     given = {"device_type": device_type, "autocast": autocast, "feed": feed}
     given["taken"] = dict.fromkeys(computing, 1)
+    given["turning"] = list(filter(turns_tokens, graph.nodes))
     cut = SimpleNamespace(waits_for_host=waits, **given)
     return pays_in_few_bits(cut, computing)
 
@@ -93,7 +95,7 @@ def test_a_plain_product_in_halves_is_pytorchs_on_any_device():
 def in_fp32(graph: torch.fx.Graph) -> torch.fx.Graph:
     for node in graph.nodes:
         if "val" in node.meta:
-            node.meta["val"] = torch.empty(node.meta["val"].shape, device="meta")
+            node.meta["val"] = node.meta["val"].float()
     return graph
 
 
@@ -136,15 +138,42 @@ def test_what_turns_tokens_again_and_again_gains_nothing_in_tf32():
     assert chosen(many)
 
 
-def test_a_right_operand_may_lie_either_way():
+@pytest.mark.parametrize("added", [False, True])
+def test_a_right_operand_may_lie_either_way(added):
     class Scores(nn.Module):
         def forward(self, x):
             for _ in range(5):
-                x = torch.softmax(x @ x.transpose(1, 2), -1) @ x
+                turned = x.transpose(1, 2)
+                scores = torch.baddbmm(x[..., :1], x, turned) if added else x @ turned
+                x = torch.softmax(scores, -1) @ x
             return x
 
     graph = in_fp32(graph_of(Scores(), 64, 1024, 512))
     assert not is_of_the_host(graph.nodes) and chosen(graph, tf32=True)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_channels_that_lie_innermost_are_not_turned(channels_last):
+    """A ConvNeXt's blocks, between convolutions of either format."""
+
+    class Blocks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm, self.a = nn.LayerNorm(96), nn.Linear(96, 96)
+
+        def forward(self, x):
+            for _ in range(4):
+                y = self.a(torch.nn.functional.gelu(self.norm(x.permute(0, 2, 3, 1))))
+                x = x + y.permute(0, 3, 1, 2)
+            return x
+
+    x = torch.empty(64, 96, 56, 56, device="meta", dtype=torch.bfloat16)
+    if channels_last:
+        x = x.to(memory_format=torch.channels_last)
+    module = Blocks().to("meta", torch.bfloat16)
+    graph = in_fp32(torch.export.export(module, (x,)).graph)
+    assert any(map(turns_tokens, graph.nodes)) != channels_last
+    assert chosen(graph, tf32=True) == channels_last
 
 
 def test_convolutions_are_work_of_the_gpus():

@@ -180,6 +180,13 @@ BUGS = [
         "python tests/python/test_cuda_calls.py",
     ),
     Bug(
+        "a library's product is given no workspace of its own",
+        "src/cuda/launcher.cpp",
+        "if (own > 0) bytes = std::max(bytes, workspace_of(step).offset + own);",
+        "if (own > 0) bytes = std::max(bytes, workspace_of(step).offset);",
+        "python tests/python/test_library_workspace.py",
+    ),
+    Bug(
         "a matrix is described as it was at another address",
         "src/cuda/launcher.cpp",
         "if (encoded.base != base || !same_matrix(encoded.spec, spec)) {",

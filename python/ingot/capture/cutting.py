@@ -31,6 +31,7 @@ from ingot.capture.host_time import (
     pays_in_few_bits,
     pays_on_cpu,
     pays_without_gradients,
+    turns_tokens,
 )
 from ingot.capture.layout import Joined, Leaf, UnfitError, Value, part_of
 from ingot.capture.nodes import (
@@ -419,6 +420,11 @@ class Cut:
     def waits_for_host(self) -> bool:
         """Whether a training step of the graph in few bits is not the GPU's time."""
         return self.device_type == "cuda" and is_of_the_host(self.feed.graph.nodes)
+
+    @cached_property
+    def turning(self) -> list[torch.fx.Node]:
+        """What turns tokens for a sweep."""
+        return list(filter(turns_tokens, self.feed.graph.nodes))
 
     @cached_property
     def nears_host(self) -> bool:

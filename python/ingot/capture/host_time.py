@@ -35,7 +35,8 @@ import torch
 
 from ingot.capture import token_chains
 from ingot.capture.gains import bytes_saved
-from ingot.capture.layout import elements, size_in_bytes
+from ingot.capture.kept_by_eager import is_view
+from ingot.capture.layout import elements, hint, size_in_bytes
 from ingot.capture.nodes import is_convolution, is_row_norm, named_arguments, schema_name
 from ingot.capture.products import PRODUCTS
 from ingot.capture.table import (
@@ -83,10 +84,11 @@ _WITHOUT_PASS = {*PRODUCTS, *CASTS}
 # Of a region in 16 bits, where a step is the host's; around a norm, which autocast wraps in casts.
 _FEWEST_OPERATORS, _FEWEST_WITH_NORM, _FEWEST_WITH_CASTS = 6, 5, 4
 
-# What a sweep reads or writes so takes four times its bytes. (H200, an MLP-Mixer's step with TF32,
-# whose blocks turn tokens twice: 24 regions of five and six operators took the GPU 22.7 ms for
-# eager's 21.1, and the host 2 to 5 ms more: 1.0 to 1.22 of eager's time. A ViT turns them once.)
-_TURNING = {"aten::transpose", "aten::permute"}
+# Tokens that a sweep reads or writes with their channels apart take it four times their bytes.
+# (H200, an MLP-Mixer's step with TF32, whose blocks turn them twice: 24 regions of five and six
+# operators took the GPU 22.7 ms for eager's 21.1, and the host 2 to 5 ms more: 1.0 to 1.22 of
+# eager's time. A ViT turns them once.) From what number on a network does so again and again, and
+# of how many operators a time a region gains all the same.
 _MANY_TURNS, _OPERATORS_A_TURN = 4, 8
 
 # Without gradients, of a 16-bit product's result: of fewer bytes a pass over it is less than what a
@@ -173,35 +175,43 @@ def pays_in_few_bits(cut: Cut, computing: list[torch.fx.Node]) -> bool:
     if cut.device_type == "cuda" and _gains_by_alignment(products):
         return True
     gains = bool(_behind(computing)) or (not halves and _gains_alone(products))
-    gains = gains and (halves or not _turns_tokens(cut, computing))
+    gains = gains and (halves or not _turns_often(cut, computing))
     relieves_host = halves and _operators(computing) >= _fewest(cut, computing)
     return gains and (relieves_host or not cut.waits_for_host)
 
 
-def _turns_tokens(cut: Cut, computing: list[torch.fx.Node]) -> bool:
-    """Whether a region reads or writes tokens whose channels lie apart, with few operators for each
-    time, in a network that turns them again and again."""
-    turning = list(filter(_turns, cut.feed.graph.nodes))
-    own = sum(cut.taken.get(node) == cut.taken[computing[0]] for node in turning)
-    return len(turning) >= _MANY_TURNS and len(computing) < _OPERATORS_A_TURN * own
+def _turns_often(cut: Cut, computing: list[torch.fx.Node]) -> bool:
+    """Whether a region of few operators for each time turns tokens in a network that does so again
+    and again."""
+    own = sum(cut.taken.get(node) == cut.taken[computing[0]] for node in cut.turning)
+    return len(cut.turning) >= _MANY_TURNS and len(computing) < _OPERATORS_A_TURN * own
 
 
-def _turns(node: torch.fx.Node) -> bool:
-    """Whether another dimension becomes the last one, but for a product's right operand, which lies
-    either way."""
-    value = node.meta.get("val")
-    if schema_name(node.target) not in _TURNING or value.dim() < 3:
-        return False
-    last, dims = value.dim() - 1, list(range(value.dim()))
-    given = named_arguments(node)
-    if "dims" in given:
-        dims = [dim % len(dims) for dim in given["dims"]]
-    else:
-        one, other = given["dim0"] % len(dims), given["dim1"] % len(dims)
-        dims[one], dims[other] = other, one
-    return dims[last] != last and not all(
-        schema_name(user.target) in PRODUCTS and user.args[1] is node for user in node.users
+def turns_tokens(node: torch.fx.Node) -> bool:
+    """Whether a tensor's channels lie apart and what reads it gives some that lie innermost: an
+    operator, or a product whose samples it is."""
+    return _lie_innermost(node) is False and any(
+        _lie_innermost(user) and not (is_view(user) or _is_right_operand(user, node))
+        for user in node.users
     )
+
+
+def _lie_innermost(node: torch.fx.Node) -> bool | None:
+    """Of tokens, whether their channels do, or the tokens themselves; None of anything else."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dim() < 3:
+        return None
+    strides = [hint(stride) for size, stride in zip(value.shape, value.stride()) if size != 1]
+    if not strides or 1 not in strides:
+        return None
+    return strides[-1] == 1
+
+
+def _is_right_operand(product: torch.fx.Node, node: torch.fx.Node) -> bool:
+    """Which lies either way."""
+    name = schema_name(product.target)
+    second = 2 if name in ("aten::addmm", "aten::baddbmm") else 1
+    return name in PRODUCTS and len(product.args) > second and product.args[second] is node
 
 
 def pays_without_gradients(cut: Cut, computing: list[torch.fx.Node]) -> bool:

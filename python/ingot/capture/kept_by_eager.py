@@ -107,12 +107,9 @@ def _is_copied(product: torch.fx.Node, node: torch.fx.Node) -> bool:
     if left.dim() != 2 or right.dim() < 3:
         return False
     turned = right.mT
-    sizes, strides = ([hint(n) for n in of] for of in (turned.shape, turned.stride()))
-    leading = range(right.dim() - 2)
-    return any(
-        1 not in (sizes[at], sizes[at + 1]) and strides[at] != strides[at + 1] * sizes[at + 1]
-        for at in leading
-    )
+    both = zip(map(hint, turned.shape[:-1]), map(hint, turned.stride()))
+    rows = [(size, stride) for size, stride in both if size != 1]  # which it makes one dimension
+    return any(stride != size * below for (_, stride), (size, below) in zip(rows, rows[1:]))
 
 
 def differentiated(graph: torch.fx.Graph, needing: set[torch.fx.Node]) -> set[torch.fx.Node]:

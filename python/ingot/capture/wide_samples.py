@@ -13,18 +13,18 @@ from collections.abc import Container, Iterable
 
 import torch
 
+from ingot.capture.kept import source_of
 from ingot.capture.layout import size_in_bytes
 from ingot.capture.nodes import named_arguments, schema_name
 from ingot.capture.products import PRODUCTS
 
-_REGROUPED = {f"aten::{name}" for name in "view reshape _unsafe_view expand unsqueeze".split()}
 _SAMPLES = ("input", "mat1", "batch1", "self")  # a product's first operand, by its schema
 _MUCH = 32 << 20  # bytes
 
 
 def share_wide_samples(nodes: Iterable[torch.fx.Node], needing: Container[torch.fx.Node]) -> bool:
     """Whether products among a region's nodes share such samples in fp32, from outside and without
-    a gradient, which would be as large. needing: nodes with a gradient."""
+    a gradient, which would be as large as what is packed. needing: nodes with a gradient."""
     readers = defaultdict(list)
     for node in nodes:
         samples = _samples(node) if schema_name(node.target) in PRODUCTS else None
@@ -43,6 +43,4 @@ def share_wide_samples(nodes: Iterable[torch.fx.Node], needing: Container[torch.
 def _samples(product: torch.fx.Node) -> torch.fx.Node | None:
     arguments = named_arguments(product)
     node = next((arguments[name] for name in _SAMPLES if name in arguments), None)
-    while isinstance(node, torch.fx.Node) and schema_name(node.target) in _REGROUPED:
-        node = node.args[0]
-    return node if isinstance(node, torch.fx.Node) else None
+    return source_of(node) if isinstance(node, torch.fx.Node) else None

@@ -371,8 +371,8 @@ class Program:
 
     def _takes_more(self, binding: Binding, slot: _Slot) -> bool:
         """Whether the call in this slot wants more memory than the binding says, from now on no
-        longer: tensors at other addresses, which are packed or copied; kept weights, beside which
-        another product may be the fastest."""
+        longer: tensors at other addresses, which are packed or copied, or for which the library has
+        another algorithm; kept weights, beside which another product may be the fastest."""
         tensors = slot.address + ctypes.sizeof(_library.Call)
         size = self._call_size(binding.batch, tensors, binding.count)
         if self._keeps_weights:
