@@ -50,6 +50,8 @@ from ingot.capture.table import CASTS, CHANGES_NOTHING, HALVES, SHAPE_OPERATORS,
 from ingot.runtime.layouts import ResultLayout, TensorLayout
 
 _MOST_OF_STATE = 1 << 16  # numbers
+# Whose derivatives read no operand.
+_READING_NOTHING = (PASSING_ON, SHAPE_OPERATORS, REGROUPED_OR_SUMMED, CHANGES_NOTHING)
 
 
 class Kept:
@@ -272,9 +274,7 @@ class Kept:
         """Whether its derivative does not read this operand: of a sum, of a choice by a mask, or of
         a product with what has no gradient."""
         name = schema_name(node.target)
-        if name in PASSING_ON or name in SHAPE_OPERATORS or name in REGROUPED_OR_SUMMED:
-            return True
-        if name in CHANGES_NOTHING:
+        if any(name in names for names in _READING_NOTHING):
             return True
         if name in CASTS:
             return node.meta["val"].dtype == operand.meta["val"].dtype
