@@ -202,6 +202,26 @@ def test_results_without_a_derivative_take_no_longer_way(monkeypatch):
         assert m.gemm.weight.grad is not None and m.other.weight.grad is None
 
 
+def test_a_gradient_of_zeros_is_one():
+    """Of a sign, where the other result's gradient is not asked for."""
+
+    class Signed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(6, 4)
+
+        def forward(self, x):
+            h = self.linear(x)
+            return torch.tanh(h.sgn()), h.long()
+
+    module, x = Signed(), torch.ones(2, 6, requires_grad=True)
+    optimised = ingot.optimize(module)
+    leaves = [x, *module.parameters()]
+    found = torch.autograd.grad(optimised(x)[0].sum(), leaves)
+    assert calls_of(optimised)
+    assert [g.abs().sum() for g in found] == [0, 0, 0]
+
+
 def test_without_a_derivative_pytorchs_operators_run(three, monkeypatch):
     def fails(*given):
         raise RuntimeError("no such formula")

@@ -159,6 +159,43 @@ def by_data(h):
     h.data.clamp_(-0.3, 0.3)
 
 
+class Detached(nn.Module):
+    """What is written with a derivative goes its own way, and what it was detached from keeps the
+    one that it had."""
+
+    def __init__(self, write, gives_both):
+        super().__init__()
+        self.linear, self.write, self.gives_both = nn.Linear(8, 8), write, gives_both
+
+    def forward(self, x):
+        h = self.linear(x)
+        d = h.detach()
+        self.write(d, h)
+        return (d, h) if self.gives_both else d
+
+
+@pytest.mark.parametrize("gives_both", [False, True], ids=["alone", "both"])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda d, h: d.mul_(h.flip(-1)),
+        lambda d, h: d[:, :4].add_(h[:, 4:]),
+        lambda d, h: d.unfold(-1, 2, 2).mul_(h.flip(-1).unfold(-1, 2, 2)),
+    ],
+    ids=["whole", "part", "windows"],
+)
+def test_what_is_written_behind_detach_has_a_derivative_of_its_own(write, gives_both):
+    torch._dynamo.reset()
+    module, found = Detached(write, gives_both), []
+    for called in (ingot.optimize(module), module):
+        results = called(torch.linspace(-1, 1, 24).view(3, 8))
+        results = results if gives_both else (results,)
+        loss = sum((r * torch.linspace(0, 1, 24).view(3, 8)).sum() for r in results)
+        found.append([*results, *torch.autograd.grad(loss, list(module.parameters()))])
+    assert [r.requires_grad for r in found[0]] == [r.requires_grad for r in found[1]]
+    torch.testing.assert_close(*found)
+
+
 def by_comparison(h):
     """Seen by autograd: zeros come back, where from `h > 0` nothing would."""
     h.gt_(0)

@@ -63,6 +63,17 @@ def test_inputs_that_ask_for_gradients(tmp_path):
     assert not verify(tmp_path, original, wrong).verified
 
 
+def test_a_nans_row_may_be_a_term_of_a_gradient_as_in_other_kernels_of_pytorchs(tmp_path):
+    """PyTorch's vectors let nothing through where ReLU6 was given NaN, its single elements all."""
+    body = "y = self.gemm(x)\nreturn {}"
+    original = model(body.format("nn.functional.relu6(y)"))
+    chosen = "torch.where(y >= 6, 6.0, torch.where(y <= 0, 0.0, {}))"
+    result = verify(tmp_path, original, model(body.format(chosen.format("y"))), hostile=True)
+    assert result.verified, why(result)
+    half = model(body.format(chosen.format("y * torch.where(y.isnan(), 0.5, 1.0)")))
+    assert not verify(tmp_path, original, half, hostile=True).verified
+
+
 @pytest.mark.thorough
 def test_complex_outputs(tmp_path):
     original = model("return torch.fft.rfft(self.gemm(x))")

@@ -245,7 +245,7 @@ class _RegionFunction(torch.autograd.Function):
         if all(gradient is None for gradient in gradients):
             # Autograd goes on to what no gradient reaches; an earlier backward may have freed it.
             return (None,) * len(ctx.needs_input_grad)
-        way, unreached = ctx.way, frozenset()
+        way, unreached, of_some = ctx.way, frozenset(), False
         if ctx.half is not None:
             given = dict(zip(ctx.half, gradients))
             gradients = [given.get(at) for at in range(ctx.call.results)]
@@ -264,7 +264,7 @@ class _RegionFunction(torch.autograd.Function):
                 g is not None and is_batched(g) for g in given
             )
             if transformed or any(gradient is None for gradient in given):
-                unreached = _unreached(ctx, gradients)
+                unreached, of_some = _unreached(ctx, gradients), True
                 _keep_for_others(ctx, inputs, gradients)
                 run, given = _of_some(ctx, given, transformed)
             # What is read last is freed then: nothing here holds it.
@@ -275,8 +275,11 @@ class _RegionFunction(torch.autograd.Function):
             found = run(inputs)
         result: list[Any] = [None] * len(ctx.needs_input_grad)
         for at, gradient in zip(way.derivative.wanted, found):
-            if at not in unreached:
-                result[_FIRST_LEAF + at] = gradient
+            if at in unreached:
+                continue
+            if gradient is None and of_some:  # what is left of it is a sign's, or the like
+                gradient = stand_in(ctx.binding.expected[at], None, False)
+            result[_FIRST_LEAF + at] = gradient
         return tuple(result)
 
 

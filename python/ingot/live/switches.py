@@ -25,6 +25,7 @@ from ingot.live.unseen_writes import (
 
 # Operators of Python's that write into their first operand.
 _IN_PLACE = set("setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor imatmul".split())
+_DETACHING = {"detach", torch.detach, torch.Tensor.detach, torch._C._autograd._get_data_attr}
 # Words in the names of the functions that switch.
 _GRADIENTS, _ENTER, _EXIT, INFERENCE = (
     "set_grad_enabled",
@@ -58,6 +59,7 @@ class Runner(torch.fx.Interpreter):
         self._entered: list[torch.autocast] = []
         self._unseen: list[str] = []
         self._otherwise: list[str] = []
+        self._detached: list[Any] = []
         self._gradients = torch.is_grad_enabled()
         self._spans = vmapped.spans(self.module.graph)
         self._done: dict[torch.fx.Node, Any] = {}
@@ -85,7 +87,10 @@ class Runner(torch.fx.Interpreter):
         given = [self.env[node] for node in n.all_input_nodes]
         if written_otherwise(n, given):
             self._otherwise.append(n.name)
-        with unseen_by_autograd(given, self.env, self._gradients) as unseen:
+        if n.target in _DETACHING:
+            self._detached += given  # which nothing else may read
+        known = (self.env.values(), self._detached)
+        with unseen_by_autograd(given, known, self._gradients) as unseen:
             result = super().run_node(n)
         if unseen:
             self._unseen.append(n.name)

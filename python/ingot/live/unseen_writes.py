@@ -10,7 +10,8 @@ few operators are, whose derivative in place is another one than that of what ta
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -51,10 +52,10 @@ def written_otherwise(node: torch.fx.Node, given: Sequence[Any]) -> bool:
 
 @contextlib.contextmanager
 def unseen_by_autograd(
-    given: Sequence[Any], known: Mapping[Any, Any], gradients: bool
+    given: Sequence[Any], known: Sequence[Iterable[Any]], gradients: bool
 ) -> Iterator[list[torch.Tensor]]:
     """Gives a list that is filled with the tensors among `given` that are written inside, unseen.
-    known: what else there is, with tensors for values; gradients: whether any are wanted."""
+    known: what else there is; gradients: whether any are wanted."""
     unseen: list[torch.Tensor] = []
     tensors = [v for v in given if isinstance(v, torch.Tensor) and not v.is_inference()]
     before = [(tensor._version, _memory(tensor), tensor.grad_fn) for tensor in tensors]
@@ -66,19 +67,26 @@ def unseen_by_autograd(
             unseen.append(tensor)
 
 
-def _is_seen(tensor: torch.Tensor, function: Any, known: Mapping[Any, Any]) -> bool:
-    """Whether all that has its memory has a derivative if the tensor itself has one now. function:
-    of autograd's, that gave the tensor before the write; one that is seen puts another there. (An
-    operator may switch gradients off inside: an embedding with `max_norm` does.)"""
+def _is_seen(tensor: torch.Tensor, function: Any, known: Sequence[Iterable[Any]]) -> bool:
+    """Whether all that has its memory has a derivative if the tensor itself has one now, and the
+    same: what was detached goes its own way. function: of autograd's, that gave the tensor before
+    the write; one that is seen puts another there. (An operator may switch gradients off inside: an
+    embedding with `max_norm` does.)"""
     if not torch.is_grad_enabled() and tensor.requires_grad:
         return False
     if function is not None and tensor.grad_fn is function:
         return False
     return all(
         other.requires_grad == tensor.requires_grad
-        for other in known.values()
+        and (_base(other) is _base(tensor) or not tensor.requires_grad)
+        for other in itertools.chain.from_iterable(known)
         if isinstance(other, torch.Tensor) and _memory(other) == _memory(tensor)
     )
+
+
+def _base(tensor: torch.Tensor) -> torch.Tensor:
+    """What autograd takes it for a view of, or itself."""
+    return tensor if tensor._base is None else tensor._base
 
 
 def _memory(tensor: torch.Tensor) -> int | None:
