@@ -198,12 +198,17 @@ def test_what_is_brought_to_a_tensors_type_is_taken(name):
     assert report["unsupported"] == []
 
 
-def test_what_cannot_be_taken_apart_is_pytorchs_aloud():
-    optimised = ingot.optimize(Written(_swapped))
-    x = torch.randn(4, 4)
-    with pytest.warns(ingot.IngotWarning, match="shares memory with an argument"):
-        found = optimised(x)
-    torch.testing.assert_close(found, Written.forward(optimised, x))
+@pytest.mark.parametrize(
+    "gradients, why",
+    [(False, "shares memory with an argument"), (True, "a write .* unseen by autograd")],
+)
+def test_what_cannot_be_taken_apart_is_pytorchs_aloud(gradients, why):
+    """Whole, or the write alone, where autograd knows of no view."""
+    module = Written(_swapped)
+    twin, optimised = copy.deepcopy(module), ingot.optimize(module)
+    with pytest.warns(ingot.IngotWarning, match=why):
+        found = _run(optimised, gradients)
+    torch.testing.assert_close(found, _run(twin, gradients))
 
 
 def _swapped(h):
