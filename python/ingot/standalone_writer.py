@@ -132,7 +132,7 @@ class Standalone:
         return None
 
     def _file_region(self, region, twin, layouts: Layouts, batch: int | None) -> FileRegion:
-        how = (batch, self.precision, _SM)
+        how = (batch and batch * region.per_sample, self.precision, _SM)
         if twin is not None:
             found = twin[0]
             how = (*how, (found.written_leaves, found.written_inputs, found.written))

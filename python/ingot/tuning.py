@@ -116,7 +116,7 @@ def _programs(module, example_inputs, precision, options) -> list[tuple[Program,
         optimized = optimize(module, example_inputs, precision=precision, options=options)
     batch = batched_inputs([v for v in example_inputs if isinstance(v, torch.Tensor)])[1]
     graphs = [g for g in optimized._ingot.graphs if g.compiled is not None]
-    return [(program, batch) for graph in graphs for program in graph.compiled.programs]
+    return [each for graph in graphs for each in graph.compiled.for_batch(batch)]
 
 
 def _tunable(program: Program, batch: int) -> list[dict]:

@@ -98,7 +98,7 @@ def one_thread():
 @pytest.fixture
 def chains_alone(monkeypatch):
     """What stands between products is taken, and the products are PyTorch's."""
-    from ingot.capture import cutting, token_chains
+    from ingot.capture import token_chains, weighing
 
     monkeypatch.setattr(token_chains, "takes_everything", True)
-    monkeypatch.setattr(cutting.Cut, "_pays", lambda cut, computing: False)
+    monkeypatch.setattr(weighing, "_pays", lambda cut, computing: False)

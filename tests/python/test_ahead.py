@@ -50,7 +50,7 @@ def finished() -> None:
 
 def test_what_is_needed_comes_before_what_others_need():
     programs, asked = [Stand(), Stand(fails=True), Stand()], []
-    ahead.compile_ahead(programs, 7, [lambda: asked.append("product")])
+    ahead.compile_ahead([(p, 7) for p in programs], [lambda: asked.append("product")])
     finished()
     assert asked == ["product"]
     assert all(p.said[0] == ("needed", 7) and len(p.said) == 4 for p in programs)
@@ -60,7 +60,7 @@ def test_what_is_needed_comes_before_what_others_need():
 def test_what_is_needed_is_compiled_side_by_side():
     programs = [Stand(seconds=0.2) for _ in range(4)]
     begun = time.monotonic()
-    ahead.compile_ahead(programs, 1)
+    ahead.compile_ahead([(p, 1) for p in programs])
     assert time.monotonic() - begun < 0.1
     ahead.settle()
     assert time.monotonic() - begun < 0.7
@@ -68,13 +68,13 @@ def test_what_is_needed_is_compiled_side_by_side():
 
 def test_times_are_taken_with_nothing_beside_them():
     program = Stand(others=500, seconds=0.01)
-    ahead.compile_ahead([program], 1)
+    ahead.compile_ahead([(program, 1)])
     while not program.said[1:]:
         time.sleep(0.01)
     ahead.settle()
     count = len(program.said)
     assert count < 500
-    ahead.compile_ahead([program], 1)
+    ahead.compile_ahead([(program, 1)])
     finished()
     assert len(program.said) == count + 1  # what a call needs, still
 
@@ -83,7 +83,7 @@ def test_nothing_is_compiled_for_models_that_are_gone(monkeypatch):
     monkeypatch.setattr(ahead, "_PAUSE_S", 0.3)
     program = Stand()
     said, gone = program.said, weakref.ref(program)
-    ahead.compile_ahead([program], 1)
+    ahead.compile_ahead([(program, 1)])
     del program
     finished()
     assert gone() is None and said == [("needed", 1)]
@@ -91,16 +91,15 @@ def test_nothing_is_compiled_for_models_that_are_gone(monkeypatch):
 
 def test_what_fails_stops_nothing_else():
     program, asked = Stand(), []
-    ahead.compile_ahead([program], 1, [lambda: 1 / 0, lambda: asked.append("product")])
+    ahead.compile_ahead([(program, 1)], [lambda: 1 / 0, lambda: asked.append("product")])
     finished()
     assert asked == ["product"] and program.said[0] == ("needed", 1)
 
 
-def test_nothing_is_compiled_for_the_host_or_an_unknown_batch():
+def test_nothing_is_compiled_for_the_host():
     program = Stand()
-    ahead.compile_ahead([program], None)
     program.on_cuda = False
-    ahead.compile_ahead([program], 3)
+    ahead.compile_ahead([(program, 3)])
     finished()
     assert not program.said
 
@@ -115,7 +114,7 @@ class Endless:
     def compile_another(self, batch): return not time.sleep(0.05)
 
 ahead._PAUSE_S = {pause}
-ahead.compile_ahead([Endless()], 1)
+ahead.compile_ahead([(Endless(), 1)])
 time.sleep(0.3)
 print("end", time.monotonic())
 """

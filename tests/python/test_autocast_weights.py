@@ -10,7 +10,7 @@ import torch
 from ingot.capture.captured import Source
 from ingot.capture.feed import Feed, Placeholder
 from ingot.live import autocast, importing, widened
-from ingot.live.autocast import cast_by_torch, cast_weights
+from ingot.live.autocast import cast_by_torch, cast_weights, read_uncast
 from ingot.runtime.signature import BATCH
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -123,6 +123,69 @@ def test_a_large_weight_is_still_cast_by_torch():
     feed = _feed(lambda x, w: torch.mm(x, w), shapes, kinds)
     cast_weights(feed, torch.bfloat16)
     assert list(_products(feed.graph).values()) == [["x_1", "w_1"]]
+
+
+@pytest.mark.parametrize(
+    ("function", "read"),
+    [
+        (lambda h, w: torch.mm(h.float(), w), "half"),
+        (lambda h, w: torch.nn.functional.linear(h.to(torch.float32), w), "half"),
+        (lambda h, w: torch.mm(h.float() * 2, w), "mul"),
+        (lambda h, w: (lambda wide: torch.mm(wide, w) + wide)(h.float()), "to"),
+        (lambda h, w: torch.mm(h.double(), w.double()), "to"),
+    ],
+    ids="mm linear computed read_twice double".split(),
+)
+def test_what_a_product_would_have_cast_back_is_not_cast(function, read):
+    def forward(x, w):
+        half = x.to(torch.bfloat16)
+        return function(half, w)
+
+    feed = _feed(forward, [(8, 8)] * 2, ["input", "parameter"])
+    half = next(node for node in feed.graph.nodes if node.op == "call_function")
+    read_uncast(feed, torch.bfloat16)
+    product = next(n for n in feed.graph.nodes if n.name in ("mm", "linear"))
+    assert (product.args[0] is half) == (read == "half")
+    assert read == "half" or read in product.args[0].name
+    feed.graph.lint()
+
+
+def test_what_is_kept_from_autocast_reads_its_cast():
+    feed = _feed(
+        lambda x, w: torch.mm(x.to(torch.bfloat16).float(), w), [(8, 8)] * 2, ["input", "parameter"]
+    )
+    read_uncast(feed, torch.bfloat16, {"mm"})
+    (product,) = (node for node in feed.graph.nodes if node.name == "mm")
+    assert product.args[0].meta["val"].dtype == torch.float32
+
+
+class _Widening(nn.Module):
+    """Brings what it multiplies to its weight's dtype, as T5's feed-forwards do."""
+
+    def __init__(self, width=32):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x):
+        h = self.dropout(torch.relu(self.up(x)))
+        return self.down(h.to(self.down.weight.dtype))
+
+
+def test_a_cast_that_goes_is_not_missed():
+    torch.manual_seed(0)
+    module = _Widening()
+    twin = copy.deepcopy(module)
+    optimised = ingot.optimize(module)
+    found = []
+    for called in (optimised, twin):
+        torch.manual_seed(1)
+        x = torch.randn(6, 32, requires_grad=True)
+        with torch.autocast("cpu", torch.bfloat16):
+            result = called(x)
+        result.float().square().sum().backward()
+        found.append([result, x.grad, *(p.grad for p in called.parameters())])
+    torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
 
 
 class _Block(nn.Module):

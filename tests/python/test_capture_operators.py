@@ -8,6 +8,7 @@ import pytest
 import selection
 import torch
 from capture_support import check_capture, whole
+from ingot.capture.captured import TorchStep
 from ingot.capture.cutting import Cut
 from ingot.capture.layout import UnfitError, Value
 from torch import nn
@@ -244,6 +245,34 @@ SHAPED = {
     "viewed_and_whole": (lambda x, m: (x.relu(), x.relu().view(-1, 4, 6)), (4, 8)),
     "viewed_twice": (lambda x, m: (x.view(-1, 2, 12), x.view(-1, 4, 6)), (4, 8)),
 }
+
+
+class Padded(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.linear, self.function = nn.Linear(8, FEATURES), function
+
+    def forward(self, x):
+        return self.function(x, self.linear(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "is_copied"),
+    [
+        (lambda x, y: torch.tanh(F.pad(y.relu(), (0, 0, 0, 0))) * 2, False),
+        (lambda x, y: torch.tanh(F.pad(y.relu(), (0, 0), mode="constant", value=3.0)) * 2, False),
+        (lambda x, y: torch.tanh(F.pad(y.relu(), (0, 1))) * 2, True),
+        (lambda x, y: F.pad(y.relu(), (0, 0)), True),  # a result of its own
+        (lambda x, y: (lambda z: (z, F.pad(z, (0, 0)) * 2))(y.relu()), True),
+        (lambda x, y: torch.tanh(F.pad(x, (0, 0))) * y.sum(), True),  # the caller may write into x
+        (lambda x, y: torch.tanh(F.pad(y.relu()[:, ::2], (0, 0))) * 2, True),  # lies otherwise
+    ],
+    ids="nothing value something returned beside input strided".split(),
+)
+def test_padding_by_nothing_is_no_copy(function, is_copied):
+    captured = check_capture(Padded(function), torch.randn(4, 8))
+    names = [step.what for step in captured.steps if isinstance(step, TorchStep)]
+    assert ("pad" in names or "constant_pad_nd" in names) == is_copied
 
 
 @pytest.mark.parametrize("name", sorted(SHAPED))

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from ingot.capture import cutting, host_time
+from ingot.capture import host_time, weighing
 from ingot.capture.table import has_uneven_rows
 from ingot.live import padded
 from test_gradients import calls_of, error, gradients_of, three_of
@@ -132,7 +132,7 @@ def test_gradients(shape, follows, monkeypatch):
     copies, copy = [], padded.padded
     monkeypatch.setattr(padded, "_is_slow", is_slow)
     monkeypatch.setattr(padded, "padded", lambda x: copies.append(x) or copy(x))
-    monkeypatch.setattr(cutting.Cut, "_pays", lambda cut, computing: True)
+    monkeypatch.setattr(weighing, "_pays", lambda cut, computing: True)
     torch.manual_seed(1)
     model = nn.Sequential(Head(), nn.Tanh()) if follows else Head()
     module, twin, exact = three_of(model.bfloat16())

@@ -3,7 +3,7 @@
 import pytest
 import selection
 import torch
-from ingot.capture import cutting, token_chains
+from ingot.capture import token_chains, weighing
 from test_gradients import (
     backwards_of,
     calls_of,
@@ -22,7 +22,7 @@ WIDTH = 16
 @pytest.fixture(autouse=True)
 def products_are_pytorchs(monkeypatch):
     monkeypatch.setattr(token_chains, "takes_everything", True)
-    monkeypatch.setattr(cutting.Cut, "_pays", lambda cut, computing: False)
+    monkeypatch.setattr(weighing, "_pays", lambda cut, computing: False)
 
 
 class HandRMS(nn.Module):
@@ -279,7 +279,7 @@ class Feed(nn.Module):
 def test_second_derivatives(norm, beside, monkeypatch):
     """The statistics that were stored depend on what was normed."""
     if beside == "products":
-        monkeypatch.setattr(cutting.Cut, "_pays", lambda cut, computing: True)
+        monkeypatch.setattr(weighing, "_pays", lambda cut, computing: True)
     torch.manual_seed(5)
     module, twin, exact = three_of(nn.Sequential(Feed(NORMS[norm]), Feed(NORMS[norm])))
     x = torch.randn(6, WIDTH)

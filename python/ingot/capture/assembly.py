@@ -298,6 +298,7 @@ class _Assembly:
             tables=kept.tables,
             same=same,
             streamed=self.cut.gradients and share_wide_samples(nodes, self.cut.needing),
+            per_sample=self.cut.per_sample[level],
         )
 
     def _result(self, region: RegionBuilder, node, value: Value | Joined, taken: set[int]):

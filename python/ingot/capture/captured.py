@@ -61,7 +61,8 @@ class Region:
     tables: where these are of inference mode, too, which can be kept for no backward pass. same: of
     results that are earlier ones in other dimensions, the earlier one's place: nobody writes into
     either, so that both may lie in the same memory. streamed: whether products had better read
-    their operands as these lie (wide_samples.py).
+    their operands as these lie (wide_samples.py). per_sample: how many samples of the region each
+    of the graph's has, windows of an image, say.
     """
 
     graph: dict
@@ -78,6 +79,7 @@ class Region:
     tables: frozenset[int] = frozenset()
     same: dict[int, int] = field(default_factory=dict)
     streamed: bool = False
+    per_sample: int = 1
 
 
 @dataclass

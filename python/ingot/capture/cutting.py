@@ -8,7 +8,7 @@ makes one region. So no region waits for a step that waits for the region.
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -20,26 +20,18 @@ import ingot.capture.normalisations
 import ingot.capture.pointwise
 import ingot.capture.reductions
 import ingot.capture.views  # noqa: F401
-from ingot.capture import token_chains
 from ingot.capture.captured import CaptureError, Source, Unsupported
 from ingot.capture.feed import Feed, needing_gradients
 from ingot.capture.folding import evaluated
-from ingot.capture.gains import pays_alone, turns_too_little, without_gain
-from ingot.capture.host_time import (
-    is_of_the_host,
-    nears_the_host,
-    pays_in_few_bits,
-    pays_on_cpu,
-    pays_without_gradients,
-    turns_tokens,
-)
-from ingot.capture.layout import Joined, Leaf, UnfitError, Value, part_of
+from ingot.capture.host_time import is_of_the_host, nears_the_host, turns_tokens
+from ingot.capture.layout import Joined, Leaf, UnfitError, Value, in_parts, in_samples, part_of
 from ingot.capture.nodes import (
     ASIDE,
     BATCHED,
     IMPLIED,
     JOINED,
     PART,
+    PER_SAMPLE,
     computes,
     counts_from_zero,
     hands_out_memory,
@@ -75,9 +67,10 @@ class Entry:
 class Cut:
     """A graph and who runs what of it.
 
-    regions: by level; taken: the level of each node that is in a region, by_torch: of the others;
-    updated: buffers that regions write; has_small_steps: whether a region was found too small for
-    a training step on a CPU.
+    regions: by level; per_sample: by level, how many of a region's samples each of the graph's has;
+    taken: the level of each node that is in a region, by_torch: of the others; updated: buffers
+    that regions write; has_small_steps: whether a region was found too small for a training step on
+    a CPU.
     """
 
     def __init__(self, feed: Feed, refused: dict[str, str], autocast: bool, gradients: bool):
@@ -86,6 +79,7 @@ class Cut:
         self.device_type = feed.device_type
         self.entries: dict[torch.fx.Node, Entry] = {}
         self.regions: dict[int, RegionBuilder] = {}
+        self.per_sample: dict[int, int] = {}
         self.taken: dict[torch.fx.Node, int] = {}  # level of each node in a region
         self.by_torch: dict[torch.fx.Node, int] = {}
         self.unsupported: dict[torch.fx.Node, Unsupported] = {}
@@ -137,20 +131,23 @@ class Cut:
         # A number on the CPU beside tensors of a GPU is PyTorch's.
         here = isinstance(tensor, torch.Tensor) and tensor.device.type == self.device_type
         if here and tensor.dtype in DTYPE_NAMES:
-            sizes = self._sizes(tensor.shape, batched)
+            sizes = self._sizes(tensor.shape, batched, node.meta.get(PER_SAMPLE, 1))
             if sizes is not None and 0 not in sizes:
                 value = Leaf(node, tuple(range(len(sizes))), sizes, tensor.dtype)
         self.roles[node] = role
         self.entries[node] = Entry(level, value)
 
-    def _sizes(self, shape, leading_batch: bool = False) -> tuple[int, ...] | None:
-        """Sizes with -k for k times the batch; None where they depend on it otherwise."""
+    def _sizes(
+        self, shape, leading_batch: bool = False, per_sample: int = 1
+    ) -> tuple[int, ...] | None:
+        """Sizes with -k for k times the batch; None where they depend on it otherwise. Where all
+        are numbers, leading_batch: whether the first may be `per_sample` times the batch."""
         sizes = []
         for dimension, size in enumerate(shape):
             if isinstance(size, int):
                 symbolic = self.feed.batch is None and leading_batch and dimension == 0
-                kept = symbolic and self.feed.static_batch in (None, size)
-                sizes.append(-1 if kept else size)
+                kept = symbolic and self.feed.static_batch in (None, size / per_sample)
+                sizes.append(-per_sample if kept else size)
                 continue
             if self.feed.batch is None:
                 return None
@@ -188,6 +185,7 @@ class Cut:
             if region is None:
                 region = self.regions[level] = RegionBuilder()
                 region.roles, region.positions = self.roles, self.positions
+            self.per_sample[level] = node.meta.get(PER_SAMPLE, 1)
             mark = region.mark()
             try:
                 for cast in self._waited_for(node):
@@ -198,6 +196,8 @@ class Cut:
             except UnfitError as unfit:
                 region.rewind(mark)
                 reason = str(unfit)
+                if not region.values:
+                    del self.per_sample[level]
         for cast in self._waited_for(node):
             self.taken.pop(cast, None)
             self._leave_to_torch(cast, schema_name(cast.target), None)
@@ -239,8 +239,9 @@ class Cut:
     def _stored(self, node: torch.fx.Node) -> Leaf:
         """What a region computes, as a leaf of later ones."""
         value = self.entries[node].value
+        sizes = in_samples(value.sizes, self.per_sample[self.entries[node].level])
         self.roles.setdefault(node, ("input", node.name))
-        return Leaf(node, tuple(range(len(value.sizes))), value.sizes, value.dtype)
+        return Leaf(node, tuple(range(len(sizes))), sizes, value.dtype)
 
     def _level_in_memory(self, node: torch.fx.Node) -> int:
         """From which on its result may be read."""
@@ -266,12 +267,14 @@ class Cut:
         return True
 
     def _ingot_level(self, node: torch.fx.Node) -> int:
-        level = self._first_level(node) + 1
+        level, per_sample = self._first_level(node) + 1, node.meta.get(PER_SAMPLE, 1)
         for argument in node.all_input_nodes:
             known = self.entries[argument].level
             if isinstance(self.entries[argument].value, Joined):
                 known += 1  # in no other operator's registers
             level = max(level, known if known % 2 else known + 1)
+        while self.per_sample.get(level, per_sample) != per_sample:
+            level += 2
         return level
 
     def _first_level(self, node: torch.fx.Node) -> int:
@@ -279,7 +282,7 @@ class Cut:
         return 2 * len(self.feed.graph.nodes) * self._stages.get(node, 0)
 
     def _take(self, node, name: str, level: int, region: RegionBuilder) -> None:
-        arguments = named_arguments(node)
+        arguments, per_sample = named_arguments(node), self.per_sample[level]
         arguments = {key: self._operand(value, level) for key, value in arguments.items()}
         arguments["name"] = name
         result = node.meta.get("val")
@@ -290,9 +293,11 @@ class Cut:
         leading_batch = lead is not None and bool(lead.sizes) and lead.sizes[0] == -1
         sizes = None
         if isinstance(result, torch.Tensor):
-            sizes = self._sizes(result.shape, leading_batch)
+            sizes = self._sizes(result.shape, leading_batch, per_sample)
             if sizes is not None and 0 in sizes:
                 raise UnfitError("an empty tensor")
+            if sizes is not None:
+                sizes = in_parts(sizes, per_sample)
         used = frozenset(
             user.args[1] for user in node.users if user.target is operator.getitem and user.users
         )
@@ -300,6 +305,8 @@ class Cut:
         call = Call(region, arguments, dtype, sizes, self.autocast, used, self.device_type)
         value = TABLE[name](call)
         self._check(value, sizes)
+        if isinstance(value, Leaf):
+            value = replace(value, sizes=in_samples(value.sizes, per_sample))
         if moves_statistics(node):
             self._note_statistics(node)
         self.entries[node] = Entry(level, value)
@@ -330,7 +337,9 @@ class Cut:
             if value is None or isinstance(value, tuple):
                 raise UnfitError(self._why_unfit(argument))
             if isinstance(value, (Value, Joined)) and entry.level != level:
-                return self._stored(argument)
+                value = self._stored(argument)
+            if isinstance(value, Leaf):
+                return replace(value, sizes=in_parts(value.sizes, self.per_sample[level]))
             return value
         if isinstance(argument, (list, tuple)):
             return [self._item(item, level) for item in argument]
@@ -386,6 +395,8 @@ class Cut:
         result = node.meta.get("val")
         if self.feed.batch is not None or not isinstance(result, torch.Tensor):
             return False
+        if PER_SAMPLE in node.meta:
+            return True
         return (
             result.dim() >= 1
             and result.shape[0] == self.feed.static_batch
@@ -447,53 +458,6 @@ class Cut:
             and node.target is not operator.getitem
             and isinstance(self.entries[node].value, (Value, Joined, tuple))
         )
-
-    def weak_nodes(self) -> set[str]:
-        """Nodes of regions too small to be worth a program of their own. Of those around a product
-        the smallest alone: what they leave may make others large enough."""
-        weak: set[str] = set()
-        gaining_little: list[tuple[int, list[torch.fx.Node]]] = []
-        for level, region in self.regions.items():
-            nodes = [
-                node
-                for node, own in self.taken.items()
-                if own == level and node.name not in self.refused and PART not in node.meta
-            ]
-            multiplies = self.has_product(level)
-            if self.gradients and not multiplies:
-                weak.update(node.name for node in without_gain(self, nodes))
-                continue
-            computing = [node for node in nodes if self.computes(node)]
-            # What reads no tensor (it takes the shape of one) has nothing to say where it should
-            # run.
-            alone = len(computing) < 2 and not any(map(pays_alone, computing))
-            small = not multiplies and (alone or turns_too_little(nodes))
-            if computing and (small or not region.leaves):
-                weak.update(node.name for node in nodes)
-            elif computing and multiplies and not self._pays(computing):
-                gaining_little.append((len(computing), nodes))
-        fewest = min((count for count, _ in gaining_little), default=0)
-        for count, nodes in gaining_little:
-            if count == fewest:
-                weak.update(node.name for node in self._left_of(nodes))
-        return weak
-
-    def _left_of(self, nodes: list[torch.fx.Node]) -> list[torch.fx.Node]:
-        """Of a region that gains little: what stands between its products may be worth one all the
-        same."""
-        if not token_chains.may_be_taken(self):
-            return nodes
-        return [node for node in nodes if schema_name(node.target) in PRODUCTS]
-
-    def _pays(self, computing: list[torch.fx.Node]) -> bool:
-        """Whether a region with a product is worth its two passes where gradients are needed, else
-        its one."""
-        if not self.gradients:
-            return pays_without_gradients(self, computing)
-        if self.device_type == "cpu" and self.feed.weighs_steps and not pays_on_cpu(computing):
-            self.has_small_steps = True
-            return False
-        return pays_in_few_bits(self, computing)
 
 
 def _moved_by(norm: torch.fx.Node) -> list[torch.fx.Node] | None:

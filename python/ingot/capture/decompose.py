@@ -13,7 +13,15 @@ from typing import Any
 
 import torch
 
-from ingot.capture.nodes import LEFT_ALONE, named_arguments, only
+from ingot.capture.layout import hint
+from ingot.capture.nodes import (
+    LEFT_ALONE,
+    hands_out_memory,
+    may_share_memory,
+    mutates,
+    named_arguments,
+    only,
+)
 from ingot.capture.surgery import Writer, example
 
 _aten = torch.ops.aten
@@ -219,6 +227,17 @@ def _to(writer: Writer, x, *_: Any) -> torch.fx.Node | None:
     return writer.call(_aten.to.dtype, own.shape, x, like.dtype)
 
 
+def _pad(writer: Writer, x, padding, *_: Any) -> torch.fx.Node | None:
+    """By nothing, as forwards do that pad what does not divide: a copy, where nobody can tell it
+    from what it is a copy of."""
+    node, written = writer.node, any(map(mutates, writer.graph.nodes))
+    if any(isinstance(count, torch.fx.Node) or count for count in padding) or written:
+        return None
+    apart = x.op == "call_function" and not may_share_memory(x) and not hands_out_memory(x)
+    alike = list(map(hint, example(x).stride())) == list(map(hint, example(node).stride()))
+    return x if apart and alike and not hands_out_memory(node) else None
+
+
 def _differ(size: Any, other: Any) -> bool:
     """Of sizes that broadcast, without asking what a symbol is."""
     return isinstance(size, int) != isinstance(other, int) or (
@@ -254,7 +273,9 @@ _RULES: dict[Any, Callable] = {
     _aten.adaptive_max_pool1d.default: _adaptive_max_pool1d,
     _aten.aminmax.default: _aminmax,
     _aten.broadcast_tensors.default: _broadcast_tensors,
+    _aten.constant_pad_nd.default: _pad,
     _aten.glu.default: _glu,
+    _aten.pad.default: _pad,
     _aten.addmm.default: _with_no_sum,
     _aten.baddbmm.default: _with_no_sum,
     _aten.max_pool1d.default: _max_pool1d,

@@ -16,12 +16,14 @@ from ingot.capture.merged_axes import merge_axes
 from ingot.capture.nodes import schema_name
 from ingot.capture.plain_products import take_products_apart
 from ingot.capture.products import PRODUCTS
+from ingot.capture.sample_parts import tell_parts_of_samples
 from ingot.capture.shared_masks import convert_shared_masks, lay_out_masks
 from ingot.capture.sharing import is_repeatable, share
 from ingot.capture.stages import compute_again
 from ingot.capture.token_chains import cast_in_front
 from ingot.capture.trial import chosen
 from ingot.capture.unbinding import unbind_parts
+from ingot.capture.weighing import weak_nodes
 from ingot.capture.windows import open_windows
 from ingot.capture.written_out import write_out_attentions
 
@@ -72,11 +74,13 @@ def import_graph(
             merge_axes(feed.graph, feed.device_type)
         if feed.staged:
             compute_again(feed.graph)
+        else:
+            tell_parts_of_samples(feed, refused, autocast, gradients)
         feed.rewritten = True
     small = False
     while True:
         cut = Cut(feed, refused, autocast, gradients)
-        alone = cut.weak_nodes()
+        alone = weak_nodes(cut)
         small |= cut.has_small_steps
         if small and not cut.taken:
             raise NothingToGainError("a training step of this size gains less than regions cost")

@@ -69,6 +69,18 @@ class Joined:
     dtype: torch.dtype
 
 
+def in_parts(sizes: Sequence[int], per_sample: int) -> tuple[int, ...]:
+    """Sizes as a region has them whose batch is parts of samples, so many of each."""
+    if any(size < 0 and size % per_sample for size in sizes):
+        raise UnfitError("whole samples beside parts of samples")
+    return tuple(size // per_sample if size < 0 else size for size in sizes)
+
+
+def in_samples(sizes: Sequence[int], per_sample: int) -> tuple[int, ...]:
+    """Sizes of such a region's, as the graph has them."""
+    return tuple(size * per_sample if size < 0 else size for size in sizes)
+
+
 def product(sizes: Sequence[int]) -> int:
     """Of sizes; at most one may be symbolic."""
     result, symbolic = 1, False

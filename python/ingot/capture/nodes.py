@@ -31,6 +31,9 @@ LEFT_ALONE = "ingot_left_alone"
 RETURNED = "ingot_returned"
 # In the meta of a node whose dimension 0 is the batch, where its operands do not tell.
 BATCHED = "ingot_batched"
+# In the meta of an operator that takes parts of samples for samples (windows of images, frames of
+# videos): how many each sample of the graph's batch has.
+PER_SAMPLE = "ingot_per_sample"
 # In the meta of a slice that regions read where it lies, as a piece of the whole; in that of a
 # concatenation whose parts a region writes where they belong.
 PART, JOINED = "ingot_part", "ingot_joined"

@@ -11,6 +11,7 @@ from ingot.capture.cutting import Cut
 from ingot.capture.feed import Feed
 from ingot.capture.gains import may_pay
 from ingot.capture.merged_axes import merge_axes
+from ingot.capture.weighing import weak_nodes
 
 # In the meta of a copy's nodes: the node that each was, or was put in for.
 _ORIGINAL = "ingot_original"
@@ -58,9 +59,15 @@ def _cut_of_copy(
     rewrite(copies)
     merge_axes(graph, feed.device_type)
     trial = replace(feed, graph=graph, placeholders=placeholders, rewritten=True)
+    return settled(trial, names, autocast, gradients)
+
+
+def settled(feed: Feed, refused: dict[str, str], autocast: bool, gradients: bool) -> Cut:
+    """A graph as it is, with what is too little for a region left to PyTorch."""
+    refused = dict(refused)
     while True:
-        cut = Cut(trial, names, autocast, gradients)
-        weak = cut.weak_nodes()
+        cut = Cut(feed, refused, autocast, gradients)
+        weak = weak_nodes(cut)
         if not weak:
             return cut
-        names |= dict.fromkeys(weak, "")
+        refused |= dict.fromkeys(weak, "")

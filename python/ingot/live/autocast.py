@@ -20,8 +20,9 @@ from collections.abc import Container, Iterator
 import torch
 
 from ingot.capture.feed import Feed, Placeholder, needing_gradients
-from ingot.capture.nodes import is_convolution
+from ingot.capture.nodes import is_convolution, mutates, schema_name
 from ingot.capture.surgery import write_cast
+from ingot.capture.table import CASTS
 
 _aten = torch.ops.aten
 # Smaller weights are cast, by the region, in less time than PyTorch takes to hand out its copy.
@@ -68,6 +69,23 @@ def cast_inputs(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) ->
         users = _products_of(node, refused)
         if users:
             write_cast(node, dtype, users)
+
+
+def read_uncast(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) -> None:
+    """Makes products read what was cast for them alone from autocast's dtype to fp32, of which they
+    would have the cast back. (T5's feed-forwards bring what they multiply to the weights' dtype.)
+    dtype, refused: as above."""
+    if any(map(mutates, feed.graph.nodes)):
+        return  # a cast is a copy
+    for node in list(feed.graph.nodes):
+        users = list(node.users)
+        if schema_name(node.target) not in CASTS or len(users) != 1 or users[0].name in refused:
+            continue
+        narrow, wide = (each.meta["val"] for each in (node.args[0], node))
+        widened = (narrow.dtype, wide.dtype) == (dtype, torch.float32)
+        if widened and narrow.device == wide.device and _multiplies(users[0], node):
+            node.replace_all_uses_with(node.args[0])
+            feed.graph.erase_node(node)
 
 
 def cast_for_convolutions(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) -> None:

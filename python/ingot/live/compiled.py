@@ -60,6 +60,11 @@ class Compiled:
         ]
         self.run = self._single_region() or function_of(captured, self.calls)
 
+    def for_batch(self, batch: int) -> list[tuple[Program, int]]:
+        """Programs, each with its batch size where the graph's is `batch`."""
+        regions = self.captured.regions
+        return [(p, batch * region.per_sample) for region, p in zip(regions, self.programs)]
+
     @property
     def takes_something(self) -> bool:
         """Whether anything of the graph is Ingot's."""

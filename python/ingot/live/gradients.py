@@ -188,7 +188,7 @@ class RegionCall:
                 except Exception as error:  # a fault of ours must not stop a program of PyTorch's
                     raise NoDerivativeError(repr(error)) from error
                 self._shared[key] = found
-                compile_ahead(found.programs, size, found.products)
+                compile_ahead([(program, size) for program in found.programs], found.products)
             return found
 
 

@@ -27,6 +27,7 @@ from ingot.live.autocast import (
     cast_for_convolutions,
     cast_inputs,
     cast_weights,
+    read_uncast,
 )
 from ingot.live.compiled import Compiled, RefusedError
 from ingot.live.memory import copies_of_inputs, copies_of_written, views_among_results
@@ -75,7 +76,8 @@ def compile_whole(
             compiled.bound_lengths = changing
     if compiled is not None:
         lengths.note(gm, example_inputs)
-        compile_ahead(compiled.programs, compiled.example_batch)
+        if compiled.example_batch is not None:
+            compile_ahead(compiled.for_batch(compiled.example_batch))
     return compiled
 
 
@@ -144,6 +146,7 @@ class _Import:
             dict.fromkeys(kept_from_autocast(feed.graph), "its forward keeps it from autocast")
         )
         if autocast is not None:
+            read_uncast(feed, autocast, refused)
             refused.update(dict.fromkeys(cast_by_torch(feed, autocast, refused), ""))
             if gradients:
                 cast_weights(feed, autocast, refused)

@@ -45,7 +45,7 @@ def _add(items: list, item: dict) -> None:
 
 def add_program(result: dict, region, program, mode: str, batch: int | None) -> None:
     """Adds a compiled region to a report."""
-    size = batch or program.last_batch or 1
+    size = batch * region.per_sample if batch else program.last_batch or 1
     try:
         explanation = program.explain(size)
     except IngotError as error:

@@ -253,8 +253,8 @@ class State(Session):
             if getattr(calling, "now", False):
                 if calling.batch is not None:
                     device = max(a.get_device() for a in args if isinstance(a, torch.Tensor))
-                    for program in graph.compiled.programs:
-                        program.prepare(calling.batch, device)
+                    for program, batch in graph.compiled.for_batch(calling.batch):
+                        program.prepare(batch, device)
                 raise _PreparedError
             if graph.calls < USED:
                 graph.calls += 1

@@ -26,15 +26,15 @@ _in_turn = threading.Lock()
 
 
 def compile_ahead(
-    programs: Sequence[Program], batch: int | None, besides: Sequence[Callable[[], None]] = ()
+    programs: Sequence[tuple[Program, int]], besides: Sequence[Callable[[], None]] = ()
 ) -> None:
-    """For calls of this batch size, if it is known; returns at once. A call that comes before a
+    """Of each program for calls of its batch size; returns at once. A call that comes before a
     program's kernels are there waits for them. besides: what else to do before the first call."""
-    programs = [p for p in programs if p.on_cuda and batch is not None]
-    todo = deque([*(partial(p.compile, batch) for p in programs), *besides])
+    programs = [(program, batch) for program, batch in programs if program.on_cuda]
+    todo = deque([*(partial(program.compile, batch) for program, batch in programs), *besides])
     if todo:
-        others = [weakref.ref(program) for program in programs]
-        thread = threading.Thread(target=_run, args=(todo, others, batch), name="ingot-ahead")
+        others = [(weakref.ref(program), batch) for program, batch in programs]
+        thread = threading.Thread(target=_run, args=(todo, others), name="ingot-ahead")
         thread.start()
         _under_way.difference_update([t for t in _under_way if not t.is_alive()])
         _under_way.add(thread)
@@ -48,7 +48,7 @@ def settle() -> None:
         _under_way.pop().join()
 
 
-def _run(todo: deque[Callable], programs: Sequence[Callable], batch: int | None) -> None:
+def _run(todo: deque[Callable], programs: Sequence[tuple[Callable, int]]) -> None:
     """programs: weak references, since other batch sizes are of no use to a model that is gone."""
     helpers = min(len(todo), _MOST_THREADS, os.cpu_count() or 1) - 1
     threads = [threading.Thread(target=_work, args=(todo,)) for _ in range(helpers)]
@@ -60,7 +60,7 @@ def _run(todo: deque[Callable], programs: Sequence[Callable], batch: int | None)
     _pause()
     with _in_turn:
         _step_back()
-        _work(deque(partial(_compile_others, program, batch) for program in programs))
+        _work(deque(partial(_compile_others, program, batch) for program, batch in programs))
 
 
 def _work(todo: deque[Callable]) -> None:

@@ -13,6 +13,7 @@ from torch.fx.node import map_aggregate
 
 from ingot.capture import Captured
 from ingot.capture.captured import Region, resolved
+from ingot.capture.layout import in_parts
 from ingot.runtime.layouts import LeafLayout, TensorLayout
 from ingot.runtime.library import library
 from ingot.runtime.program import Program
@@ -83,12 +84,14 @@ class Layouts:
 
     def specs_of(self, region: Region) -> Callable[[int, str, bool], TensorSpec]:
         """What a FileProgram asks of its leaves."""
-        return lambda at, name, updated: self.spec(region.leaves[at], name, updated)
 
-    def spec(self, slot: int, name: str, updated: bool) -> TensorSpec:
-        found = self.slots[slot]
-        assert found is not None, "a leaf that is no tensor"
-        return TensorSpec(name, *found, updated)
+        def spec(at: int, name: str, updated: bool) -> TensorSpec:
+            found = self.slots[region.leaves[at]]
+            assert found is not None, "a leaf that is no tensor"
+            dtype, sizes, strides = found
+            return TensorSpec(name, dtype, in_parts(sizes, region.per_sample), strides, updated)
+
+        return spec
 
 
 def _symbolic(first: Any, second: Any) -> tuple | None:
@@ -122,9 +125,9 @@ def _run_on_meta(captured: Captured, sources: Callable, batch: int | None) -> li
     values += [None] * (captured.slots - len(values))
     for step in captured.steps:
         if isinstance(step, Region):
-            size = captured.static_batch if batch is None else batch
+            size = (captured.static_batch if batch is None else batch) or 1
             for slot, layout in zip(step.results, step.result_layouts):
-                sizes, strides = layout.allocation(size or 1)
+                sizes, strides = layout.allocation(size * step.per_sample)
                 values[slot] = torch.empty_strided(
                     sizes, strides, dtype=layout.dtype, device="meta"
                 )

@@ -140,7 +140,8 @@ class FileRegion(FileProgram):
         self.products = source.region.reference.products
         if storing is not None:
             inputs = [role == "input" for role in self._roles()]
-            of_call = (needed, inputs, self.batch, self.batch or example, self._how)
+            size = self.batch or example * source.region.per_sample
+            of_call = (needed, inputs, self.batch, size, self._how)
             self.backward = backward_of(source.region, (self.leaves, source.results), *of_call)
         if self.backward is not None:
             found = self.backward.derivative
