@@ -9,7 +9,7 @@ import socket
 
 import pytest
 import torch
-from ingot.verify import ahead, blocks, execution, reference, trials
+from ingot.verify import ahead, blocks, execution, judging, reference, trials
 from ingot.verify.bounds import Roundings
 from ingot.verify.cotangents import Cotangents
 from ingot.verify.criteria import ErrorModel
@@ -325,3 +325,19 @@ def test_numbers_of_a_result_may_be_rounded_otherwise():
     assert not execution.same_structure(said(x, 1.5), said(x, 1.5, 1.5))
     assert execution.without_numbers(said(1.5, 3)) == execution.without_numbers(said(2.5, 3))
     assert execution.without_numbers(said(1.5, 3)) != execution.without_numbers(said(1.5, 4))
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1)], ids=str)
+def test_one_number_has_its_bits_whatever_its_strides(shape):
+    spread = torch.arange(4.0)[1::2][:1].view(1)
+    spread = spread.as_strided(shape, (2,) * len(shape), 1)
+    assert execution.same_bits(spread, torch.ones(shape))
+    assert not execution.same_bits(spread, torch.zeros(shape))
+
+
+def test_flags_are_eagers_or_the_truths():
+    own, exact = torch.tensor([True, False, True]), torch.tensor([True, True, True])
+    for flags, right in (([1, 0, 1], True), ([1, 1, 1], True), ([0, 0, 1], False)):
+        assert judging._is_eagers_or_true(torch.tensor(flags).bool(), own, exact) == right
+    assert not judging._is_eagers_or_true(own.int(), own, exact)
+    assert not judging._is_eagers_or_true(own[:2], own, exact)

@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from ..model_file import arguments_of
 from . import passing
 from .families import lay_out
+from .transport import bytes_of
 
 _LATE_CYCLES = 10_000_000  # about 6 ms
 _FEWEST_STRETCHES = 16
@@ -327,7 +328,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor | None) -> bool:
 
 
 def _bytes(value: torch.Tensor) -> torch.Tensor:
-    return value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return bytes_of(value.detach().resolve_conj().resolve_neg())
 
 
 def storage_of(tensor: torch.Tensor) -> int | None:

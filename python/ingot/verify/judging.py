@@ -196,7 +196,7 @@ class Judge:
             exact = truth.outputs[i]
             name = "output" if len(outputs) == 1 else f"output {i}"
             if not (output.is_floating_point() or output.is_complex()):
-                if not torch.equal(output.to(own.device), own):
+                if not _is_eagers_or_true(output.to(own.device), own, exact.to(own.device)):
                     problem = problem if problem[0] else (f"{name} differs from eager's", "")
                 continue
             message = self._judge_tensor(
@@ -342,6 +342,14 @@ class Judge:
                 difference.relative_error <= 2 * judgement.allowed_relative_error
             )
         return "" if passed else f"{name}: {judgement.reason}"
+
+
+def _is_eagers_or_true(output: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) -> bool:
+    """Of flags and whole numbers: each as eager gives it, or as fp64 does. (Which of two neighbours
+    is larger, or whether a difference is zero, is a matter of the last bit before.)"""
+    if output.shape != own.shape or output.dtype != own.dtype:
+        return False
+    return bool(((output == own) | (output == exact)).all())
 
 
 def _is_finite(trial: Trial) -> bool:

@@ -204,9 +204,15 @@ def _lies_plainly(tensor: torch.Tensor) -> bool:
     return bool(held) and not tensor.is_conj() and not tensor.is_neg()
 
 
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """In the order of its elements. (One of one element is contiguous whatever its strides.)"""
+    dense = tensor.contiguous()
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+
+
 def _write_from_gpu(memory: int, place: int, tensor: torch.Tensor) -> None:
     """By way of a little pinned memory, which is at hand already."""
-    flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    flat = bytes_of(tensor.resolve_conj().resolve_neg())
     stage = _stage()
     for part in flat.split(stage.numel()):
         staged = stage[: part.numel()].copy_(part)
