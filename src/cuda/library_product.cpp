@@ -54,13 +54,13 @@ bool LibraryLowering::converts(int index) const {
   return plan_.graph[product_operand(plan_.graph, sweep_, index)].dtype != compute_;
 }
 
-LibraryLowering::Layout LibraryLowering::layout(int64_t batch, bool copies_x) const {
+LibraryLowering::Layout LibraryLowering::layout(int64_t batch, bool copies_x, bool scratch) const {
   Layout l;
   l.w = copies_x ? align_up(x_copy_.bytes(batch), kWorkspaceAlignment) : 0;
   l.bias = l.w + (converts(1) ? align_up(w_copy_.bytes(batch), kWorkspaceAlignment) : 0);
   l.product = l.bias + (bias_ ? align_up(bias_copy_->bytes(batch), kWorkspaceAlignment) : 0);
   const auto elements = static_cast<size_t>(plan_.graph[sweep_.matmul].shape.elements(batch));
-  l.behind = l.product + (placed_ ? 0 : align_up(elements * size_of(result_), kWorkspaceAlignment));
+  l.behind = l.product + (scratch ? align_up(elements * size_of(result_), kWorkspaceAlignment) : 0);
   l.end = l.behind + library_workspace(compute_);
   for (const KernelLowering& kernel : behind_) {
     l.end = std::max(l.end, l.behind + kernel.scratch_bytes(batch));
@@ -69,7 +69,29 @@ LibraryLowering::Layout LibraryLowering::layout(int64_t batch, bool copies_x) co
 }
 
 size_t LibraryLowering::scratch_bytes(int64_t batch) const {
-  return layout(batch, true).end;
+  return layout(batch, true, !placed_).end;
+}
+
+// Kernels of maps and columns read each element in the one thread that writes what it makes of it,
+// before that, and make no second use of another's.
+std::optional<Address> LibraryLowering::place_behind(const Lowering& to) const {
+  if (behind_.size() != 1) return std::nullopt;
+  const std::vector<KernelOperand>& operands = behind_.front().source().operands;
+  const auto is_whole = [&](const KernelOperand& operand) { return operand.seen == sweep_.space; };
+  const bool reads_each = std::any_of(operands.begin(), operands.end(), [&](const auto& operand) {
+    return !operand.written && operand.value == made_ && is_whole(operand);
+  });
+  if (!reads_each) return std::nullopt;
+  for (const KernelOperand& operand : operands) {
+    const bool alike = operand.bytes == static_cast<int>(size_of(result_)) && is_whole(operand);
+    if (!operand.written || !alike) continue;
+    // What is updated may be read beside the product.
+    const Placement& placement = to.plan.placements[static_cast<size_t>(operand.value)];
+    if (placement.kind == Placement::Kind::update) continue;
+    const BoundTensor tensor = to.bind(operand.value, operand.seen);
+    if (tensor.strides == dense_strides(operand.seen)) return tensor.address;
+  }
+  return std::nullopt;
 }
 
 std::vector<int> LibraryLowering::units() const {
@@ -161,13 +183,15 @@ void LibraryLowering::prepare(Context& context, int64_t batch) {
 }
 
 void LibraryLowering::lower(const Lowering& to) const {
-  const Layout l = layout(to.batch, !usable(to, 0, matrix_operand(to, sweep_, 0)));
+  const std::optional<Address> place = placed_ ? std::nullopt : place_behind(to);
+  const bool in_scratch = !placed_ && !place;
+  const Layout l = layout(to.batch, !usable(to, 0, matrix_operand(to, sweep_, 0)), in_scratch);
   if (l.end > to.scratch_bytes) {
     fail(INGOT_INVALID_ARGUMENT, "the workspace is too small for {}", sweep_.name);
   }
   const MatrixOperand x = operand(to, 0, l.x), w = operand(to, 1, l.w);
   const ProductExtents extents = product_extents(plan_, sweep_, to.batch);
-  Override product = {made_, to.scratch + l.product};
+  Override product = {made_, place.value_or(to.scratch + l.product)};
   int64_t y_stride = extents.n, y_batch_stride = extents.m * extents.n;
   if (placed_) {
     MatrixOperand y;

@@ -21,13 +21,16 @@ class LibraryLowering {
   nlohmann::json describe() const;
 
  private:
-  // Scratch memory: copies of x, w and the bias, the product where the plan has no place, and
+  // Scratch memory: copies of x, w and the bias, the product where it has no other place, and
   // behind these the library's own, of which the end may be missing, and after it that of kernels
   // behind.
   struct Layout {
     size_t x = 0, w = 0, bias = 0, product = 0, behind = 0, end = 0;
   };
-  Layout layout(int64_t batch, bool copies_x) const;
+  // scratch: whether the product is there.
+  Layout layout(int64_t batch, bool copies_x, bool scratch) const;
+  // Where the kernel behind leaves what it makes of the product, which may lie there until then.
+  std::optional<Address> place_behind(const Lowering& to) const;
   bool converts(int index) const;
   std::optional<MatrixOperand> usable(const Lowering& to, int index,
                                       std::optional<MatrixOperand> operand) const;

@@ -270,12 +270,43 @@ TEST(LaunchProgram, TheLibraryAddsABias) {
 // Of it, a GPU that uses less need not have the rest.
 TEST(LaunchProgram, TheLibrarysOwnMemoryIsTheLast) {
   if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
-  const json program = program_of(
-      with_bias("bf16", R"(, {"op": "relu", "args": [5]})", R"({"value": 6, "name": "y"})"));
+  const char* wider = R"(, {"op": "relu", "args": [5]},
+    {"op": "cast", "args": [6], "attributes": {"dtype": "f32"}})";
+  const json program = program_of(with_bias("bf16", wider, R"({"value": 7, "name": "y"})"));
   const std::vector<std::string> product = library_step(program)["memory"];
   constexpr int kBias = 1024 * 2;  // for its copy, where it lies otherwise
   EXPECT_THAT(product, Contains(fmt::format("workspace + {}", kBias))) << "what relu reads";
   EXPECT_THAT(product, Contains(fmt::format("workspace + {}", kBias + 4096 * 1024 * 2)));
+}
+
+// Where what is made of it lies in the end, element by element, a product needs no memory more.
+TEST(LaunchProgram, ALibrarysProductLiesWhereWhatFollowsIsWritten) {
+  if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
+  const auto is_in_y = [](const std::string& behind, int result) {
+    const json program = program_of(
+        with_bias("bf16", behind, fmt::format(R"({{"value": {}, "name": "y"}})", result)));
+    const std::vector<std::string> memory = library_step(program)["memory"];
+    return std::find(memory.begin(), memory.end(), "y") != memory.end();
+  };
+  EXPECT_TRUE(is_in_y(R"(, {"op": "relu", "args": [5]})", 6));
+  EXPECT_TRUE(is_in_y(R"(, {"op": "sigmoid", "args": [5]}, {"op": "mul", "args": [5, 6]})", 7));
+  // Of other bytes an element, or no element for each of the product's.
+  EXPECT_FALSE(is_in_y(R"(, {"op": "cast", "args": [5], "attributes": {"dtype": "f32"}})", 6));
+  EXPECT_FALSE(is_in_y(R"(, {"op": "reduce", "args": [5], "attributes":
+      {"axes": ["features"], "finish": "max"}})",
+                       6));
+}
+
+// Statistics beside it are partial states of their own.
+TEST(LaunchProgram, ALibrarysProductLiesThereBesideItsStatistics) {
+  if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
+  const char* behind = R"(, {"op": "relu", "args": [5]},
+    {"op": "cast", "args": [6], "attributes": {"dtype": "f32"}},
+    {"op": "reduce", "args": [7], "attributes": {"axes": ["batch"], "finish": "sum"}})";
+  const json program = program_of(
+      with_bias("bf16", behind, R"({"value": 6, "name": "y"}, {"value": 8, "name": "sum"})"));
+  EXPECT_THAT(kinds(program), ElementsAre("library_product", "sweep", "merge"));
+  EXPECT_THAT(library_step(program)["memory"], Contains("y"));
 }
 
 TEST(LaunchProgram, AProductThatIsReadItselfHasNoBias) {

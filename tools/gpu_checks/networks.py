@@ -106,8 +106,20 @@ def few_convnext_blocks(models) -> nn.Module:
     return models.ConvNeXt([models.convnext.CNBlockConfig(*s) for s in settings], 0.1)
 
 
+_SWIN_SMALL = ([4, 4], 48, [2, 2], [2, 4], [4, 4])
+
+
 def few_swin_blocks(models) -> nn.Module:
-    return models.SwinTransformer([4, 4], 48, [2, 2], [2, 4], [4, 4], stochastic_depth_prob=0.2)
+    return models.SwinTransformer(*_SWIN_SMALL, stochastic_depth_prob=0.2)
+
+
+def few_swin_v2_blocks(models) -> nn.Module:
+    parts = models.swin_transformer
+    second = {
+        "block": parts.SwinTransformerBlockV2,
+        "downsample_layer": parts.PatchMergingV2,
+    }
+    return models.SwinTransformer(*_SWIN_SMALL, stochastic_depth_prob=0.2, **second)
 
 
 def inception(small: bool) -> nn.Module:
@@ -240,11 +252,29 @@ NETWORKS: tuple[Network, ...] = (
     vision("convnext_tiny", few_convnext_blocks),
     Network("vit_b_16", "torchvision", vit, images(32, 224)),
     vision("swin_t", few_swin_blocks),
+    vision("swin_v2_t", few_swin_v2_blocks, side=256),
+    timm_model("maxvit_tiny_rw_224", {"img_size": 64, "depths": (1, 1), "embed_dim": (32, 64)}),
     Network("mixer_b16_224", "timm", mixer, images(32, 224)),
     timm_model("deit_small_patch16_224", {"img_size": 64, "depth": 2}),
     Network("gmlp_s16_224", "timm", gated_mixer, images(32, 224)),
     Network("convmixer", "timm", convmixer, images(16, 224)),
     language("bert_base", "BertModel", "BertConfig", {}, _BERT_SMALL, tokens(16, 256, 30000)),
+    language(
+        "timesformer",
+        "TimesformerModel",
+        "TimesformerConfig",
+        {},
+        {
+            "image_size": 32,
+            "patch_size": 8,
+            "num_frames": 4,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+        },
+        normal(((4, 8, 3, 224, 224),), ((2, 4, 3, 32, 32),)),
+    ),
     language(
         "gpt2",
         "GPT2LMHeadModel",
