@@ -21,7 +21,7 @@ import ingot.capture.pointwise
 import ingot.capture.reductions
 import ingot.capture.views  # noqa: F401
 from ingot.capture.captured import CaptureError, Source, Unsupported
-from ingot.capture.feed import Feed, needing_gradients
+from ingot.capture.feed import Feed, differentiated, needing_gradients
 from ingot.capture.folding import evaluated
 from ingot.capture.host_time import is_of_the_host, nears_the_host, turns_tokens
 from ingot.capture.layout import Joined, Leaf, UnfitError, Value, in_parts, in_samples, part_of
@@ -426,6 +426,16 @@ class Cut:
     def needing(self) -> set[torch.fx.Node]:
         """Nodes with a gradient."""
         return needing_gradients(self.feed)
+
+    @cached_property
+    def differentiated(self) -> set[torch.fx.Node]:
+        """Those with one that comes from a result."""
+        return differentiated(self.feed.graph, self.needing)
+
+    @cached_property
+    def surely_differentiated(self) -> set[torch.fx.Node]:
+        """The same of no input of which a gradient is only assumed."""
+        return differentiated(self.feed.graph, needing_gradients(self.feed, assumed=False))
 
     @cached_property
     def waits_for_host(self) -> bool:

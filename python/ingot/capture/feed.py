@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ingot.capture.captured import Source
+from ingot.capture.nodes import mutates
 from ingot.capture.shared_masks import converted_mask
 
 _aten = torch.ops.aten
@@ -114,5 +115,17 @@ def needing_gradients(feed: Feed, assumed: bool = True) -> set[torch.fx.Node]:
         if node.target in _WITHOUT_GRADIENT or node.op != "call_function":
             continue
         if found.intersection(node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def differentiated(graph: torch.fx.Graph, needing: set[torch.fx.Node]) -> set[torch.fx.Node]:
+    """Of the nodes with a gradient those through which one goes, from a result or what is written:
+    of what ends at a `detach()` eager keeps nothing."""
+    found: set[torch.fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node in needing and (
+            mutates(node) or any(user.op == "output" or user in found for user in node.users)
+        ):
             found.add(node)
     return found

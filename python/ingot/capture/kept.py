@@ -20,10 +20,8 @@ from ingot.capture.decisions import (
     is_exact,
     is_repeated,
 )
-from ingot.capture.feed import needing_gradients
 from ingot.capture.kept_by_eager import (
     MASKS,
-    differentiated,
     is_eagers_too,
     is_view,
     keeps_operand,
@@ -93,7 +91,7 @@ class Kept:
             for node, at in self.values.items()
             if at < len(self.given)
             and hands_out_memory(self.given[at])
-            and not is_eagers_too(node, self._differentiated)
+            and not is_eagers_too(node, self.cut.differentiated)
         )
         sources = {
             at: source_of(node)
@@ -105,13 +103,13 @@ class Kept:
             for at, source in sources.items()
             if source in self.cut.needing
             and self._is_read(self.region.leaves[at][0])
-            and not is_eagers_too(source, self._differentiated)
+            and not is_eagers_too(source, self.cut.differentiated)
         )
         self.written_inputs = frozenset(at for at, s in sources.items() if self._is_lent(s))
         self.tables = frozenset(
             at
             for at, source in sources.items()
-            if self._is_table(source) and not is_eagers_too(source, self._surely_differentiated)
+            if self._is_table(source) and not is_eagers_too(source, self.cut.surely_differentiated)
         )
 
     def _may_be_written(self, source: torch.fx.Node) -> bool:
@@ -125,7 +123,8 @@ class Kept:
         """Whether eager keeps something else of it where it has no gradient: of what carries the
         batch, and of state, but for masks and tables, which nobody writes between a forward and its
         backward."""
-        return not self._is_table(source) and not is_eagers_too(source, self._surely_differentiated)
+        surely = self.cut.surely_differentiated
+        return not self._is_table(source) and not is_eagers_too(source, surely)
 
     def _is_table(self, source: torch.fx.Node) -> bool:
         if source not in self.cut.feed.placeholders or self.cut.leads_with_batch(source):
@@ -213,15 +212,6 @@ class Kept:
     def _is_kept_by_eager(self, node: torch.fx.Node) -> bool:
         return any(keeps_operand(user) for user in node.users if user in self.nodes)
 
-    @functools.cached_property
-    def _differentiated(self) -> set[torch.fx.Node]:
-        return differentiated(self.cut.feed.graph, self.cut.needing)
-
-    @functools.cached_property
-    def _surely_differentiated(self) -> set[torch.fx.Node]:
-        needing = needing_gradients(self.cut.feed, assumed=False)
-        return differentiated(self.cut.feed.graph, needing)
-
     def _replaces_products(self, node: torch.fx.Node) -> bool:
         """Whether they take as much memory, and nothing else reads them backwards."""
         stored = {**self.values, node: -1}
@@ -254,7 +244,7 @@ class Kept:
             for leaf in dict.fromkeys(leaf for leaf, _ in self.region.leaves)
             if (source := source_of(leaf)).op != "get_attr"
             and (source not in state or state[source].source.kind == "input")
-            and not is_eagers_too(source, self._differentiated)
+            and not is_eagers_too(source, self.cut.differentiated)
         ]
 
     def _beneath(self, node: torch.fx.Node) -> set[torch.fx.Node]:
@@ -339,7 +329,7 @@ class Kept:
             return False
         known = self.cut.feed.placeholders.get(operand.args[0])
         is_weight = known is not None and known.source.kind == "parameter"
-        return is_weight and multiplies_what_needs(product, operand, self._surely_differentiated)
+        return is_weight and multiplies_what_needs(product, operand, self.cut.surely_differentiated)
 
     def _is_of_lent(self, operand: torch.fx.Node) -> bool:
         ahead, seen = [operand], {operand}

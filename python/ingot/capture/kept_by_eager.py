@@ -6,7 +6,7 @@ import torch
 
 from ingot.capture.backward_operators import BY_RESULT
 from ingot.capture.layout import hint
-from ingot.capture.nodes import LOSS, OF_CONCATENATION, mutates, schema_name
+from ingot.capture.nodes import LOSS, OF_CONCATENATION, schema_name
 from ingot.capture.products import KEEPING_OPERANDS, PRODUCTS
 from ingot.capture.table import CASTS, COPYING, SHAPE_OPERATORS
 
@@ -110,18 +110,6 @@ def _is_copied(product: torch.fx.Node, node: torch.fx.Node) -> bool:
     both = zip(map(hint, turned.shape[:-1]), map(hint, turned.stride()))
     rows = [(size, stride) for size, stride in both if size != 1]  # which it makes one dimension
     return any(stride != size * below for (_, stride), (size, below) in zip(rows, rows[1:]))
-
-
-def differentiated(graph: torch.fx.Graph, needing: set[torch.fx.Node]) -> set[torch.fx.Node]:
-    """Of the nodes with a gradient those through which one goes, from a result or what is written:
-    of what ends at a `detach()` eager keeps nothing."""
-    found: set[torch.fx.Node] = set()
-    for node in reversed(graph.nodes):
-        if node in needing and (
-            mutates(node) or any(user.op == "output" or user in found for user in node.users)
-        ):
-            found.add(node)
-    return found
 
 
 def _is_cast_inside(user: torch.fx.Node, node: torch.fx.Node) -> bool:

@@ -12,8 +12,8 @@ from collections.abc import Container
 
 import torch
 
-from ingot.capture.feed import Feed, needing_gradients
-from ingot.capture.nodes import LEFT_ALONE, RETURNED, mutates
+from ingot.capture.feed import Feed, differentiated, needing_gradients
+from ingot.capture.nodes import LEFT_ALONE, RETURNED
 
 # In the meta of a part of a graph: places of its results that only other parts read.
 INNER = "ingot_inner"
@@ -24,7 +24,7 @@ def readers_of_results(feed: Feed, inner: Container[int] = ()) -> list[str]:
     reads that and gives other results a gradient. inner: places of results that no user gets."""
     (output,) = (node for node in feed.graph.nodes if node.op == "output")
     needing = needing_gradients(feed)
-    leading = _leading(feed.graph, needing, set(output.args[0]))
+    leading = differentiated(feed.graph, needing)
     handed_out = (node for at, node in enumerate(output.args[0]) if at not in inner)
     found = []
     for node in dict.fromkeys(handed_out):
@@ -39,17 +39,4 @@ def readers_of_results(feed: Feed, inner: Container[int] = ()) -> list[str]:
         for reader in readers:
             reader.replace_input_with(node, returned)
         found.append(returned.name)
-    return found
-
-
-def _leading(
-    graph: torch.fx.Graph, needing: Container[torch.fx.Node], results: Container[torch.fx.Node]
-) -> set[torch.fx.Node]:
-    """Results, writes into tensors of the caller's, and what these get a gradient through."""
-    found: set[torch.fx.Node] = set()
-    for node in reversed(graph.nodes):
-        if node in needing and (
-            node in results or mutates(node) or not found.isdisjoint(node.users)
-        ):
-            found.add(node)
     return found
