@@ -188,6 +188,20 @@ def test_a_cast_that_goes_is_not_missed():
     torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("where", ["result", "weight", "dropped"])
+def test_what_may_be_written_before_backward_keeps_its_cast(where):
+    def function(x, w):
+        half = torch.mm(x, w).to(torch.bfloat16)
+        weight = w.to(torch.bfloat16).float() if where == "weight" else w
+        read = torch.dropout(half, 0.5, False) if where == "dropped" else half
+        return torch.mm(read.float(), weight), half
+
+    feed = _feed(function, [(8, 8)] * 2, ["input", "parameter"])
+    before = len(feed.graph.nodes)
+    read_uncast(feed, torch.bfloat16)
+    assert len(feed.graph.nodes) == before - (where == "weight")  # of what nobody gets
+
+
 class _Block(nn.Module):
     def __init__(self, width=32):
         super().__init__()

@@ -200,3 +200,63 @@ def test_a_report_tells_the_batch_of_the_parts():
     assert program.last_batch == 3 * FRAMES
     assert optimised.ingot_report(4)["programs"][0]["batch"] == 4 * FRAMES
     optimised.ingot_prepare(_inputs(2))
+
+
+def test_an_empty_batch_is_pytorchs(caplog):
+    module = Frames().eval()
+    with torch.no_grad():
+        found = ingot.optimize(module)(_inputs(0))
+    assert found.shape == (0, TOKENS, WIDTH) and "failed" not in caplog.text
+
+
+class Turned(nn.Module):
+    """A sum that lies as what is turned does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.mlp = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x):
+        samples, frames, tokens, width = x.shape
+        parts = x.reshape(samples * frames, tokens, 1, width).expand(-1, -1, 3, -1)
+        y = torch.tanh(self.first(parts)).permute(1, 0, 2, 3)
+        return y + torch.relu(self.mlp(self.norm(y)))
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_what_lies_turned_does_so_behind_merged_axes(dynamic):
+    torch._dynamo.reset()
+    module = Turned()
+    with torch.no_grad(), regions_run() as ran:
+        expected = module(_inputs(3))
+        compiled = torch.compile(copy.deepcopy(module), backend="ingot", dynamic=dynamic)
+        found = compiled(_inputs(3))
+        assert found.stride() == expected.stride()
+        found.permute(1, 0, 2, 3).view(-1, WIDTH)
+    assert ran
+
+
+class Resumed(nn.Module):
+    """Behind a break, sizes come in that are no tensor's."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift, self.inner = nn.Parameter(torch.randn(TOKENS, WIDTH)), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        samples, frames, tokens, width = x.shape
+        y = x.reshape(samples * frames, tokens, width)
+        torch._dynamo.graph_break()
+        y = (y + self.shift).reshape(samples * frames * tokens, width)
+        return F.gelu(self.inner(y))
+
+
+def test_numbers_of_another_graph_end_a_region(caplog):
+    torch._dynamo.reset()
+    module = Resumed()
+    twin = copy.deepcopy(module)
+    compiled = torch.compile(module, backend="ingot", dynamic=True)
+    found = _calls_of(compiled, module, (3, 2, 4))
+    torch.testing.assert_close(found, _calls_of(twin, twin, (3, 2, 4)), rtol=2e-5, atol=2e-5)
+    assert "failed" not in caplog.text

@@ -17,7 +17,7 @@ from ingot.capture.layout import hint
 from ingot.capture.nodes import (
     LEFT_ALONE,
     hands_out_memory,
-    may_share_memory,
+    lies_apart,
     mutates,
     named_arguments,
     only,
@@ -233,9 +233,8 @@ def _pad(writer: Writer, x, padding, *_: Any) -> torch.fx.Node | None:
     node, written = writer.node, any(map(mutates, writer.graph.nodes))
     if any(isinstance(count, torch.fx.Node) or count for count in padding) or written:
         return None
-    apart = x.op == "call_function" and not may_share_memory(x) and not hands_out_memory(x)
     alike = list(map(hint, example(x).stride())) == list(map(hint, example(node).stride()))
-    return x if apart and alike and not hands_out_memory(node) else None
+    return x if alike and lies_apart(x) and not hands_out_memory(node) else None
 
 
 def _differ(size: Any, other: Any) -> bool:

@@ -146,7 +146,9 @@ class _Merging:
         self.merged[whole, self.first] = made
 
     def _fits(self, node: torch.fx.Node, lead: tuple) -> bool:
-        return all(isinstance(size, int) for size in lead[1:])
+        """What lies otherwise (a sum of what is turned) would lie as its merged operands do."""
+        merges = all(isinstance(size, int) for size in lead[1:])
+        return merges and _is_dense(node.meta["val"])
 
     def _follows(self, node: torch.fx.Node) -> bool:
         merged = ((argument, self.first) in self.merged for argument in node.all_input_nodes)

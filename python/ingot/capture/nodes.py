@@ -184,6 +184,17 @@ def may_share_memory(node: torch.fx.Node) -> bool:
     return any(result.alias_info is not None for result in node.target._schema.returns)
 
 
+def lies_apart(node: torch.fx.Node) -> bool:
+    """Whether nobody else sees, or could write into, the memory of what an operator gives."""
+    if node.op != "call_function" or hands_out_memory(node):
+        return False
+    name, of = schema_name(node.target), next(iter(node.args), None)
+    converts = name == "aten::to" and node.meta["val"].dtype != of.meta["val"].dtype
+    if may_share_memory(node) and not converts:
+        return False
+    return not name.endswith("dropout") or lies_apart(of)  # which it is, where nothing is dropped
+
+
 def is_random(target: Any) -> bool:
     return (
         isinstance(target, torch._ops.OpOverload)

@@ -42,7 +42,7 @@ def reference_of(
 ) -> Reference:
     """leaves, results: nodes of the graph that the region was cut from. stored: nodes of products
     with their place among the region's results; statistics: batch norms with those of what is
-    stored of them. literals: nodes that stand for plain numbers."""
+    stored of them. literals: nodes that stand for plain numbers. Raises UnknownSizeError."""
     return _Extraction(leaves, literals).run(results, stored, statistics)
 
 
@@ -91,6 +91,14 @@ def _passes_on(node: torch.fx.Node) -> bool:
     return not plain and node.target is not _aten.detach.default
 
 
+class UnknownSizeError(Exception):
+    """An operator of the region takes a number that is no multiple of its leaves' sizes."""
+
+    def __init__(self, node: torch.fx.Node):
+        super().__init__(node.name)
+        self.node = node
+
+
 class _Extraction:
     def __init__(self, leaves: Sequence[torch.fx.Node], literals: dict[torch.fx.Node, Any]):
         self.leaves, self.literals = leaves, literals
@@ -103,10 +111,14 @@ class _Extraction:
             self.copies[leaf] = made
 
     def run(self, results, stored, statistics) -> Reference:
-        needed = self._between(results)
-        for node in results[0].graph.nodes if results else ():
-            if node in needed:
-                self.copies[node] = self._copy(node)
+        found = self._between(results)
+        needed = [node for node in results[0].graph.nodes if node in found] if results else []
+        numbers = [node for node in needed if node.op == "placeholder"]
+        for node in reached(numbers, lambda node: node.users, found.__contains__):
+            if isinstance(node.meta.get("val"), torch.Tensor):
+                raise UnknownSizeError(node)
+        for node in needed:
+            self.copies[node] = self._copy(node)
         self.graph.output(tuple(self.copies[node] for node in results))
         module = torch.fx.GraphModule(self.root, self.graph)
         products = {self.copies[n].name: at for n, at in stored.items() if n in self.copies}

@@ -22,7 +22,7 @@ from ingot.capture.trial import settled
 def tell_parts_of_samples(
     feed: Feed, refused: dict[str, str], autocast: bool, gradients: bool
 ) -> None:
-    if feed.batch is None and feed.static_batch is None:
+    if feed.batch is None and not feed.static_batch:
         return
     counts = {node: _per_sample(feed, node) for node in feed.graph.nodes}
     counts = {node: count for node, count in counts.items() if count > 1}

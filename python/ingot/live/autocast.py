@@ -20,7 +20,7 @@ from collections.abc import Container, Iterator
 import torch
 
 from ingot.capture.feed import Feed, Placeholder, needing_gradients
-from ingot.capture.nodes import is_convolution, mutates, schema_name
+from ingot.capture.nodes import is_convolution, lies_apart, mutates, schema_name
 from ingot.capture.surgery import write_cast
 from ingot.capture.table import CASTS
 
@@ -76,10 +76,12 @@ def read_uncast(feed: Feed, dtype: torch.dtype, refused: Container[str] = ()) ->
     would have the cast back. (T5's feed-forwards bring what they multiply to the weights' dtype.)
     dtype, refused: as above."""
     if any(map(mutates, feed.graph.nodes)):
-        return  # a cast is a copy
+        return  # a cast is a copy, which nobody writes into before its backward
     for node in list(feed.graph.nodes):
         users = list(node.users)
         if schema_name(node.target) not in CASTS or len(users) != 1 or users[0].name in refused:
+            continue
+        if not lies_apart(node.args[0]):
             continue
         narrow, wide = (each.meta["val"] for each in (node.args[0], node))
         widened = (narrow.dtype, wide.dtype) == (dtype, torch.float32)
