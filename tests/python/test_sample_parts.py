@@ -1,7 +1,9 @@
 """Regions whose batch is parts of samples: frames of videos, windows and columns of images."""
 
 import copy
+import sys
 import warnings
+from pathlib import Path
 
 import ingot
 import pytest
@@ -12,87 +14,12 @@ from regions import regions_run
 from torch import nn
 from torch.nn import functional as F
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools" / "gpu_checks"))
+from parts_of_samples import MODULES, Attention, Beside, Columns, Frames
+
 warnings.simplefilter("ignore", ingot.IngotWarning)
 
-FRAMES, TOKENS, WIDTH, HEADS = 6, 5, 16, 2
-
-
-class Frames(nn.Module):
-    """The feed-forward of each frame's tokens."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.inner, self.outer = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(3 * WIDTH, WIDTH)
-
-    def forward(self, x):
-        samples, frames, tokens, width = x.shape
-        y = x.reshape(samples * frames, tokens, width)
-        y = y + self.outer(F.gelu(self.inner(self.norm(y))))
-        return y.view(samples, frames, tokens, width).mean(1)
-
-
-class Attention(nn.Module):
-    """Of the tokens of each frame, written by hand."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.bias = nn.Parameter(torch.randn(HEADS, TOKENS, TOKENS))
-
-    def forward(self, x):
-        samples, frames, tokens, width = x.shape
-        y = x.reshape(samples * frames, tokens, width)
-        parts = self.qkv(self.norm(y)).reshape(-1, tokens, 3, HEADS, width // HEADS)
-        q, k, v = parts.permute(2, 0, 3, 1, 4)
-        weights = (q @ k.transpose(-2, -1) * 0.3 + self.bias).softmax(-1)
-        mixed = (weights @ v).transpose(1, 2).reshape(samples * frames, tokens, width)
-        return (y + self.out(mixed)).view(samples, frames, tokens, width)
-
-
-class Columns(nn.Module):
-    """Attention along one side of an image."""
-
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.q, self.k = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
-
-    def forward(self, x):
-        samples, height, columns, width = x.shape
-        y = self.norm(x.permute(0, 2, 1, 3).reshape(samples * columns, height, width))
-        weights = torch.softmax(self.q(y) @ self.k(y).transpose(1, 2) * 0.2, -1)
-        return (weights @ y).reshape(samples, columns, height, width).permute(0, 2, 1, 3)
-
-
-class Beside(nn.Module):
-    """Whole samples gate what is computed of their frames."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.gate = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x):
-        samples, frames, tokens, width = x.shape
-        y = torch.tanh(self.inner(x.reshape(samples * frames, tokens, width))) * 0.5
-        gate = torch.sigmoid(self.gate(x.mean((1, 2))))
-        return y.view(samples, frames, tokens, width) * gate.view(samples, 1, 1, width)
-
-
-class Normed(nn.Module):
-    """The statistics of a batch norm are those of all frames."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.norm = nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(TOKENS)
-
-    def forward(self, x):
-        y = torch.relu(self.norm(self.inner(x.flatten(0, 1))))
-        return y.view(x.shape)
-
-
-MODELS = [Frames, Attention, Columns, Beside, Normed]
+FRAMES, TOKENS, WIDTH = SIZES = 6, 5, 16
 
 
 def _inputs(samples: int) -> torch.Tensor:
@@ -117,10 +44,10 @@ def _calls(module, batches, training: bool, half: bool) -> list:
 
 @pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MODULES)
 def test_results_are_eagers_for_any_batch(model, training, half):
     torch.manual_seed(0)
-    module = model().train(training)
+    module = model(*SIZES).train(training)
     twin = copy.deepcopy(module)
     optimised = ingot.optimize(module)
     with torch.set_grad_enabled(training), regions_run() as ran:
@@ -132,10 +59,10 @@ def test_results_are_eagers_for_any_batch(model, training, half):
 
 
 @pytest.mark.parametrize("batches", [(3,), (1,), (3, 2)], ids=str)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", MODULES)
 def test_a_graph_of_one_size_is_taken_as_well(model, batches):
     torch._dynamo.reset()
-    module = model().train()
+    module = model(*SIZES).train()
     twin = copy.deepcopy(module)
     compiled = torch.compile(module, backend="ingot")
     with regions_run() as ran:
@@ -160,7 +87,7 @@ def test_everything_but_batched_products_is_taken():
     left = {}
     for model in (Frames, Attention, Columns):
         with torch.no_grad():
-            captured = capture(model().eval(), [_inputs(3)])
+            captured = capture(model(*SIZES).eval(), [_inputs(3)])
         left[model.__name__] = sorted(item.what for item in captured.unsupported)
         assert {region.per_sample for region in captured.regions} <= {1, FRAMES, TOKENS}
         assert any(region.per_sample > 1 for region in captured.regions)
@@ -169,7 +96,7 @@ def test_everything_but_batched_products_is_taken():
 
 def test_whole_samples_have_a_region_of_their_own():
     with torch.no_grad():
-        captured = capture(Beside().eval(), [_inputs(3)])
+        captured = capture(Beside(*SIZES).eval(), [_inputs(3)])
     counts = {
         operator["what"]: region.per_sample
         for region in captured.regions
@@ -193,7 +120,7 @@ def test_what_one_batch_is_enough_for_stays_as_it_is():
 
 
 def test_a_report_tells_the_batch_of_the_parts():
-    optimised = ingot.optimize(Frames().eval())
+    optimised = ingot.optimize(Frames(*SIZES).eval())
     with torch.no_grad():
         optimised(_inputs(3))
     (program,) = programs_of(optimised)
@@ -203,7 +130,7 @@ def test_a_report_tells_the_batch_of_the_parts():
 
 
 def test_an_empty_batch_is_pytorchs(caplog):
-    module = Frames().eval()
+    module = Frames(*SIZES).eval()
     with torch.no_grad():
         found = ingot.optimize(module)(_inputs(0))
     assert found.shape == (0, TOKENS, WIDTH) and "failed" not in caplog.text

@@ -11,7 +11,8 @@ from typing import Any
 from gpu_stages.steps import CHECKS, ROOT, Outcome, Settings, Step, check, outcome, run_script
 
 MODEL_PARTS, ROW_PARTS, TORCH_PARTS = 8, 6, 13
-WIDE_PARTS = ("attention", "handed", "heads", "packing", "projections")  # of the stage "rows"
+# Of the stage "rows".
+WIDE_PARTS = ("attention", "handed", "heads", "packing", "parts", "projections")
 HALVES_JOBS = 8  # models that are compiled at once; what is timed runs alone
 
 
