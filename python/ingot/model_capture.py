@@ -11,7 +11,7 @@ import contextlib
 import copy
 import itertools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -158,7 +158,7 @@ class _Capture:
         self._twin = stand_in_for(module)
         self._before = _attributes(self._twin)
         arguments = pytree.tree_unflatten(leaves, spec)
-        with torch.set_grad_enabled(gradients):
+        with torch.set_grad_enabled(gradients), _no_choice_of_convolutions():
             self._result = dynamo.run_whole(
                 _forward, self._backend, self._twin, batched, *arguments
             )
@@ -296,6 +296,19 @@ def _forward(module: nn.Module, batched: list[torch.Tensor], *arguments: Any) ->
         if tensor.shape[0] != batched[0].shape[0]:
             raise ValueError("batches of different sizes")
     return module.forward(*arguments)
+
+
+@contextlib.contextmanager
+def _no_choice_of_convolutions() -> Iterator[None]:
+    """Choosing a CPU's kernel for one, PyTorch would ask whether the batch is below 16."""
+    before = torch._C._get_mkldnn_enabled(), torch._C._get_nnpack_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    torch._C._set_nnpack_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before[0])
+        torch._C._set_nnpack_enabled(before[1])
 
 
 def _is_tensor(value: Any) -> bool:

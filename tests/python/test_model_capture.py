@@ -134,6 +134,24 @@ def test_says_for_which_batch_sizes_a_graph_is(body, only):
     assert captured.static_batch == only
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_a_convolution_says_nothing_of_the_batch(gradients):
+    """Whose kernel PyTorch chooses by it on a CPU."""
+
+    class Images(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.wide, self.thin = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+
+        def forward(self, x):
+            return torch.tanh(self.thin(torch.relu(self.wide(x)))) * 0.5
+
+    before = torch.backends.mkldnn.enabled, torch._C._get_nnpack_enabled()
+    captured = capture(Images(), [torch.randn(4, 3, 8, 8)], gradients=gradients)
+    assert captured.static_batch is None
+    assert (torch.backends.mkldnn.enabled, torch._C._get_nnpack_enabled()) == before
+
+
 def test_a_batch_of_one_stands_for_any():
     captured = check_capture(Model(lambda m, x: m.linear(x).relu()), rows(1))
     assert captured.static_batch is None

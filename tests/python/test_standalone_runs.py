@@ -196,6 +196,19 @@ PARTLY_FROZEN = {
 }
 
 
+def test_a_file_for_one_batch_size_leaves_others_to_the_original(tmp_path):
+    forward = "y = self.a(x) * (2 if x.shape[0] > 40 else 1)\nreturn torch.tanh(self.b(y)) * 0.5"
+    standalone = two_layers(tmp_path, forward)
+    pair = pair_of(tmp_path, standalone)
+    assert [mode.captured.static_batch for mode in standalone.modes] == [32]
+    with torch.no_grad():
+        for rows, kernels in ((32, True), (7, False), (50, False)):
+            pair.calls.clear()
+            x = torch.randn(rows, 64)
+            torch.testing.assert_close(pair.ours(x), pair.reference(x), rtol=1e-5, atol=1e-5)
+            assert bool(pair.calls) == kernels
+
+
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("frozen", "ab")
 @pytest.mark.parametrize("forward", PARTLY_FROZEN)

@@ -70,14 +70,16 @@ class Signature:
         """Statements that name the arguments."""
         return [] if self.simple else [f"{tuple_text(self.names)[1:-1]} = args"]
 
-    def declined(self, batches: Sequence[int], batch: str) -> str:
+    def declined(
+        self, batches: Sequence[int], batch: str, bound: tuple[str, int] | None = None
+    ) -> str:
         """The condition under which the original's forward runs. batches: batch sizes for which it
-        does, batch: an expression for the size."""
+        does, batch: an expression for the size; bound: a tensor with the only one for which it does
+        not."""
         terms = [] if self.simple else [f"len(args) != {len(self.names)} or kwargs"]
         tensors, lengths = [], []
         for text, value in self.leaves:
-            if not self.simple:
-                text = re.sub(r"^\w+", lambda m: f"args[{self.names.index(m[0])}]", text)
+            text = self._given(text)
             if isinstance(value, torch.Tensor):
                 tensors.append(text)
                 if value.dim() == 1:  # whose length the kernels have built in
@@ -90,7 +92,16 @@ class Signature:
         if batches and batch:
             texts = value_text(tuple(sorted(batches)), str)
             terms.append(f"{batch} in {texts}" if len(batches) > 1 else f"{batch} == {batches[0]}")
+        if bound:
+            tensor, only = bound
+            terms.append(f"{self._given(tensor)}.shape[0] != {only}")
         return " or ".join(terms)
+
+    def _given(self, text: str) -> str:
+        """An argument as the forward has it before it knows what else was given."""
+        if self.simple:
+            return text
+        return re.sub(r"^\w+", lambda m: f"args[{self.names.index(m[0])}]", text)
 
 
 def access(module: nn.Module, path: str, owner: str = "self") -> str:
