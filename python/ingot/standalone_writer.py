@@ -291,8 +291,8 @@ class Standalone:
         if names and not self.signature.simple:
             batch = ""  # the kernels take the batch as it comes
         sizes = frozenset().union(*(m.captured.delegate_batches for m in self.modes))
-        only = {m.captured.static_batch for m in self.modes} - {None}
-        bound = (names[0], *only) if names and only else None
+        only = next((b for m in self.modes if (b := m.captured.static_batch)), None)
+        bound = (names[0], only) if names and only else None
         return self.signature.declined(sorted(sizes), batch, bound)
 
     def _branches(self) -> list[tuple[str, list[str]]]:
