@@ -66,21 +66,10 @@ def test_a_graph_of_one_size_is_taken_as_well(model, batches):
     twin = copy.deepcopy(module)
     compiled = torch.compile(module, backend="ingot")
     with regions_run() as ran:
-        found = _calls_of(compiled, module, batches)
+        found = _calls(compiled, batches, training=True, half=False)
         assert ran
-        expected = _calls_of(twin, twin, batches)
+        expected = _calls(twin, batches, training=True, half=False)
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
-
-
-def _calls_of(called, module, batches) -> list:
-    found = []
-    for samples in batches:
-        torch.manual_seed(samples)
-        x = _inputs(samples).requires_grad_()
-        called(x).square().sum().backward()
-        found += [x.grad, *(p.grad.clone() for p in module.parameters())]
-        module.zero_grad()
-    return found
 
 
 def test_everything_but_batched_products_is_taken():
@@ -184,6 +173,6 @@ def test_numbers_of_another_graph_end_a_region(caplog):
     module = Resumed()
     twin = copy.deepcopy(module)
     compiled = torch.compile(module, backend="ingot", dynamic=True)
-    found = _calls_of(compiled, module, (3, 2, 4))
-    torch.testing.assert_close(found, _calls_of(twin, twin, (3, 2, 4)), rtol=2e-5, atol=2e-5)
+    found, expected = (_calls(each, (3, 2, 4), True, False) for each in (compiled, twin))
+    torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
     assert "failed" not in caplog.text

@@ -40,7 +40,7 @@ from ingot.capture.nodes import (
     where,
 )
 from ingot.capture.recurrent import run_recurrent
-from ingot.capture.reference import UnknownSizeError, reference_of
+from ingot.capture.reference import reference_of
 from ingot.capture.region import RegionBuilder
 from ingot.capture.table import SHAPE_OPERATORS
 from ingot.capture.wide_samples import share_wide_samples
@@ -67,8 +67,8 @@ class StatisticsElsewhereError(Exception):
 
 
 def assembled(cut: Cut) -> Captured:
-    """Raises NotStoredError, StatisticsElsewhereError, and CaptureError where PyTorch must run the
-    whole graph."""
+    """Raises NotStoredError, UnknownSizeError, StatisticsElsewhereError, and CaptureError where
+    PyTorch must run the whole graph."""
     return _Assembly(cut).run()
 
 
@@ -278,16 +278,6 @@ class _Assembly:
             ],
             "updates": [],
         }
-        try:
-            reference = reference_of(
-                [node for node, _ in region.leaves],
-                list(given),
-                kept.values,
-                kept.statistics,
-                self._literals(),
-            )
-        except UnknownSizeError as error:
-            raise NotStoredError(error.node) from error
         return Region(
             graph=graph,
             leaves=[slots[node] for node, _ in region.leaves],
@@ -295,7 +285,13 @@ class _Assembly:
             leaf_layouts=[layout for _, layout in region.leaves],
             result_layouts=layouts,
             operators=operators,
-            reference=reference,
+            reference=reference_of(
+                [node for node, _ in region.leaves],
+                list(given),
+                kept.values,
+                kept.statistics,
+                self._literals(),
+            ),
             written=kept.written,
             written_leaves=kept.written_leaves,
             written_inputs=kept.written_inputs,

@@ -230,11 +230,11 @@ def _to(writer: Writer, x, *_: Any) -> torch.fx.Node | None:
 def _pad(writer: Writer, x, padding, *_: Any) -> torch.fx.Node | None:
     """By nothing, as forwards do that pad what does not divide: a copy, where nobody can tell it
     from what it is a copy of."""
-    node, written = writer.node, any(map(mutates, writer.graph.nodes))
-    if any(isinstance(count, torch.fx.Node) or count for count in padding) or written:
+    if any(isinstance(count, torch.fx.Node) or count for count in padding):
         return None
-    alike = list(map(hint, example(x).stride())) == list(map(hint, example(node).stride()))
-    return x if alike and lies_apart(x) and not hands_out_memory(node) else None
+    own, like = (list(map(hint, example(of).stride())) for of in (writer.node, x))
+    apart = lies_apart(x) and not hands_out_memory(writer.node)
+    return x if own == like and apart and not any(map(mutates, writer.graph.nodes)) else None
 
 
 def _differ(size: Any, other: Any) -> bool:

@@ -16,6 +16,7 @@ from ingot.capture.merged_axes import merge_axes
 from ingot.capture.nodes import schema_name
 from ingot.capture.plain_products import take_products_apart
 from ingot.capture.products import PRODUCTS
+from ingot.capture.reference import UnknownSizeError
 from ingot.capture.sample_parts import tell_parts_of_samples
 from ingot.capture.shared_masks import convert_shared_masks, lay_out_masks
 from ingot.capture.sharing import is_repeatable, share
@@ -95,7 +96,7 @@ def import_graph(
         if not alone:
             try:
                 return assembled(cut)
-            except NotStoredError as error:
+            except (NotStoredError, UnknownSizeError) as error:
                 alone = {error.node.name}
             except StatisticsElsewhereError as error:
                 why = "its running statistics are moved or read by another part of the forward"

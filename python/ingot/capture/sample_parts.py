@@ -13,7 +13,7 @@ import torch
 
 from ingot.capture.cutting import Cut
 from ingot.capture.feed import Feed
-from ingot.capture.nodes import PER_SAMPLE, computes, schema_name
+from ingot.capture.nodes import PER_SAMPLE, computes, reached, schema_name
 from ingot.capture.surgery import sizes_of
 from ingot.capture.table import TABLE
 from ingot.capture.trial import settled
@@ -53,15 +53,13 @@ def _per_sample(feed: Feed, node: torch.fx.Node) -> int:
 
 def _joined_to(left: set[torch.fx.Node], counts: dict[torch.fx.Node, int]) -> set[torch.fx.Node]:
     """What operators that PyTorch was left read, or are read by, with parts of the same count."""
-    ahead = [node for node in left if schema_name(node.target) in TABLE]
-    found = set(ahead)
-    while ahead:
-        node = ahead.pop()
-        for other in (*node.all_input_nodes, *node.users):
-            if other not in found and counts.get(other) == counts[node]:
-                found.add(other)
-                ahead.append(other)
-    return found
+    begun = [node for node in left if schema_name(node.target) in TABLE]
+
+    def beside(node: torch.fx.Node) -> list[torch.fx.Node]:
+        others = (*node.all_input_nodes, *node.users)
+        return [other for other in others if counts.get(other) == counts[node]]
+
+    return set(reached(begun, beside))
 
 
 def _taken(cut: Cut) -> int:
