@@ -44,16 +44,21 @@ inline constexpr bool kReadsPositions = false;
 template <class C>
 inline constexpr bool kReadsPositions<ArgMax<C>> = true;
 
+// The maximum first, or NaN, then the first that is it.
 template <class C>
 struct Fold<ArgMax<C>> {
   template <class T, int N>
   INGOT_D static typename ArgMax<C>::State lift(const T (&x)[N], i64 index, i64 step) {
-    typename ArgMax<C>::State state = ArgMax<C>::lift(x[0], index);
+    typename Max<C>::State top = Max<C>::lift(x[0]);
     INGOT_UNROLL
-    for (int i = 1; i < N; ++i) {
-      state = ArgMax<C>::merge(state, ArgMax<C>::lift(x[i], index + i * step));
+    for (int i = 1; i < N; ++i) top = Max<C>::merge(top, Max<C>::lift(x[i]));
+    int first = 0;
+    INGOT_UNROLL
+    for (int i = N - 1; i >= 0; --i) {
+      const C value = x[i];
+      if (value == top.value || value != value) first = i;
     }
-    return state;
+    return {top.value, index + first * step};
   }
 };
 

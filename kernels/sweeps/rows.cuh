@@ -182,10 +182,10 @@ struct RowsLooped {
   static constexpr int kBlocks = kHasClusters ? Blocks : 1;
   static constexpr i64 kStep = static_cast<i64>(kBlocks) * Threads * V;
   static constexpr int kVectors = static_cast<int>((Body::kRow + kStep - 1) / kStep);
-  // Vectors in flight; ArgMax wants consecutive positions. As many as registers suffice for: of
-  // single values, folded by a sum, a maximum or both, more, of vectors of eight fewer.
+  // Vectors in flight. As many as registers suffice for: of single values, folded by a sum, a
+  // maximum or both, more, of vectors of eight fewer.
   static constexpr bool kSmallState = Body::kPhases <= 1 && sizeof(typename Monoid<0>::State) <= 8;
-  static constexpr int kAhead = Body::kNeedsIndex ? 1 : V >= 8 ? 2 : V >= 4 || !kSmallState ? 4 : 8;
+  static constexpr int kAhead = V >= 8 ? 2 : V >= 4 || !kSmallState ? 4 : 8;
   static constexpr int kTogether = 2;  // vectors of results
   static_assert(kTogether == 2, "what is left over is one");
 
@@ -226,23 +226,32 @@ struct RowsLooped {
   template <int P, bool Kept>
   INGOT_D static typename Monoid<P>::State lift(const Operands& operands, const Row& row,
                                                 const Part& part, int vector) {
-    Value x[Monoid<P>::kCount][kAhead * V];
+    Value x[kAhead][Monoid<P>::kCount][V];
     Element element[kAhead];
     INGOT_UNROLL
     for (int k = 0; k < kAhead; ++k) {
-      Value one[Monoid<P>::kCount][V];
-      evaluate<P, Kept>(operands, row, part, vector + k, part.at(vector + k), element[k], one);
-      INGOT_UNROLL
-      for (int n = 0; n < Monoid<P>::kCount; ++n) {
-        INGOT_UNROLL
-        for (int j = 0; j < V; ++j) x[n][k * V + j] = one[n][j];
-      }
+      evaluate<P, Kept>(operands, row, part, vector + k, part.at(vector + k), element[k], x[k]);
     }
     if constexpr (Kept) {
       INGOT_UNROLL
       for (int k = 0; k < kAhead; ++k) Shared::put(vector + k, element[k]);
     }
-    return Monoid<P>::lift(x, part.at(vector), 1);
+    if constexpr (Body::kNeedsIndex) {  // ArgMax wants consecutive positions
+      auto state = Monoid<P>::lift(x[0], part.at(vector), 1);
+      INGOT_UNROLL
+      for (int k = 1; k < kAhead; ++k) {
+        state = Monoid<P>::merge(state, Monoid<P>::lift(x[k], part.at(vector + k), 1));
+      }
+      return state;
+    } else {
+      Value all[Monoid<P>::kCount][kAhead * V];
+      INGOT_UNROLL
+      for (int n = 0; n < Monoid<P>::kCount; ++n) {
+        INGOT_UNROLL
+        for (int i = 0; i < kAhead * V; ++i) all[n][i] = x[i / V][n][i % V];
+      }
+      return Monoid<P>::lift(all, part.at(vector), 1);
+    }
   }
 
   // Fewer vectors, from one that is inside on; in the place of others the first is read again.

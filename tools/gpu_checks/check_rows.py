@@ -56,6 +56,8 @@ OPERATORS: dict[str, Callable] = {
     "norm without weights": lambda m, x: F.layer_norm(x, x.shape[-1:]) * 2,
     "softmax of layer_norm": lambda m, x: torch.softmax(_norm(m, x), -1),
     "argmax": lambda m, x: torch.argmax(x * 2, -1),
+    "argmax of equals": lambda m, x: torch.argmax((x * 2).round(), -1),
+    "argmax of NaN": lambda m, x: torch.argmax(torch.where(x > 3, torch.nan, x), -1),
     "largest": lambda m, x: torch.amax(x, -1),
     "map": lambda m, x: torch.sigmoid(x) * x + 1,
     "map of rows": lambda m, x: (x - x[:, :1]) * 0.5 + m.bias,
