@@ -206,8 +206,10 @@ def test_many_gradients_at_once(tmp_path):
 
 
 def test_constants_of_many_numbers_are_pytorchs(monkeypatch, tmp_path):
-    """Zeros of which a largest element's gradient takes the place, of a model of one batch size."""
+    """Those of a row's elements, of which a largest one's gradient takes the place, of a model of
+    one batch size."""
     monkeypatch.setattr(products, "LEAST_WORK", 1 << 24)
+    monkeypatch.setattr(backward, "_MOST_CONSTANTS", 100)
     forward = "h = self.c(self.e[x])\nreturn self.d(h * h.max(-1, keepdim=True)[0]).relu()"
     init = "self.c, self.d = nn.Linear(256, 256), nn.Linear(256, 256)"
     init += "\nself.e = nn.Parameter(torch.randn(5, 256))"

@@ -176,6 +176,24 @@ BY_RESULT: dict[Any, Callable] = {
 }
 
 
+class ExtremumByPlace(torch.autograd.Function):
+    """The largest or smallest along a dimension, with a place that was stored. plain: PyTorch's."""
+
+    @staticmethod
+    def forward(ctx, plain, x, dim, keepdim, place):
+        ctx.save_for_backward(place if keepdim or not x.dim() else place.unsqueeze(dim))
+        ctx.given, ctx.dim = (x.shape, keepdim), dim
+        ctx.mark_non_differentiable(place)
+        return plain(x, dim, keepdim)[0], place.view_as(place)
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        (place,), (shape, keepdim) = ctx.saved_tensors, ctx.given
+        grad = grad if keepdim else grad.unsqueeze(ctx.dim)
+        placed = torch.zeros(shape, dtype=grad.dtype, device=grad.device)
+        return None, placed.scatter(ctx.dim, place, grad), None, None, None
+
+
 # Layer norm, RMS norm, group norm -----------------------------------------------------------------
 
 

@@ -117,7 +117,18 @@ def _log_total(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
     return torch.log(torch.exp(x - largest).sum(1))
 
 
-for _function in (_where_equal, _nan_outside, _largest, _log_total):
+# What a gradient of one element of many is written in (placed.py).
+_LOSSES.define("placed(Tensor numbers, Tensor place, Tensor x, int dim) -> Tensor")
+
+
+def _placed(numbers: torch.Tensor, place: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
+    """x where an element's number along the dimension is the place, else 0."""
+    shape = [*x.shape]
+    shape[dim] = numbers.numel()
+    return x.new_zeros(shape).scatter(dim, place, x)
+
+
+for _function in (_where_equal, _nan_outside, _largest, _log_total, _placed):
     _LOSSES.impl(_function.__name__[1:], _function, "CompositeImplicitAutograd")
 
 

@@ -66,6 +66,9 @@ def _adaptive_avg_pool(writer: Writer, x: torch.fx.Node, size) -> torch.fx.Node 
 
 
 def _max_pool1d(writer: Writer, x, kernel, stride, padding, dilation, ceil_mode):
+    whole = only(kernel, 1) == example(x).shape[-1] and not only(padding, 0)
+    if whole and writer.needs_gradient:
+        return _largest_of_all(writer, x)
     return _pool1d(writer, _largest, x, kernel, stride, padding, dilation, ceil_mode)
 
 
@@ -98,6 +101,15 @@ def _pool1d(writer: Writer, fold: Callable, x, kernel, stride, padding, dilation
     return fold(writer, sizes, parts)
 
 
+def _largest_of_all(writer: Writer, x: torch.fx.Node) -> torch.fx.Node:
+    """Over the last dimension, which is kept, with a derivative that a region takes."""
+    sizes = (*example(x).shape[:-1], 1)
+    found = writer.call(_aten.max.dim, sizes, x, -1, True)
+    largest = found.meta["val"]
+    found.meta["val"] = (largest, torch.empty_like(largest, dtype=torch.int64))
+    return writer.call(operator.getitem, sizes, found, 0)
+
+
 def _largest(writer: Writer, sizes, parts: list[torch.fx.Node]) -> torch.fx.Node:
     return reduce(lambda a, b: writer.call(_aten.maximum.default, sizes, a, b), parts)
 
@@ -113,9 +125,11 @@ def _adaptive_max_pool1d(writer: Writer, x, output_size) -> torch.fx.Node | None
     places = [user for user in writer.node.users if user.args[1] != 0 and user.users]
     if places or not isinstance(size, int) or not count or size % count:
         return None
-    largest = writer.call(
-        _aten.max_pool1d.default, (*example(x).shape[:-1], count), x, size // count
-    )
+    if count == 1 and writer.needs_gradient:
+        largest = _largest_of_all(writer, x)
+    else:
+        sizes = (*example(x).shape[:-1], count)
+        largest = writer.call(_aten.max_pool1d.default, sizes, x, size // count)
     for user in list(writer.node.users):
         user.replace_all_uses_with(largest)
         writer.graph.erase_node(user)

@@ -27,6 +27,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from ingot.capture.backward_operators import (
     BY_RESULT,
     BatchNormByStatistics,
+    ExtremumByPlace,
     GroupNormByStatistics,
     RowNormByStatistics,
 )
@@ -34,7 +35,14 @@ from ingot.capture.captured import Region
 from ingot.capture.feed import MEASURING
 from ingot.capture.joining import join_gradients, lay_out_as, lay_out_gradient
 from ingot.capture.layout import has_channels_innermost
-from ingot.capture.nodes import is_group_norm, is_row_norm, mutates, named_arguments
+from ingot.capture.nodes import (
+    is_extremum_with_place,
+    is_group_norm,
+    is_row_norm,
+    mutates,
+    named_arguments,
+)
+from ingot.capture.placed import place_by_number
 from ingot.capture.recorded import measure_gradients, outputs_of, same_size, simplify
 from ingot.capture.reference import Reference
 from ingot.runtime.layouts import JoinedLayout, ResultLayout, concrete
@@ -112,6 +120,8 @@ def derivative_of(
     gradients = placeholders[len(placeholders) - sum(traced.differentiable) :]
     measure_gradients(graph.graph, gradients)
     simplify(graph.graph)
+    if decompositions:
+        place_by_number(graph.graph)
     sums = None
     if any(node.target is _aten.slice_backward.default for node in graph.graph.nodes):
         sums = copied(graph)
@@ -336,7 +346,8 @@ def with_stored(
     for place in places:
         node, given = copies[originals[by_place[place]]], placeholder(place)
         with graph.inserting_after(node):
-            used = graph.call_function(_stored, (given, node.target, node, *node.args))
+            known = (node.target, node, *node.args) if node.target in BY_RESULT else (None, node)
+            used = graph.call_function(_stored, (given, *known))
         node.replace_all_uses_with(used, delete_user_cb=lambda user, keep=used: user is not keep)
         output = torch.fx.node.map_arg(output, lambda n, a=node, b=used: b if n is a else n)
         made.append(used)
@@ -345,6 +356,8 @@ def with_stored(
         given = {kind: placeholder(at) for kind, at in places.items()}
         if is_group_norm(node):
             node.args, node.target = (given, node.meta["val"].dtype, *node.args), group_norm
+        elif is_extremum_with_place(node):
+            node.args, node.target = (given, node.target, *node.args), extremum
         elif is_row_norm(node):
             plain, arguments = node.target, named_arguments(node)
             node.target = row_norm
@@ -393,6 +406,14 @@ def row_norm(
     return RowNormByStatistics.apply(
         x, shape, arguments["weight"], arguments.get("bias"), *statistics
     )
+
+
+def extremum(stored: dict[str, torch.Tensor | None], plain: Any, x, dim, keepdim=False):
+    """plain: as above."""
+    place = stored["place"]
+    if place is None:
+        return plain(x, dim, keepdim)
+    return ExtremumByPlace.apply(plain, x, dim, keepdim, place)
 
 
 def _relu(x: torch.Tensor, result: torch.Tensor | None) -> torch.Tensor:

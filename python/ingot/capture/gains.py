@@ -28,6 +28,7 @@ from ingot.capture.nodes import (
     JOINED,
     LOSS,
     dims_from_front,
+    is_extremum_with_place,
     is_group_norm,
     named_arguments,
     operator_name,
@@ -72,6 +73,8 @@ _POINTWISE = """
     mul div neg
 """
 _SAVED |= {f"aten::{name}": 5 for name in _POINTWISE.split()}
+# The largest of many, in tensors of the size of these: read, put into zeros, and read there again.
+_SAVED_BY_EXTREMUM = 3
 _PASSES = {f"aten::{name}" for name in ("to", "_to_copy", "contiguous", "clone", "dropout")}
 
 # Where no gradients are needed: whether everything is taken alone that can be, for measurements and
@@ -221,7 +224,7 @@ def _is_of_images(node: torch.fx.Node) -> bool:
 
 def _is_known(node: torch.fx.Node) -> bool:
     name = schema_name(node.target)
-    return name in _PASSES or name in _SAVED
+    return name in _PASSES or name in _SAVED or is_extremum_with_place(node)
 
 
 def _chains(nodes: Iterable[torch.fx.Node]) -> list[list[torch.fx.Node]]:
@@ -326,5 +329,7 @@ def bytes_saved(nodes: Iterable[torch.fx.Node]) -> float:
 
 
 def _saved_by_operator(node: torch.fx.Node) -> float:
+    if is_extremum_with_place(node):
+        return float(_SAVED_BY_EXTREMUM * size_in_bytes(node.args[0].meta.get("val")))
     times = _SAVED.get(schema_name(node.target), 0)
     return _saved_by_blocks(node) + (times and times * size_in_bytes(node.meta.get("val")))

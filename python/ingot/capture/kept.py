@@ -30,6 +30,7 @@ from ingot.capture.kept_by_eager import (
 from ingot.capture.layout import UnfitError, Value, size_in_bytes
 from ingot.capture.nodes import (
     hands_out_memory,
+    is_extremum_with_place,
     is_group_norm,
     is_mean_of_rows,
     is_row_norm,
@@ -44,6 +45,7 @@ from ingot.capture.products import (
     PRODUCTS,
     REGROUPED_OR_SUMMED,
 )
+from ingot.capture.reductions import place_of_extremum
 from ingot.capture.table import CASTS, CHANGES_NOTHING, HALVES, SHAPE_OPERATORS, is_half
 from ingot.runtime.layouts import ResultLayout, TensorLayout
 
@@ -83,6 +85,7 @@ class Kept:
             self._results()
             self._totals()
             self._sums()
+            self._extrema()
             self._products()
             self._decisions()
             self._statistics()
@@ -275,6 +278,14 @@ class Kept:
         others = (argument for argument in node.args if argument is not operand)
         return once and node.args.count(operand) == 1 and self.cut.needing.isdisjoint(others)
 
+    def _extrema(self) -> None:
+        """Those along a dimension, of which there is one number for many: without them backward
+        would read what they are of once more."""
+        for node in filter(is_extremum_with_place, self.nodes):
+            for value in node.users:
+                if value in self.nodes and value.args[1:] == (0,) and self._is_read(value):
+                    self._store(value)
+
     def _products(self) -> None:
         for node in self.nodes:
             if schema_name(node.target) not in PRODUCTS:
@@ -364,12 +375,13 @@ class Kept:
     def _statistics(self) -> None:
         """Of norms, what backward reads: mean and variance, or what follows from it. The norm's own
         sweep makes them: behind a product from what is then rounded where a 16-bit result is
-        stored, but x̂ must come from one and the same."""
+        stored, but x̂ must come from one and the same. Of extrema, where they lie."""
         behind_product = self.cut.has_product(self.level)
         rounded = behind_product and any(layout.dtype in HALVES for layout in self.layouts)
         for node in self.nodes:
             of_rows = is_row_norm(node) or is_mean_of_rows(node)
-            if rounded and not (of_rows and not is_half(node.args[0].meta["val"])):
+            from_unrounded = of_rows and not is_half(node.args[0].meta["val"])
+            if rounded and not (from_unrounded or is_extremum_with_place(node)):
                 continue
             for kind, (identity, layout) in self._statistics_of(node, behind_product).items():
                 at = self._add(identity, layout, f"{node.name}_{kind}")
@@ -386,6 +398,9 @@ class Kept:
         if is_row_norm(node):
             count = len(named_arguments(node)["normalized_shape"])
             return row_statistics(self.region, value, count)
+        if is_extremum_with_place(node) and node in self.cut.needing:
+            found = place_of_extremum(self.region, value[0])
+            return {} if found is None else {"place": found}
         if is_mean_of_rows(node) and self._is_read(node):
             self._store(node)
         return {}

@@ -112,6 +112,12 @@ def is_row_norm(node: torch.fx.Node) -> bool:
     return schema_name(node.target) in ("aten::layer_norm", "aten::rms_norm")
 
 
+def is_extremum_with_place(node: torch.fx.Node) -> bool:
+    """`x.max(dim)`, a pair."""
+    known = schema_name(node.target) in ("aten::max", "aten::min")
+    return known and not isinstance(node.meta.get("val"), torch.Tensor)
+
+
 def is_mean_of_rows(node: torch.fx.Node) -> bool:
     """As an RMS norm that is written by hand takes of squares."""
     if schema_name(node.target) != "aten::mean" or len(node.args) < 2:

@@ -301,6 +301,11 @@ def _where_equal(call: Call) -> Value:
     return _chosen(call, "eq", [call["a"], call["b"]], call["x"], 0.0)
 
 
+@row("ingot::placed")
+def _placed(call: Call) -> Value:
+    return _chosen(call, "eq", [call["numbers"], call["place"]], call["x"], 0.0)
+
+
 @row("ingot::nan_outside")
 def _nan_outside(call: Call) -> Value:
     number = call["number"]

@@ -10,8 +10,9 @@ import torch
 from ingot.capture.layout import Leaf, UnfitError, Value
 from ingot.capture.nodes import only
 from ingot.capture.pointwise import pointwise
-from ingot.capture.region import axis_names
+from ingot.capture.region import RegionBuilder, axis_names
 from ingot.capture.table import FLOATING, TABLE, Call, row
+from ingot.runtime.layouts import ResultLayout
 
 # One block of threads has a row: of longer ones there may be too few.
 _LONGEST_SCANNED = 1 << 15
@@ -88,6 +89,19 @@ def _max(call: Call) -> Any:
     if 1 not in call.used:
         return values, None
     return values, _position(call, name)
+
+
+def place_of_extremum(region: RegionBuilder, extreme: Value) -> tuple[int, ResultLayout] | None:
+    """Where the largest or smallest elements lie that a region computes along a dimension."""
+    made = region.values[extreme.id]
+    along = made.get("attributes", {}).get("axes", ())
+    if made["op"] not in ("max", "min") or len(along) != 1:
+        return None
+    (x,) = made["args"]
+    if made["op"] == "min":
+        x = region.emit("neg", [x])
+    place = region.emit("argmax", [x], {"axes": along})
+    return place, ResultLayout(extreme.sizes, extreme.dims, extreme.extents, torch.int64)
 
 
 @row("aten::argmax", "aten::argmin")
