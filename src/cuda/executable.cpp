@@ -91,7 +91,8 @@ class CudaExecutable : public Executable {
     const std::vector<ingot_tensor> dense =
         tensors.empty() ? dense_tensors(plan_.graph, batch) : std::vector<ingot_tensor>();
     if (tensors.empty()) tensors = dense;
-    modules_.compile(plan_.target.sm, units_of(lower({plan_.target.sm, batch, false}, tensors)));
+    modules_.compile(plan_.target.sm,
+                     units_of(lower(layout(batch), {plan_.target.sm, batch, false}, tensors)));
   }
 
   bool compile_another(int64_t batch) override {
@@ -101,7 +102,7 @@ class CudaExecutable : public Executable {
   void prepare(int64_t batch, int device) override {
     const CurrentContext context(device);
     const std::vector<ingot_tensor> dense = dense_tensors(plan_.graph, batch);
-    modules_.load(*context, units_of(lower({context->sm(), batch, false}, dense)));
+    modules_.load(*context, units_of(lower(layout(batch), {context->sm(), batch, false}, dense)));
     for (const auto& lowering : lowerings_) lowering->prepare(*context, batch);
     layout(batch);
   }
@@ -145,7 +146,7 @@ class CudaExecutable : public Executable {
               void* stream) override {
     const CurrentContext context(tensors[0].device);
     modules_.load(*context, units_of_all(&SweepLowering::frozen_units, batch));
-    const LaunchProgram prologue = lower({context->sm(), batch, true}, tensors,
+    const LaunchProgram prologue = lower(layout(batch), {context->sm(), batch, true}, tensors,
                                          [](SweepLowering& lowering, const Lowering& to) {
                                            if (to.frozen.base != Address::Base::none)
                                              lowering.lower_frozen(to);
@@ -180,8 +181,8 @@ class CudaExecutable : public Executable {
     return {{"backend", "cuda"},
             {"sweeps", sweeps},
             {"workspace_bytes", workspace_size(batch)},
-            {"program", ingot::describe(lower({plan_.target.sm, batch, false},
-                                              dense_tensors(plan_.graph, batch)),
+            {"program", ingot::describe(lower_without_unused({plan_.target.sm, batch, false},
+                                                             dense_tensors(plan_.graph, batch)),
                                         plan_)}};
   }
 
@@ -225,15 +226,52 @@ class CudaExecutable : public Executable {
 
   std::shared_ptr<const LaunchProgram> program_of(const CudaCall& call,
                                                   std::span<const ingot_tensor> tensors) {
-    return programs_.get(call, tensors, [&] { return lower(call, tensors); });
+    return programs_.get(call, tensors, [&] { return lower_without_unused(call, tensors); });
+  }
+
+  // Without the plan's buffers that nothing is read from or written to: of values that are stored
+  // in their packed form alone, or that a library's product leaves where its chain is written.
+  LaunchProgram lower_without_unused(const CudaCall& call, std::span<const ingot_tensor> tensors) {
+    const BatchLayout& whole = layout(call.batch);
+    LaunchProgram program = lower(whole, call, tensors);
+    const auto unused_by = [&](const LaunchProgram& lowered) {
+      return unused_buffers(lowered, plan_, call.batch, whole.offsets);
+    };
+    std::vector<bool> unused = unused_by(program);
+    const auto any = [&] { return std::find(unused.begin(), unused.end(), true) != unused.end(); };
+    if (!any()) return program;
+    if (has_frozen_weights()) {  // a call with these has the workspace of one without
+      const std::vector<bool> other =
+          unused_by(lower(whole, {call.sm, call.batch, !call.frozen}, tensors));
+      for (size_t i = 0; i < unused.size(); ++i) unused[i] = unused[i] && other[i];
+      if (!any()) return program;
+    }
+    BatchLayout trimmed = whole;
+    trimmed.offsets = plan_.workspace_layout(call.batch, &trimmed.buffers, unused);
+    trimmed.buffers = align_up(trimmed.buffers, kWorkspaceAlignment);
+    LaunchProgram smaller = lower(trimmed, call, tensors);
+    return reaches_nowhere(smaller) ? std::move(program) : std::move(smaller);
+  }
+
+  static bool reaches_nowhere(const LaunchProgram& program) {
+    return std::any_of(program.steps.begin(), program.steps.end(), [](const Step& step) {
+      const std::vector<Address> told = addresses_of(step);
+      return std::any_of(told.begin(), told.end(), [](const Address& address) {
+        return address.base == Address::Base::workspace && address.offset >= Plan::kNowhere;
+      });
+    });
+  }
+
+  bool has_frozen_weights() const {
+    return std::any_of(frozen_bytes_.begin(), frozen_bytes_.end(), [](size_t n) { return n > 0; });
   }
 
   static void lower_run(SweepLowering& lowering, const Lowering& to) { lowering.lower(to); }
 
   // What `act` makes of the sweeps, one after another.
-  LaunchProgram lower(const CudaCall& call, std::span<const ingot_tensor> tensors,
+  LaunchProgram lower(const BatchLayout& l, const CudaCall& call,
+                      std::span<const ingot_tensor> tensors,
                       void (*act)(SweepLowering&, const Lowering&) = lower_run) {
-    const BatchLayout& l = layout(call.batch);
     Lowered lowered;
     lowered.program.workspace_bytes = l.buffers;
     Lowering to{{plan_, call.batch, tensors, leaf_count_, l.offsets}, modules_, call.sm, lowered};

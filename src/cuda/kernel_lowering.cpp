@@ -139,6 +139,10 @@ bool KernelLowering::lower_packing(const Lowering& to, const PackRequest& reques
   const KernelEntry& entry = source_.entries.front();
   const int64_t rows = to.batch * source_.rows_per_sample;
   if (request.step.rows != rows || !admits(entry, to, tensors)) return false;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const KernelOperand& operand = source_.operands[i];
+    if (request.alone && operand.written && operand.value == request.value) tensors[i].address = {};
+  }
   Arguments arguments;
   arguments.add_tensors(tensors);
   arguments.add(rows);

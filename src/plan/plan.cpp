@@ -187,15 +187,18 @@ std::array<int64_t, kAxes> strides_in(const Shape& own, const std::array<int64_t
   return result;
 }
 
-std::vector<size_t> Plan::workspace_layout(int64_t batch, size_t* total) const {
+std::vector<size_t> Plan::workspace_layout(int64_t batch, size_t* total,
+                                           const std::vector<bool>& left_out) const {
   const auto bytes_of = [&](const WorkspaceBuffer& buffer) {
     const size_t bytes =
         checked_product(static_cast<size_t>(buffer.shape.elements(batch)), size_of(buffer.dtype));
     return align_up(bytes, kWorkspaceAlignment);
   };
   // Largest first, each at the lowest offset where no buffer alive at the same time lies.
-  std::vector<size_t> order(buffers.size()), offsets(buffers.size(), 0);
-  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::vector<size_t> order, offsets(buffers.size(), kNowhere);
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    if (left_out.empty() || !left_out[i]) order.push_back(i);
+  }
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return bytes_of(buffers[a]) > bytes_of(buffers[b]); });
   size_t end = 0;

@@ -141,8 +141,11 @@ struct Plan {
   std::vector<Placement> placements;  // by ValueId
   std::vector<WorkspaceBuffer> buffers;
 
-  // Byte offsets of `buffers` and the total, 256-byte aligned, for a batch size.
-  std::vector<size_t> workspace_layout(int64_t batch, size_t* total) const;
+  // Byte offsets of `buffers` and the total, 256-byte aligned, for a batch size. left_out: by
+  // buffer, those that nobody uses, which lie at kNowhere; none of them where it is empty.
+  static constexpr size_t kNowhere = size_t{1} << 62;
+  std::vector<size_t> workspace_layout(int64_t batch, size_t* total,
+                                       const std::vector<bool>& left_out = {}) const;
   Cost cost(const Sweep& sweep, int64_t batch) const;
 };
 

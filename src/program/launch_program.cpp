@@ -53,6 +53,25 @@ std::vector<Address> addresses_of(const Step& step) {
   return addresses;
 }
 
+std::vector<bool> unused_buffers(const LaunchProgram& program, const Plan& plan, int64_t batch,
+                                 const std::vector<size_t>& offsets) {
+  std::vector<bool> unused(plan.buffers.size(), true);
+  for (const Step& step : program.steps) {
+    for (const Address& address : addresses_of(step)) {
+      if (address.base != Address::Base::workspace) continue;
+      for (size_t i = 0; i < unused.size(); ++i) {
+        const WorkspaceBuffer& buffer = plan.buffers[i];
+        // Those alive at the same time lie apart; a sweep may be lowered with its neighbour.
+        if (step.sweep + 1 < buffer.first_sweep || buffer.last_sweep < step.sweep - 1) continue;
+        const auto elements = static_cast<size_t>(buffer.shape.elements(batch));
+        const size_t end = offsets[i] + elements * size_of(buffer.dtype);
+        if (offsets[i] <= address.offset && address.offset < end) unused[i] = false;
+      }
+    }
+  }
+  return unused;
+}
+
 size_t Arguments::add_zeros(size_t count) {
   const size_t start = align_up(bytes.size(), kAlignment);
   if (start + count > kMostBytes || starts.size() == kMost) {

@@ -100,6 +100,10 @@ struct LaunchProgram {
   size_t workspace_bytes = 0;  // that the steps write, libraries' own scratch memory apart
 };
 
+// By buffer of the plan, which lie at these offsets: those that no step is told of.
+std::vector<bool> unused_buffers(const LaunchProgram& program, const Plan& plan, int64_t batch,
+                                 const std::vector<size_t>& offsets);
+
 // 16 hexadecimal digits, the same for programs that launch the same.
 std::string hash_of(const LaunchProgram& program);
 nlohmann::json describe(const LaunchProgram& program, const Plan& plan);

@@ -124,7 +124,8 @@ void add_plan_buffers(const Places& places, int sweep, size_t step, std::vector<
     if (placement.kind != Placement::Kind::workspace) continue;
     const auto index = static_cast<size_t>(placement.index);
     const WorkspaceBuffer& buffer = plan.buffers[index];
-    if (buffer.first_sweep != sweep) continue;
+    const bool is_somewhere = places.buffer_offsets[index] != Plan::kNowhere;
+    if (buffer.first_sweep != sweep || !is_somewhere) continue;
     const auto elements = static_cast<size_t>(buffer.shape.elements(places.batch));
     buffers.push_back({called(plan.graph, static_cast<ValueId>(value)),
                        {Address::Base::workspace, 0, places.buffer_offsets[index]},

@@ -353,6 +353,25 @@ TEST(LaunchProgram, HashesEveryNumberOfAStep) {
   EXPECT_TRUE(differs([](Step& s) { s.arguments.add(int64_t{7}); }));
 }
 
+TEST(LaunchProgram, KnowsTheBuffersThatNoStepIsToldOf) {
+  Plan plan;
+  const Shape shape{true, 1, 1, 64};
+  plan.buffers = {{shape, DType::f32, 0, 1}, {shape, DType::f32, 1, 2}, {shape, DType::f32, 3, 4}};
+  const std::vector<size_t> offsets = {0, 2560, 0};  // of a batch of 10
+  LaunchProgram program;
+  const auto add = [&](int sweep, const Address& address) {
+    program.steps.emplace_back().sweep = sweep;
+    program.steps.back().arguments.add_address(address);
+  };
+  add(0, {Address::Base::workspace, 0, 256});
+  add(1, {Address::Base::tensor, 0, 2560});
+  add(1, {Address::Base::workspace, 0, 5120});  // behind all of them
+  EXPECT_THAT(unused_buffers(program, plan, 10, offsets), ElementsAre(false, true, true));
+  add(4, {Address::Base::workspace, 0, 0});
+  add(3, {Address::Base::workspace, 0, 5119});  // as a sweep lowered behind its own
+  EXPECT_THAT(unused_buffers(program, plan, 10, offsets), ElementsAre(false, false, false));
+}
+
 TEST(LaunchProgram, DenseTensorsHaveTheStridesOfTheirSizes) {
   const auto dense = [](std::array<int64_t, kAxes> strides, std::array<int64_t, kAxes> sizes) {
     ingot_tensor tensor{};

@@ -483,6 +483,17 @@ TEST(Plan, LetsBuffersOfDisjointLifetimesOverlap) {
   EXPECT_GT(total, size_t{1} << 40);
 }
 
+TEST(Plan, LeavesOutBuffersThatNobodyUses) {
+  Plan plan;
+  const Shape shape{true, 1, 1, 100};
+  plan.buffers = {{shape, DType::f32, 0, 1}, {shape, DType::f32, 1, 2}, {shape, DType::f32, 1, 3}};
+  size_t total = 0;
+  const auto offsets = plan.workspace_layout(64, &total, {false, true, false});
+  EXPECT_EQ(total, 2u * 64 * 100 * 4);
+  EXPECT_EQ(offsets[1], Plan::kNowhere);
+  EXPECT_EQ(std::max(offsets[0], offsets[2]), total / 2);
+}
+
 TEST(Plan, KeepsBuffersApartThatMeetInOneSweep) {
   Plan plan;
   const Shape shape{true, 1, 1, 100};
