@@ -128,6 +128,13 @@ def test_batches_of_other_sizes_are_the_same_program():
     assert len(backwards_of(three[0])) == 1
 
 
+def test_lengths_that_change():
+    torch.manual_seed(0)
+    three = three_of(Points(POINTS["max_pool1d"]).train())
+    for length in (50, 20, 31):
+        check_against_fp64(*three, [torch.randn(6, 3, length)])
+
+
 def test_autocast():
     torch.manual_seed(0)
     near_under_autocast(three_of(Points(POINTS["max"]).train()), torch.randn(6, 3, 50), 5e-2)

@@ -181,10 +181,11 @@ class ExtremumByPlace(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, plain, x, dim, keepdim, place):
-        ctx.save_for_backward(place if keepdim or not x.dim() else place.unsqueeze(dim))
+        ctx.save_for_backward(place if keepdim else place.unsqueeze(dim))
         ctx.given, ctx.dim = (x.shape, keepdim), dim
-        ctx.mark_non_differentiable(place)
-        return plain(x, dim, keepdim)[0], place.view_as(place)
+        given = place.view_as(place)
+        ctx.mark_non_differentiable(given)
+        return plain(x, dim, keepdim)[0], given
 
     @staticmethod
     def backward(ctx, grad, _):

@@ -66,8 +66,9 @@ def _adaptive_avg_pool(writer: Writer, x: torch.fx.Node, size) -> torch.fx.Node 
 
 
 def _max_pool1d(writer: Writer, x, kernel, stride, padding, dilation, ceil_mode):
-    whole = only(kernel, 1) == example(x).shape[-1] and not only(padding, 0)
-    if whole and writer.needs_gradient:
+    size = example(x).shape[-1]
+    whole = isinstance(size, int) and only(kernel, 1) == size
+    if whole and only(padding, 0) == 0 and only(dilation, 1) == 1 and writer.needs_gradient:
         return _largest_of_all(writer, x)
     return _pool1d(writer, _largest, x, kernel, stride, padding, dilation, ceil_mode)
 
