@@ -80,25 +80,46 @@ def test_over_tokens(name):
 class Edges(nn.Module):
     """What neighbours say, between convolutions: a chain without a product."""
 
-    def __init__(self, rank):
+    def __init__(self, rank, pooled=lambda y: y.max(-1, keepdim=True)[0]):
         super().__init__()
+        self.pooled = pooled
         conv, norm = ((nn.Conv1d, nn.BatchNorm1d), (nn.Conv2d, nn.BatchNorm2d))[rank - 1]
         self.conv, self.norm, self.end = conv(3, 24, 1), norm(24), conv(24, 8, 1)
 
     def forward(self, x):
         y = F.leaky_relu(self.norm(self.conv(x)), 0.2)
-        return self.end(y.max(-1, keepdim=True)[0])
+        return self.end(self.pooled(y))
 
 
-@pytest.mark.parametrize("shape", [(6, 3, 50), (4, 3, 9, 20)])
-def test_behind_a_norm_without_a_product(shape):
-    torch.manual_seed(0)
-    three = three_of(Edges(len(shape) - 2).train())
+def check_chain(module: nn.Module, *shape: int) -> None:
+    three = three_of(module.train())
     x = torch.randn(shape)
     check_against_fp64(*three, [x])
     with regions_run() as ran:
         three[0](x).sum().backward()
     assert len(ran) == 2 and "max" in ran[0], ran
+
+
+@pytest.mark.parametrize("shape", [(6, 3, 50), (4, 3, 9, 20)])
+def test_behind_a_norm_without_a_product(shape):
+    torch.manual_seed(0)
+    check_chain(Edges(len(shape) - 2), *shape)
+
+
+def test_windows_that_are_whole_rows():
+    torch.manual_seed(0)
+    check_chain(Edges(2, lambda y: F.max_pool2d(y, (1, y.shape[3]))), 4, 3, 9, 20)
+
+
+OTHERS = {"stride": (2, 20)}, {"kernel_size": (2, 20)}, {"kernel_size": 3}, {"padding": (0, 1)}
+
+
+@pytest.mark.parametrize("given", OTHERS)
+def test_other_windows_are_pytorchs(given):
+    torch.manual_seed(0)
+    how = {"kernel_size": (1, 20), **given}
+    three = three_of(Edges(2, lambda y: F.max_pool2d(y, **how)).train())
+    check_against_fp64(*three, [torch.randn(4, 3, 9, 20)])
 
 
 def test_of_equal_elements_the_first():

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ingot.capture.layout import hint
+from ingot.capture.layout import has_channels_last, hint
 from ingot.capture.nodes import (
     LEFT_ALONE,
     hands_out_memory,
@@ -71,6 +71,23 @@ def _max_pool1d(writer: Writer, x, kernel, stride, padding, dilation, ceil_mode)
     if whole and only(padding, 0) == 0 and only(dilation, 1) == 1 and writer.needs_gradient:
         return _largest_of_all(writer, x)
     return _pool1d(writer, _largest, x, kernel, stride, padding, dilation, ceil_mode)
+
+
+def _max_pool2d(writer: Writer, x, kernel, stride, padding, dilation, ceil_mode):
+    """Of windows that are whole rows, as PointNet++ pools its neighbours."""
+    size = example(x).shape[-1]
+    if not isinstance(size, int) or not writer.needs_gradient or has_channels_last(x):
+        return None
+    given = map(_pair, (kernel, stride or kernel, padding, dilation))
+    kernel, (down, _), padding, dilation = given
+    is_whole = (kernel, down, padding, dilation) == ((1, size), 1, (0, 0), (1, 1))
+    return _largest_of_all(writer, x) if is_whole else None
+
+
+def _pair(numbers: Any) -> tuple[int, int]:
+    """As operators over two dimensions take them."""
+    numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    return (*numbers, numbers[-1])[:2]
 
 
 def _avg_pool1d(writer: Writer, x, kernel, stride, padding, ceil_mode, count_include_pad):
@@ -293,6 +310,7 @@ _RULES: dict[Any, Callable] = {
     _aten.addmm.default: _with_no_sum,
     _aten.baddbmm.default: _with_no_sum,
     _aten.max_pool1d.default: _max_pool1d,
+    _aten.max_pool2d.default: _max_pool2d,
     _aten.avg_pool1d.default: _avg_pool1d,
     # What a capture's inputs were like is compared at every call.
     _aten._assert_tensor_metadata.default: _nothing,
