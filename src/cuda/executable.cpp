@@ -229,8 +229,8 @@ class CudaExecutable : public Executable {
     return programs_.get(call, tensors, [&] { return lower_without_unused(call, tensors); });
   }
 
-  // Without the plan's buffers that nothing is read from or written to: of values that are stored
-  // in their packed form alone, or that a library's product leaves where its chain is written.
+  // Without the plan's buffers that no step is told of: those of values that are stored in their
+  // packed form alone, which is known when all readers of them are lowered.
   LaunchProgram lower_without_unused(const CudaCall& call, std::span<const ingot_tensor> tensors) {
     const BatchLayout& whole = layout(call.batch);
     LaunchProgram program = lower(whole, call, tensors);

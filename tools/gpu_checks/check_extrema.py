@@ -23,18 +23,14 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 import ingot  # noqa: E402
-from check_heads import fill_freed_memory  # noqa: E402
-from check_parts import FACTOR, FLOOR, MEMORY, ROUNDED, call_of  # noqa: E402
+from check_parts import FACTOR, compared  # noqa: E402
 from ingot.capture import gains  # noqa: E402
-from measures import tell, unlike_eagers  # noqa: E402
-from network_rows import peak_bytes, under  # noqa: E402
+from measures import tell  # noqa: E402
 
 # With how many of the shapes.
 SETTINGS = {"fp32": 3, "tf32": 1, "bf16": 1}
 # Channels, points; the batches of each.
 SHAPES = (((64, 2048), (16, 3)), ((96, 77), (33, 2)), ((32, 5001), (4,)))
-
-
 # In front of a norm a weight's gradient is what is left of sums of thousands that cancel.
 CANCELLING = {"conv.weight": 8.0}
 
@@ -89,33 +85,26 @@ class Tokens(nn.Module):
 MODULES = (Points, Windowed, Edges, Neighbours, Tokens)
 
 
-def checked(device: str, make: type, sizes: tuple, batches: tuple, setting: str, equal: bool):
+def checked(
+    device: str, make: type, sizes: tuple, batches: tuple, setting: str, equal: bool
+) -> str:
     torch.manual_seed(1)
     channels, points = sizes
     twin = make(channels).to(device).train()
-    made, exact = ingot.optimize(copy.deepcopy(twin)), copy.deepcopy(twin).double()
-    names = ["result", *(name for name, b in twin.named_buffers() if b.is_floating_point())]
-    names += ["x", *(name for name, _ in twin.named_parameters())]
-    for samples in batches:
-        x = torch.randn(samples, 3, points, device=device)
-        if equal:
-            x = x[..., : points // 3].repeat(1, 1, 4)[..., :points].contiguous()
-        with under(setting):
-            if x.is_cuda:
-                fill_freed_memory()
-            called = [call_of(module, x, setting, True) for module in (made, twin)]
-            truth = call_of(exact, x.double(), "fp32", True)
-            wrong = unlike_eagers(names, *called, truth, _factor, FLOOR)
-            if wrong:
-                return f"batch {samples}: {wrong}"
-    if setting == "fp32" and not made.ingot_report()["operators_replaced"]:
-        return "nothing is taken"  # else the host may be the slower
-    with under(setting):
-        steps = [partial(call_of, each, x, setting, True) for each in (made, twin)]
-        own, eager = (peak_bytes(step, x.device) or 0 for step in steps)
-    if own > MEMORY * eager + ROUNDED:
-        return f"a step's peak is {own / 1e6:.1f} MB, eager's {eager / 1e6:.1f} MB"
-    return ""
+    made = ingot.optimize(copy.deepcopy(twin))
+    inputs = (clouds(samples, points, device, equal) for samples in batches)
+    wrong = compared(made, twin, inputs, setting, True, _factor)
+    if wrong or setting != "fp32":
+        return wrong  # else the host may be the slower
+    return "" if made.ingot_report()["operators_replaced"] else "nothing is taken"
+
+
+def clouds(samples: int, points: int, device: str, equal: bool) -> torch.Tensor:
+    """equal: each point several times."""
+    x = torch.randn(samples, 3, points, device=device)
+    if not equal:
+        return x
+    return x[..., : points // 3].repeat(1, 1, 4)[..., :points].contiguous()
 
 
 def _factor(name: str) -> float:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import copy
 import sys
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -54,33 +55,47 @@ def call_of(module: nn.Module, x: torch.Tensor, setting: str, training: bool) ->
     return found
 
 
-def checked(
-    device: str, make: type, sizes: tuple, batches: tuple, setting: str, training: bool
+def compared(
+    made: nn.Module,
+    twin: nn.Module,
+    inputs: Iterable[torch.Tensor],
+    setting: str,
+    training: bool,
+    factor_of: Callable[[str], float] = lambda name: FACTOR,
 ) -> str:
-    torch.manual_seed(1)
-    twin = make(*sizes).to(device).train(training)
-    made, exact = ingot.optimize(copy.deepcopy(twin)), copy.deepcopy(twin).double()
-    names = ["result"]
+    """What is wrong with an optimised module's calls, beside its twin's and that in fp64, or with
+    the memory of the last, if anything is. factor_of: by the name of a tensor."""
+    exact, names = copy.deepcopy(twin).double(), ["result"]
     if training:
         names += [name for name, buffer in twin.named_buffers() if buffer.is_floating_point()]
         names += ["x", *(name for name, _ in twin.named_parameters())]
-    for samples in batches:
-        x = torch.randn(samples, *sizes, device=device)
+    for x in inputs:
         with under(setting):
             if x.is_cuda:
                 fill_freed_memory()
             called = [call_of(module, x, setting, training) for module in (made, twin)]
             truth = call_of(exact, x.double(), "fp32", training)
-            wrong = unlike_eagers(names, *called, truth, lambda _: FACTOR, FLOOR)
+            wrong = unlike_eagers(names, *called, truth, factor_of, FLOOR)
             if wrong:
-                return f"batch {samples}: {wrong}"
+                return f"batch {len(x)}: {wrong}"
     with under(setting):
         steps = [partial(call_of, each, x, setting, training) for each in (made, twin)]
         own, eager = (peak_bytes(step, x.device) or 0 for step in steps)
     if training and own > MEMORY * eager + ROUNDED:
         return f"a step's peak is {own / 1e6:.1f} MB, eager's {eager / 1e6:.1f} MB"
-    if setting != "fp32":
-        return ""  # where the host is the slower, or the products are PyTorch's
+    return ""
+
+
+def checked(
+    device: str, make: type, sizes: tuple, batches: tuple, setting: str, training: bool
+) -> str:
+    torch.manual_seed(1)
+    twin = make(*sizes).to(device).train(training)
+    made = ingot.optimize(copy.deepcopy(twin))
+    inputs = (torch.randn(samples, *sizes, device=device) for samples in batches)
+    wrong = compared(made, twin, inputs, setting, training)
+    if wrong or setting != "fp32":
+        return wrong  # else the host is the slower, or the products are PyTorch's
     parts = [region.per_sample for graph in made._ingot.graphs for region in _regions(graph)]
     return "" if max(parts, default=0) > 1 else f"parts of samples are nobody's batch: {parts}"
 

@@ -89,11 +89,11 @@ def run_batch_norm(
 
 # What a loss is written in (losses.py): operators of PyTorch's, which autograd sees, that belong
 # together wherever a region begins or ends.
-_LOSSES = torch.library.Library("ingot", "FRAGMENT")
-_LOSSES.define("where_equal(Tensor a, Tensor b, Tensor x) -> Tensor")
-_LOSSES.define("nan_outside(Tensor x, Tensor number, float end) -> Tensor")
-_LOSSES.define("largest(Tensor x) -> Tensor")
-_LOSSES.define("log_total(Tensor x, Tensor largest) -> Tensor")
+_WRITTEN = torch.library.Library("ingot", "FRAGMENT")
+_WRITTEN.define("where_equal(Tensor a, Tensor b, Tensor x) -> Tensor")
+_WRITTEN.define("nan_outside(Tensor x, Tensor number, float end) -> Tensor")
+_WRITTEN.define("largest(Tensor x) -> Tensor")
+_WRITTEN.define("log_total(Tensor x, Tensor largest) -> Tensor")
 
 
 def _where_equal(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -118,18 +118,18 @@ def _log_total(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
 
 
 # What a gradient of one element of many is written in (placed.py).
-_LOSSES.define("placed(Tensor numbers, Tensor place, Tensor x, int dim) -> Tensor")
+_WRITTEN.define("placed(Tensor a, Tensor b, Tensor x, int dim) -> Tensor")
 
 
-def _placed(numbers: torch.Tensor, place: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
-    """x where an element's number along the dimension is the place, else 0."""
+def _placed(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, dim: int) -> torch.Tensor:
+    """where_equal of the numbers of elements along a dimension and of a place, by the place."""
     shape = [*x.shape]
-    shape[dim] = numbers.numel()
-    return x.new_zeros(shape).scatter(dim, place, x)
+    shape[dim] = a.numel()
+    return x.new_zeros(shape).scatter(dim, b, x)
 
 
 for _function in (_where_equal, _nan_outside, _largest, _log_total, _placed):
-    _LOSSES.impl(_function.__name__[1:], _function, "CompositeImplicitAutograd")
+    _WRITTEN.impl(_function.__name__[1:], _function, "CompositeImplicitAutograd")
 
 
 def autocast_off(device_type: str) -> contextlib.AbstractContextManager:

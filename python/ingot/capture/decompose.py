@@ -20,6 +20,7 @@ from ingot.capture.nodes import (
     lies_apart,
     mutates,
     named_arguments,
+    of_each_dimension,
     only,
 )
 from ingot.capture.surgery import Writer, example
@@ -78,16 +79,10 @@ def _max_pool2d(writer: Writer, x, kernel, stride, padding, dilation, ceil_mode)
     size = example(x).shape[-1]
     if not isinstance(size, int) or not writer.needs_gradient or has_channels_last(x):
         return None
-    given = map(_pair, (kernel, stride or kernel, padding, dilation))
-    kernel, (down, _), padding, dilation = given
+    given = (kernel, stride or kernel, padding, dilation)
+    kernel, (down, _), padding, dilation = (of_each_dimension(numbers, 2) for numbers in given)
     is_whole = (kernel, down, padding, dilation) == ((1, size), 1, (0, 0), (1, 1))
     return _largest_of_all(writer, x) if is_whole else None
-
-
-def _pair(numbers: Any) -> tuple[int, int]:
-    """As operators over two dimensions take them."""
-    numbers = (numbers,) if isinstance(numbers, int) else tuple(numbers)
-    return (*numbers, numbers[-1])[:2]
 
 
 def _avg_pool1d(writer: Writer, x, kernel, stride, padding, ceil_mode, count_include_pad):

@@ -295,3 +295,10 @@ def only(argument: Any, default: int | None = None) -> int | None:
     if isinstance(argument, (list, tuple)):
         argument = argument[0] if argument else None
     return default if argument is None else argument
+
+
+def of_each_dimension(argument: Any, dimensions: int) -> tuple[int, ...]:
+    """The numbers that operators over several take plainly, once for all, or one by one."""
+    if isinstance(argument, int):
+        return (argument,) * dimensions
+    return tuple(argument) * (dimensions if len(argument) == 1 else 1)

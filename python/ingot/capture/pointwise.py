@@ -296,14 +296,9 @@ def _where(call: Call) -> Value:
     return pointwise(call, "select", [call["condition"], call["self"], call["other"]])
 
 
-@row("ingot::where_equal")
+@row("ingot::where_equal", "ingot::placed")
 def _where_equal(call: Call) -> Value:
     return _chosen(call, "eq", [call["a"], call["b"]], call["x"], 0.0)
-
-
-@row("ingot::placed")
-def _placed(call: Call) -> Value:
-    return _chosen(call, "eq", [call["numbers"], call["place"]], call["x"], 0.0)
 
 
 @row("ingot::nan_outside")

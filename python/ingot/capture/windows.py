@@ -20,7 +20,7 @@ import torch
 from ingot.capture import pointwise
 from ingot.capture.feed import Feed
 from ingot.capture.gains import pays_as_windows
-from ingot.capture.nodes import LEFT_ALONE, named_arguments, schema_name
+from ingot.capture.nodes import LEFT_ALONE, named_arguments, of_each_dimension, schema_name
 from ingot.capture.surgery import example
 from ingot.capture.table import SHAPE_OPERATORS, TABLE
 from ingot.capture.trial import taken_of_copy
@@ -73,10 +73,10 @@ def _windows(node: torch.fx.Node) -> tuple[int, ...]:
         return ()
     arguments = named_arguments(node)
     x = example(arguments["self"])
-    kernel = _each(arguments["kernel_size"], dimensions)
-    stride = _each(arguments["stride"], dimensions) if arguments["stride"] else kernel
-    plain = not any(_each(arguments["padding"], dimensions))
-    plain = plain and set(_each(arguments.get("dilation", 1), dimensions)) == {1}
+    kernel = of_each_dimension(arguments["kernel_size"], dimensions)
+    stride = of_each_dimension(arguments["stride"], dimensions) if arguments["stride"] else kernel
+    plain = not any(of_each_dimension(arguments["padding"], dimensions))
+    plain = plain and set(of_each_dimension(arguments.get("dilation", 1), dimensions)) == {1}
     # 0 is an error of PyTorch's.
     plain = plain and arguments.get("divisor_override") is None
     space = tuple(x.shape[-dimensions:])
@@ -87,12 +87,6 @@ def _windows(node: torch.fx.Node) -> tuple[int, ...]:
     # Without ceil_mode, a rest is in no window.
     tiled = not arguments["ceil_mode"] or not any(s % k for s, k in zip(space, kernel))
     return kernel if tiled and 1 < math.prod(kernel) <= _MOST_PARTS else ()
-
-
-def _each(argument: Any, dimensions: int) -> tuple[int, ...]:
-    if isinstance(argument, int):
-        return (argument,) * dimensions
-    return tuple(argument) * (dimensions if len(argument) == 1 else 1)
 
 
 def _is_pointwise(node: torch.fx.Node) -> bool:
