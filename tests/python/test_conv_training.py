@@ -38,7 +38,7 @@ ACTIVATIONS = {
 
 @pytest.fixture(autouse=True)
 def every_chain_pays(monkeypatch):
-    monkeypatch.setattr(gains, "least_saved", lambda device_type: 0.0)
+    monkeypatch.setattr(gains, "least_saved", lambda *_: 0.0)
     monkeypatch.setattr(gains, "takes_channels_last", True)
 
 
@@ -386,7 +386,7 @@ def test_what_does_not_pay_stays_pytorchs(monkeypatch):
 
 def test_what_pays_is_told_by_size(monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(gains, "least_saved", lambda device_type: 400_000.0)
+    monkeypatch.setattr(gains, "least_saved", lambda *_: 400_000.0)
     for side, regions in ((2, 0), (16, 2)):
         torch._dynamo.reset()
         module = ingot.optimize(Net())
@@ -397,7 +397,7 @@ def test_what_pays_is_told_by_size(monkeypatch):
 @pytest.mark.parametrize(("channels", "regions"), [(8, 1), (256, 0)])
 def test_a_norm_of_few_channels_pays_alone(monkeypatch, channels, regions):
     monkeypatch.undo()
-    monkeypatch.setattr(gains, "least_saved", lambda device_type: 100_000.0)
+    monkeypatch.setattr(gains, "least_saved", lambda *_: 100_000.0)
     torch._dynamo.reset()
     conv = nn.Conv2d(3, channels, 1, bias=False)  # a norm takes what a bias adds away
     made = nn.Sequential(conv, norm_of(nn.BatchNorm2d(channels)))

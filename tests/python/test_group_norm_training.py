@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 @pytest.fixture(autouse=True)
 def every_chain_pays(monkeypatch):
-    monkeypatch.setattr(gains, "least_saved", lambda device_type: 0.0)
+    monkeypatch.setattr(gains, "least_saved", lambda *_: 0.0)
     monkeypatch.setattr(gains, "_LEAST_OF_CHANNELS", 0)
     for module in (normalisations, merged_axes):  # as on a GPU
         monkeypatch.setattr(module, "norms_tokens", lambda device_type: True)

@@ -139,7 +139,7 @@ class Normalised(nn.Module):
 
 @pytest.mark.parametrize("frozen", [False, True])
 def test_of_a_norm_whose_statistics_are_stored(frozen, monkeypatch):
-    monkeypatch.setattr(gains, "least_saved", lambda device_type: 0.0)
+    monkeypatch.setattr(gains, "least_saved", lambda *_: 0.0)
     torch.manual_seed(0)
     module, x, found = Normalised(frozen), torch.randn(4, 8, 5, 6), []
     for called in (ingot.optimize(copy.deepcopy(module)), module):

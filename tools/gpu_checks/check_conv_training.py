@@ -201,7 +201,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     if arguments.all or arguments.least is not None:
         least = arguments.least or 0.0
-        gains.least_saved = lambda device_type: least
+        gains.least_saved = lambda *_: least
         gains.takes_channels_last = True
     wanted = arguments.rows.split(",") if arguments.rows else [""]
     started, missed, wrong, longest = time.monotonic(), 0, 0, 3.0

@@ -126,7 +126,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--seconds", type=float, default=120.0)
-    gains.least_saved = lambda device_type: 0.0  # they are smaller than what is worth a region
+    gains.least_saved = lambda *_: 0.0  # they are smaller than what is worth a region
     arguments = parser.parse_args()
     return tell(cases(arguments.device), arguments.seconds)
 

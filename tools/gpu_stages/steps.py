@@ -68,13 +68,18 @@ def run_script(command: list, settings: Settings, **environment: str) -> tuple[i
         env={**os.environ, **environment},
         check=False,
     )
-    lines = (answer.stdout + answer.stderr).strip().splitlines()
+    told = answer.stdout + answer.stderr if answer.returncode else answer.stdout or answer.stderr
+    lines = told.strip().splitlines()
     return answer.returncode, lines or [f"exit status {answer.returncode}, no output"]
 
 
 def outcome(code: int, lines: list, about: int = 1) -> Outcome:
-    """The last lines: `about` of them where all is well, enough to see what was wrong elsewhere."""
-    return code == 0, "; ".join(lines[-about:]) if code == 0 else "\n".join(lines[-25:])
+    """The last lines: `about` of them where all is well; elsewhere enough to see what was wrong,
+    behind the lines that say so."""
+    if code == 0:
+        return True, "; ".join(lines[-about:])
+    wrong = [line for line in lines[:-25] if "WRONG" in line]
+    return False, "\n".join(wrong[:25] + lines[-25:])
 
 
 def check(

@@ -190,10 +190,12 @@ def turns_too_little(nodes: Iterable[torch.fx.Node]) -> bool:
     return any(size_in_bytes(value) < _LEAST_TURNED for value in turned)
 
 
-def least_saved(device_type: str) -> float:
+def least_saved(device_type: str, nears_host: bool = False) -> float:
     """On a CPU, where a pass over memory is most of what an operator costs and PyTorch's are made
-    for its caches, none was seen to pay."""
-    return _LEAST_SAVED if device_type == "cuda" else float("inf")
+    for its caches, none was seen to pay. nears_host: as Cut has it."""
+    if device_type != "cuda":
+        return float("inf")
+    return _LEAST_SAVED_OF_HOST if nears_host else _LEAST_SAVED
 
 
 def may_pay(feed: Feed) -> bool:
@@ -271,10 +273,7 @@ def _pays(cut: Cut, chain: list[torch.fx.Node]) -> bool:
     if any(is_half(source.meta.get("val")) for source in inputs) and cut.waits_for_host:
         return False
     around = sum(map(_saved_around_norm, norms)) + sum(map(_saved_by_cast, chain))
-    least = least_saved(cut.device_type)
-    if cut.nears_host:
-        least = max(least, _LEAST_SAVED_OF_HOST)
-    return bytes_saved(computing) + around >= least
+    return bytes_saved(computing) + around >= least_saved(cut.device_type, cut.nears_host)
 
 
 def _has_channels(norm: torch.fx.Node) -> bool:
