@@ -67,10 +67,12 @@ INGOT_API void ingot_free(char* text);
  *   "bf16" | "fp16",   "rewrite_level": "ieee" | "real",   "sm": compute capability to plan for
  *   where no GPU is present (90),   "cache_dir": path,   "streamed": true | false (default false):
  *   small, thin and deep fp32 products may be multiplied as their operands lie in memory, and each
- *   batch size compiles what it needs alone, for products of many shapes,   "capabilities": masks
- *   CPU or GPU features for tests,   "product_choices": {key: configuration}, both as explain gives
- *   them under "tuning" ("library" and "estimated" are names too): in the place of what was
- * measured or estimated. */
+ *   batch size compiles what it needs alone, for products of many shapes,   "scratch_results": true
+ *   | false (default false): in no call does an output overlap with another tensor, so that until
+ *   it is written its memory may hold what the workspace would,   "capabilities": masks CPU or GPU
+ *   features for tests,   "product_choices": {key: configuration}, both as explain gives them under
+ *   "tuning" ("library" and "estimated" are names too): in the place of what was measured or
+ *   estimated. */
 INGOT_API ingot_status ingot_program_create(const char* graph_json, const char* options_json,
                                             ingot_program** program);
 INGOT_API void ingot_program_destroy(ingot_program* program);

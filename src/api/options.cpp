@@ -53,11 +53,19 @@ void set_cache_dir(ProgramOptions& options, const std::string& key, const json& 
   options.cache_dir = text_of(key, value);
 }
 
-void set_streamed(ProgramOptions& options, const std::string& key, const json& value) {
+bool truth_of(const std::string& key, const json& value) {
   if (!value.is_boolean()) {
     fail(INGOT_INVALID_ARGUMENT, "option '{}' must be true or false, got {}", key, shown(value));
   }
-  options.streamed = value;
+  return value;
+}
+
+void set_streamed(ProgramOptions& options, const std::string& key, const json& value) {
+  options.streamed = truth_of(key, value);
+}
+
+void set_scratch_results(ProgramOptions& options, const std::string& key, const json& value) {
+  options.scratch_results = truth_of(key, value);
 }
 
 void set_capabilities(ProgramOptions& options, const std::string& key, const json& value) {
@@ -88,6 +96,7 @@ constexpr Option kOptions[] = {
     {"sm", set_sm},
     {"cache_dir", set_cache_dir},
     {"streamed", set_streamed},
+    {"scratch_results", set_scratch_results},
     {"capabilities", set_capabilities},
     {"product_choices", set_product_choices},
 };
@@ -123,6 +132,7 @@ json to_json(const ProgramOptions& options) {
           {"sm", options.sm},
           {"cache_dir", options.cache_dir},
           {"streamed", options.streamed},
+          {"scratch_results", options.scratch_results},
           {"capabilities", options.capabilities},
           {"product_choices", options.product_choices}};
 }

@@ -23,6 +23,8 @@ struct ProgramOptions {
   // Products may be streamed (kernels/product/hopper/streamed.cuh), and each number of samples
   // compiles what it needs when it comes.
   bool streamed = false;
+  // Results overlap with no other tensor of a call: until they are written, buffers may lie there.
+  bool scratch_results = false;
   // Configurations of products by the key that describe() gives, in the place of the choice.
   nlohmann::json product_choices = nlohmann::json::object();
 };

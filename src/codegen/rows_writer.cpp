@@ -12,9 +12,6 @@ namespace {
 
 constexpr int64_t kAcrossTeam = 16;  // at most, in blocks of 512 threads
 constexpr int kBeginThreads = 1024;
-// A row that is packed is a warp's at least, of which a shorter one would use less than three
-// quarters.
-constexpr int64_t kLeastPackedRow = 96;
 
 // A template's name and its header's, of those that cut rows into pieces.
 const char* name_of_pieces(RowTemplate kernel) {

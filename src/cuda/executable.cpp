@@ -14,6 +14,7 @@
 #include "cuda/product_tuning.h"
 #include "cuda/replay.h"
 #include "cuda/sweep_lowering.h"
+#include "plan/hosting.h"
 #include "product/arch.h"
 #include "program/program_cache.h"
 #include "support/align.h"
@@ -37,6 +38,7 @@ struct BatchLayout {
   std::vector<size_t> offsets;  // of the plan's buffers
   size_t buffers = 0;           // bytes; scratch memory follows
   size_t scratch = 0;           // the most that any sweep takes
+  std::vector<int> hosts{};     // hosting_results(), or none
 };
 
 // What a launch program follows from beside its tensors: of their addresses, the bits that decide
@@ -181,8 +183,8 @@ class CudaExecutable : public Executable {
     return {{"backend", "cuda"},
             {"sweeps", sweeps},
             {"workspace_bytes", workspace_size(batch)},
-            {"program", ingot::describe(lower_without_unused({plan_.target.sm, batch, false},
-                                                             dense_tensors(plan_.graph, batch)),
+            {"program", ingot::describe(lower_smallest({plan_.target.sm, batch, false},
+                                                       dense_tensors(plan_.graph, batch)),
                                         plan_)}};
   }
 
@@ -226,12 +228,13 @@ class CudaExecutable : public Executable {
 
   std::shared_ptr<const LaunchProgram> program_of(const CudaCall& call,
                                                   std::span<const ingot_tensor> tensors) {
-    return programs_.get(call, tensors, [&] { return lower_without_unused(call, tensors); });
+    return programs_.get(call, tensors, [&] { return lower_smallest(call, tensors); });
   }
 
-  // Without the plan's buffers that no step is told of: those of values that are stored in their
-  // packed form alone, which is known when all readers of them are lowered.
-  LaunchProgram lower_without_unused(const CudaCall& call, std::span<const ingot_tensor> tensors) {
+  // Without the plan's buffers that no step is told of (those of values that are stored in their
+  // packed form alone, which is known when all readers of them are lowered), and with others in
+  // results.
+  LaunchProgram lower_smallest(const CudaCall& call, std::span<const ingot_tensor> tensors) {
     const BatchLayout& whole = layout(call.batch);
     LaunchProgram program = lower(whole, call, tensors);
     const auto unused_by = [&](const LaunchProgram& lowered) {
@@ -239,18 +242,30 @@ class CudaExecutable : public Executable {
     };
     std::vector<bool> unused = unused_by(program);
     const auto any = [&] { return std::find(unused.begin(), unused.end(), true) != unused.end(); };
-    if (!any()) return program;
-    if (has_frozen_weights()) {  // a call with these has the workspace of one without
+    if (has_frozen_weights() && any()) {  // a call with these has the workspace of one without
       const std::vector<bool> other =
           unused_by(lower(whole, {call.sm, call.batch, !call.frozen}, tensors));
       for (size_t i = 0; i < unused.size(); ++i) unused[i] = unused[i] && other[i];
-      if (!any()) return program;
     }
     BatchLayout trimmed = whole;
+    trimmed.hosts = hosting_results(plan_, may_host(tensors), unused);
+    for (size_t i = 0; i < unused.size(); ++i) unused[i] = unused[i] || trimmed.hosts[i] >= 0;
+    if (!any()) return program;
     trimmed.offsets = plan_.workspace_layout(call.batch, &trimmed.buffers, unused);
     trimmed.buffers = align_up(trimmed.buffers, kWorkspaceAlignment);
     LaunchProgram smaller = lower(trimmed, call, tensors);
     return reaches_nowhere(smaller) ? std::move(program) : std::move(smaller);
+  }
+
+  // By result, whether the plan's buffers may lie in its memory.
+  std::vector<bool> may_host(std::span<const ingot_tensor> tensors) const {
+    constexpr uintptr_t kVector = 16;
+    std::vector<bool> may;
+    for (const ingot_tensor& tensor : tensors.subspan(leaf_count_)) {
+      const bool aligned = reinterpret_cast<uintptr_t>(tensor.data) % kVector == 0;
+      may.push_back(options_.scratch_results && aligned && is_dense(tensor));
+    }
+    return may;
   }
 
   static bool reaches_nowhere(const LaunchProgram& program) {
@@ -274,7 +289,8 @@ class CudaExecutable : public Executable {
                       void (*act)(SweepLowering&, const Lowering&) = lower_run) {
     Lowered lowered;
     lowered.program.workspace_bytes = l.buffers;
-    Lowering to{{plan_, call.batch, tensors, leaf_count_, l.offsets}, modules_, call.sm, lowered};
+    const Places places = {plan_, call.batch, tensors, leaf_count_, l.offsets, l.hosts};
+    Lowering to{places, modules_, call.sm, lowered};
     to.scratch = {Address::Base::workspace, 0, l.buffers};
     to.scratch_bytes = l.scratch;
     std::vector<Address> frozen;

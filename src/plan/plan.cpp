@@ -63,11 +63,16 @@ ValueId product_operand(const Graph& graph, const Sweep& sweep, int index) {
 
 bool packs_samples_alone(const Plan& plan, const Sweep& product) {
   const ValueId samples = product_operand(plan.graph, product, 0);
+  const int64_t row = plan.graph[plan.graph[product.matmul].args[0]].shape.features;
+  const auto may_pack = [&](const Sweep& sweep) {
+    const bool has_rows = sweep.kind == SweepKind::map || sweep.kind == SweepKind::rows;
+    return has_rows && &sweep + 1 == &product && row >= kLeastPackedRow;
+  };
   return std::none_of(plan.sweeps.begin(), plan.sweeps.end(), [&](const Sweep& other) {
     const bool multiplies = other.matmul != kNoValue;
     if (&other == &product) return false;
     if (multiplies) return product_operand(plan.graph, other, 0) == samples;
-    return std::find(other.stores.begin(), other.stores.end(), samples) != other.stores.end();
+    return may_pack(other) && contains(other.stores, samples);
   });
 }
 

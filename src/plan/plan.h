@@ -156,8 +156,11 @@ DType dtype_in_memory(const Plan& plan, ValueId value);
 // the sum of the same values, where no variance of them is asked for.
 std::vector<SharedState> statistics_states(const Plan& plan, const Sweep& sweep);
 
-// Whether packing a product's samples would be a pass for this product alone: they come from
-// outside or from another product, so that no sweep packs them on the way, and no other reads them.
+// Of rows that a sweep packs on the way: they are a warp's, of which shorter ones would use less
+// than three quarters.
+inline constexpr int64_t kLeastPackedRow = 96;
+// Whether packing a product's samples would be a pass for this product alone: no other reads them,
+// and they come from outside, from another product, or from a sweep that does not pack on the way.
 bool packs_samples_alone(const Plan& plan, const Sweep& product);
 
 // Of the products right behind a sweep, those that multiply rows that it stores and nobody else

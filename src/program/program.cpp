@@ -59,8 +59,14 @@ BoundTensor Places::bind(ValueId value, const Shape& seen) const {
   if (placement.kind != Placement::Kind::workspace) {
     throw std::logic_error("a sweep reads a value that is nowhere");
   }
-  const size_t offset = buffer_offsets[static_cast<size_t>(placement.index)];
-  return {{Address::Base::workspace, 0, offset}, dense_strides(seen)};
+  return {place_of(static_cast<size_t>(placement.index)), dense_strides(seen)};
+}
+
+Address Places::place_of(size_t buffer) const {
+  if (!hosts.empty() && hosts[buffer] >= 0) {
+    return {Address::Base::tensor, static_cast<int>(leaf_count) + hosts[buffer], 0};
+  }
+  return {Address::Base::workspace, 0, buffer_offsets[buffer]};
 }
 
 BoundTensor Places::bind_tensor(int index, const Shape& own, const Shape& seen) const {
@@ -124,13 +130,11 @@ void add_plan_buffers(const Places& places, int sweep, size_t step, std::vector<
     if (placement.kind != Placement::Kind::workspace) continue;
     const auto index = static_cast<size_t>(placement.index);
     const WorkspaceBuffer& buffer = plan.buffers[index];
-    const bool is_somewhere = places.buffer_offsets[index] != Plan::kNowhere;
-    if (buffer.first_sweep != sweep || !is_somewhere) continue;
+    const Address address = places.place_of(index);
+    if (buffer.first_sweep != sweep || address.offset == Plan::kNowhere) continue;
     const auto elements = static_cast<size_t>(buffer.shape.elements(places.batch));
-    buffers.push_back({called(plan.graph, static_cast<ValueId>(value)),
-                       {Address::Base::workspace, 0, places.buffer_offsets[index]},
-                       elements * size_of(buffer.dtype),
-                       step});
+    buffers.push_back({called(plan.graph, static_cast<ValueId>(value)), address,
+                       elements * size_of(buffer.dtype), step});
   }
 }
 
@@ -172,8 +176,10 @@ nlohmann::json Describer::buffers() const {
   nlohmann::json list = nlohmann::json::array();
   for (const Buffer& buffer : buffers_) {
     const bool frozen = buffer.address.base == Address::Base::frozen;
+    std::string in = frozen ? "frozen" : "workspace";
+    if (buffer.address.base == Address::Base::tensor) in = place(buffer.address, 0);
     list.push_back({{"name", buffer.name},
-                    {"in", frozen ? "frozen" : "workspace"},
+                    {"in", in},
                     {"offset", buffer.address.offset},
                     {"bytes", buffer.bytes}});
   }

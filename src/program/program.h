@@ -65,6 +65,10 @@ struct Places {
   std::span<const ingot_tensor> tensors;  // leaves, then results
   size_t leaf_count;
   const std::vector<size_t>& buffer_offsets;
+  std::span<const int> hosts{};  // by buffer the result in whose memory it lies, or -1; none
+
+  // Of a plan's buffer, in the workspace or in a result.
+  Address place_of(size_t buffer) const;
 
   // The caller's tensor that holds a leaf, result or update; -1 for workspace buffers.
   int tensor_of(ValueId value) const;

@@ -72,8 +72,9 @@ class NodeRunner {
 
 class Interpreter {
  public:
-  Interpreter(const Plan& plan, int64_t batch, std::span<const ingot_tensor> tensors)
-      : plan_(plan), graph_(plan.graph), batch_(batch), tensors_(tensors) {
+  Interpreter(const Plan& plan, int64_t batch, std::span<const ingot_tensor> tensors,
+              std::span<const int> hosts)
+      : plan_(plan), graph_(plan.graph), batch_(batch), tensors_(tensors), hosts_(hosts) {
     size_t bytes = 0;
     offsets_ = plan.workspace_layout(batch, &bytes);
     // One double a byte: whatever the dtype, a buffer has room for its elements.
@@ -107,6 +108,10 @@ class Interpreter {
         return caller_memory(tensors_[static_cast<size_t>(at)], own, seen);
       }
       case Placement::Kind::workspace:
+        if (!hosts_.empty() && hosts_[index] >= 0) {
+          const auto host = leaves.size() + static_cast<size_t>(hosts_[index]);
+          return {static_cast<double*>(tensors_[host].data), dense_strides(seen)};
+        }
         return {workspace_.data() + offsets_[index], dense_strides(seen)};
       case Placement::Kind::none:
         break;
@@ -182,6 +187,7 @@ class Interpreter {
   const Graph& graph_;
   int64_t batch_;
   std::span<const ingot_tensor> tensors_;
+  std::span<const int> hosts_;
   std::vector<size_t> offsets_;
   Values workspace_;
   std::map<ValueId, Values> values_;  // of the sweep at hand
@@ -189,8 +195,9 @@ class Interpreter {
 
 }  // namespace
 
-void interpret(const Plan& plan, int64_t batch, std::span<const ingot_tensor> tensors) {
-  Interpreter(plan, batch, tensors).run();
+void interpret(const Plan& plan, int64_t batch, std::span<const ingot_tensor> tensors,
+               std::span<const int> hosts) {
+  Interpreter(plan, batch, tensors, hosts).run();
 }
 
 }  // namespace ingot::testing

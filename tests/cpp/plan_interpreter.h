@@ -10,6 +10,8 @@
 namespace ingot::testing {
 
 // tensors: leaves, then results, all f64 on the host. Buffers of updates are written in place.
-void interpret(const Plan& plan, int64_t batch, std::span<const ingot_tensor> tensors);
+// hosts: as hosting_results() has them, of dense results.
+void interpret(const Plan& plan, int64_t batch, std::span<const ingot_tensor> tensors,
+               std::span<const int> hosts = {});
 
 }  // namespace ingot::testing

@@ -175,7 +175,8 @@ class Program:
             _library.make_cuda_libraries_visible()
         self._library = library()
         text = json.dumps(graph, allow_nan=False).encode()
-        settings = {"device": device, "precision": precision, **self.options}
+        own = {"scratch_results": not self._same_results}  # each in memory of its own, else
+        settings = {"device": device, "precision": precision, **own, **self.options}
         handle = ctypes.c_void_p()
         self._library.check(
             self._library.ingot_program_create(
