@@ -4,6 +4,7 @@ host, is what a step waits for; anything of a network where that gains more than
 from collections.abc import Sequence
 from types import SimpleNamespace
 
+import ingot.capture.importer  # noqa: F401 (its rows say which operators are views)
 import pytest
 import torch
 from ingot.capture import token_chains
@@ -115,6 +116,15 @@ def test_a_lone_product_of_tf32_must_gain_what_its_region_takes_of_the_host():
     few, many = (in_fp32(graph_of(nn.Linear(512, 10000), rows, 512)) for rows in (4096, 16384))
     assert not chosen(few, tf32=True) and chosen(many, tf32=True)
     assert chosen(few)
+
+
+@pytest.mark.parametrize(("width", "is_chosen"), [(768, False), (8192, True)])
+def test_a_product_of_tf32_and_one_operator_must_gain_the_rest_of_that(width, is_chosen):
+    module = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width))
+    graph = in_fp32(graph_of(module, 2048, width))
+    beside = in_fp32(graph_of(Block(4096), 16384, 4096)).nodes  # which keeps the GPU busy
+    assert chosen(graph, beside=beside, tf32=True) == is_chosen
+    assert chosen(graph, "cpu", tf32=True)
 
 
 class Mixing(nn.Module):

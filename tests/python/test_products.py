@@ -398,3 +398,19 @@ def test_operands_as_they_lie(batched, as_on_a_gpu):
         found = products.product("fp32", a, b)
         torch.testing.assert_close(found, a @ b, rtol=1e-5, atol=1e-5)
         assert found.is_contiguous()
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_product_without_a_program_is_pytorchs_with_its_gradients(
+    is_own, as_on_a_gpu, monkeypatch
+):
+    if not is_own:
+        monkeypatch.setattr(products._programs, "of", lambda *given: None)
+    shapes = ((48, 32), (32, 16)), ((3, 48, 32), (3, 32, 16))
+    for name, operands in zip(("MmBackward0", "BmmBackward0"), shapes):
+        a, b = (torch.randn(shape, requires_grad=True) for shape in operands)
+        found = products.product("fp32", a, b)
+        assert (found.grad_fn.name() == name) != is_own
+        gradients = torch.autograd.grad(found.sum(), (a, b))
+        expected = torch.autograd.grad((a @ b).sum(), (a, b))
+        torch.testing.assert_close((found, *gradients), (a @ b, *expected))

@@ -56,7 +56,7 @@ _OF_ANOTHER_READER = 3
 # GPU is busy for 10. On an H100, chains of a BERT's alone, of which half save four operators and
 # half eight: 0.98 of eager's time; of a Llama's in TF32, of eleven: 0.81, without them 0.92. On
 # H200s, 49 of a perceptron's in TF32, of four: 30 and 90 µs a region more than eager, two hosts.)
-OPERATOR_SECONDS, _REGION_SECONDS, BYTES_A_SECOND = 40e-6, 200e-6, 4e12
+OPERATOR_SECONDS, REGION_SECONDS, BYTES_A_SECOND = 40e-6, 200e-6, 4e12
 # PyTorch's safe softmax is five, of which autograd sees one.
 _OPERATORS_OF = {"aten::_safe_softmax": 2}
 # For tests: every chain on every device.
@@ -111,7 +111,7 @@ def _norms_rows(node: torch.fx.Node) -> bool:
 
 
 def _host_seconds(cut: Cut, chain: list[torch.fx.Node]) -> float:
-    return OPERATOR_SECONDS * _operators(cut, chain) - _REGION_SECONDS
+    return OPERATOR_SECONDS * _operators(cut, chain) - REGION_SECONDS
 
 
 def _operators(cut: Cut, chain: list[torch.fx.Node]) -> int:

@@ -60,7 +60,7 @@ def transposed_product(precision: str, a: torch.Tensor, b: torch.Tensor) -> torc
 def product(precision: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a·b for [M, K] and [K, N], or for a batch of such, by Ingot where that gains something.
     PyTorch's autograd differentiates it."""
-    if not pays(a, b):
+    if not (pays(a, b) and _is_own(precision, a, b)):
         return torch.mm(a, b) if a.dim() == 2 else torch.bmm(a, b)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         return _Product.apply(precision, a, b)
@@ -107,8 +107,18 @@ def gains(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype == torch.float32 and a.numel() * b.size(-1) >= LEAST_WORK
 
 
+def _is_own(precision: str, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether a program multiplies. A step with TF32 may have hundreds of products for which there
+    is none: PyTorch's, and their gradients, are not to go through a function of ours."""
+    return _is_one_matrix(a, b) or _programs.of(precision, a, b, a.device.type) is not None
+
+
+def _is_one_matrix(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dim() == 3 and (a.size(0) == 1 or b.stride(0) == 0)
+
+
 def _multiplied(precision: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    if a.dim() == 3 and (a.size(0) == 1 or b.stride(0) == 0):
+    if _is_one_matrix(a, b):
         # One matrix for the whole batch, which then is more rows.
         rows = _multiplied(precision, a.reshape(-1, a.size(2)), b[0])
         return rows.view(a.size(0), a.size(1), b.size(2))
