@@ -47,6 +47,7 @@ def chosen(
     given = {"device_type": device_type, "autocast": autocast, "feed": feed}
     given["taken"] = dict.fromkeys(computing, 1)
     given["turning"] = list(filter(turns_tokens, graph.nodes))
+    given |= {"needing": set(computing), "computes": set(computing).__contains__}
     cut = SimpleNamespace(waits_for_host=waits, **given)
     return pays_in_few_bits(cut, computing)
 

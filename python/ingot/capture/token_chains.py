@@ -111,10 +111,10 @@ def _norms_rows(node: torch.fx.Node) -> bool:
 
 
 def _host_seconds(cut: Cut, chain: list[torch.fx.Node]) -> float:
-    return OPERATOR_SECONDS * _operators(cut, chain) - REGION_SECONDS
+    return OPERATOR_SECONDS * operators(cut, chain) - REGION_SECONDS
 
 
-def _operators(cut: Cut, chain: list[torch.fx.Node]) -> int:
+def operators(cut: Cut, chain: list[torch.fx.Node]) -> int:
     """PyTorch's, with the sums of gradients that come from several sides."""
     names = [schema_name(node.target) for node in chain if cut.computes(node)]
     own = sum(_OPERATORS_OF.get(name, name not in CHANGES_NOTHING) for name in names)
