@@ -15,11 +15,6 @@ class Hosting {
  public:
   explicit Hosting(const Plan& plan) : plan_(plan), held_(plan.graph.results.size()) {
     for (const Result& result : plan.graph.results) written_by_.push_back(writer(result.value));
-    for (size_t value = 0; value < plan.placements.size(); ++value) {
-      const Placement& placement = plan.placements[value];
-      if (placement.kind != Placement::Kind::workspace) continue;
-      values_[placement.index] = static_cast<ValueId>(value);
-    }
   }
 
   bool hosts(size_t result, size_t buffer) const {
@@ -32,7 +27,7 @@ class Hosting {
     }
     const int written = written_by_[result];
     if (guest.last_sweep > written) return false;
-    if (guest.last_sweep == written && !is_read_where_written(buffer, value)) return false;
+    if (guest.last_sweep == written && !is_read_where_written(guest, value)) return false;
     return std::none_of(held_[result].begin(), held_[result].end(), [&](size_t other) {
       const WorkspaceBuffer& there = plan_.buffers[other];
       return there.first_sweep <= guest.last_sweep && guest.first_sweep <= there.last_sweep;
@@ -55,12 +50,11 @@ class Hosting {
   }
 
   // By the sweep that writes the value: which then does both with each element at once.
-  bool is_read_where_written(size_t buffer, ValueId value) const {
-    const WorkspaceBuffer& guest = plan_.buffers[buffer];
+  bool is_read_where_written(const WorkspaceBuffer& guest, ValueId value) const {
     const Sweep& sweep = plan_.sweeps[static_cast<size_t>(guest.last_sweep)];
     if (sweep.kind != SweepKind::map || guest.first_sweep == guest.last_sweep) return false;
     if (size_of(guest.dtype) != size_of(plan_.graph[value].dtype)) return false;
-    const auto read = sweep.shapes.find(values_.at(static_cast<int>(buffer)));
+    const auto read = sweep.shapes.find(guest.value);
     return read != sweep.shapes.end() && read->second == sweep.space &&
            sweep.shapes.at(value) == sweep.space;
   }
@@ -68,7 +62,6 @@ class Hosting {
   const Plan& plan_;
   std::vector<std::vector<size_t>> held_;  // by result
   std::vector<int> written_by_;            // results
-  std::map<int, ValueId> values_;          // of buffers
 };
 
 }  // namespace

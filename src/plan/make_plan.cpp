@@ -35,7 +35,7 @@ void place_values(Plan& plan) {
       if (plan.placements[static_cast<size_t>(id)].kind != Placement::Kind::none) continue;
       place(id, Placement::Kind::workspace, plan.buffers.size());
       const int sweep_index = static_cast<int>(s);
-      plan.buffers.push_back({graph[id].shape, graph[id].dtype, sweep_index, sweep_index});
+      plan.buffers.push_back({graph[id].shape, graph[id].dtype, sweep_index, sweep_index, id});
     }
     for (const ValueId id : sweep.loads) {
       const Placement& placement = plan.placements[static_cast<size_t>(id)];

@@ -130,6 +130,7 @@ struct WorkspaceBuffer {
   DType dtype = DType::f32;
   int first_sweep = 0,
       last_sweep = 0;  // lifetime; buffers whose lifetimes are disjoint may overlap
+  ValueId value = kNoValue;
 };
 
 struct Plan {

@@ -80,7 +80,7 @@ class HostingPlan : public ::testing::Test {
                         {Placement::Kind::workspace, 1},
                         {Placement::Kind::result, 0},
                         {Placement::Kind::none, -1}};
-    plan_.buffers = {{kRow, DType::f32, 0, 1}, {kRow, DType::f32, 0, 0}};
+    plan_.buffers = {{kRow, DType::f32, 0, 1, 0}, {kRow, DType::f32, 0, 0, 1}};
     Sweep first, last;
     first.stores = {0, 1};
     last.space = kRow;

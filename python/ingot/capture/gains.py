@@ -22,6 +22,7 @@ from ingot.capture.layout import (
     has_channels_last,
     hint,
     may_lie_channels_last,
+    result_bytes,
     size_in_bytes,
 )
 from ingot.capture.nodes import (
@@ -329,6 +330,6 @@ def bytes_saved(nodes: Iterable[torch.fx.Node]) -> float:
 
 def _saved_by_operator(node: torch.fx.Node) -> float:
     if is_extremum_with_place(node):
-        return float(_SAVED_BY_EXTREMUM * size_in_bytes(node.args[0].meta.get("val")))
+        return float(_SAVED_BY_EXTREMUM * result_bytes(node.args[0]))
     times = _SAVED.get(schema_name(node.target), 0)
-    return _saved_by_blocks(node) + (times and times * size_in_bytes(node.meta.get("val")))
+    return _saved_by_blocks(node) + (times and times * result_bytes(node))

@@ -36,7 +36,7 @@ import torch
 from ingot.capture import token_chains
 from ingot.capture.gains import bytes_saved
 from ingot.capture.kept_by_eager import is_view
-from ingot.capture.layout import elements, hint, size_in_bytes
+from ingot.capture.layout import elements, hint, result_bytes, size_in_bytes
 from ingot.capture.nodes import is_convolution, is_row_norm, named_arguments, schema_name
 from ingot.capture.products import PRODUCTS
 from ingot.capture.table import (
@@ -151,7 +151,7 @@ def _is_floating(node: torch.fx.Node) -> bool:
 def _largest(node: torch.fx.Node) -> int:
     """Bytes of the largest tensor that it reads or gives, the operands of products apart."""
     nodes = [node] if schema_name(node.target) in PRODUCTS else [node, *node.all_input_nodes]
-    return max(size_in_bytes(n.meta.get("val")) for n in nodes)
+    return max(map(result_bytes, nodes))
 
 
 @functools.cache
@@ -275,7 +275,7 @@ def _gains_more_than_host(cut: Cut, computing: list[torch.fx.Node]) -> bool:
         return gain > _LONE_SECONDS
     if cut.device_type != "cuda":
         return True
-    passes = (_PASSES - _REGION_PASSES) * sum(map(_result_bytes, behind))
+    passes = (_PASSES - _REGION_PASSES) * sum(map(result_bytes, behind))
     gain += (passes - sum(map(_packed_bytes, products))) / BYTES_A_SECOND
     lost = REGION_SECONDS - OPERATOR_SECONDS * token_chains.operators(cut, computing)
     return lost <= 0 or gain > lost
@@ -284,11 +284,7 @@ def _gains_more_than_host(cut: Cut, computing: list[torch.fx.Node]) -> bool:
 def _packed_bytes(product: torch.fx.Node) -> float:
     """What is read and written before a product in TF32 and before its samples' gradient."""
     samples, *_ = product.all_input_nodes
-    return 1.5 * (_result_bytes(samples) + _result_bytes(product))
-
-
-def _result_bytes(node: torch.fx.Node) -> int:
-    return size_in_bytes(node.meta.get("val"))
+    return 1.5 * (result_bytes(samples) + result_bytes(product))
 
 
 def is_of_the_host(nodes: Iterable[torch.fx.Node]) -> bool:
@@ -301,7 +297,7 @@ def is_of_the_host(nodes: Iterable[torch.fx.Node]) -> bool:
         if schema_name(node.target) in PRODUCTS:
             device += _PRODUCTS * _product_flops(node) / rate
             continue
-        device += _PASSES * size_in_bytes(node.meta.get("val")) / BYTES_A_SECOND
+        device += _PASSES * result_bytes(node) / BYTES_A_SECOND
         if is_convolution(node):
             device += _PRODUCTS * _convolution_flops(node) / (rate * _CONVOLUTIONS_PART)
     return host > device
@@ -313,7 +309,7 @@ def nears_the_host(nodes: Iterable[torch.fx.Node], tf32: bool) -> bool:
     device, operators, convolutions = 0.0, 0, 0
     for node in _launching(nodes):
         operators += 1
-        size = size_in_bytes(node.meta.get("val"))
+        size = result_bytes(node)
         if is_convolution(node):
             convolutions += 1
             is_grouped = named_arguments(node)["groups"] != 1

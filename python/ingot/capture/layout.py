@@ -364,3 +364,7 @@ def elements(value: Any) -> int:
 
 def size_in_bytes(value: Any) -> int:
     return value.element_size() * elements(value) if isinstance(value, torch.Tensor) else 0
+
+
+def result_bytes(node: torch.fx.Node) -> int:
+    return size_in_bytes(node.meta.get("val"))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from ingot.capture.layout import size_in_bytes
+from ingot.capture.layout import result_bytes
 from ingot.capture.nodes import JOINED, reached, schema_name
 from ingot.capture.products import PRODUCTS
 from ingot.capture.table import CASTS, SHAPE_OPERATORS, TABLE, is_half
@@ -59,7 +59,7 @@ def _read_again(node: torch.fx.Node, depths: dict, places: dict) -> _Place:
     if not few_bits or not _is_upon_each(node) or any(map(_is_of_a_region, node.users)):
         return _FIRST
     sources = _sources(node, depths)
-    if len(sources) < 2 or any(_bytes(source) < _bytes(node) for source in sources):
+    if len(sources) < 2 or any(result_bytes(source) < result_bytes(node) for source in sources):
         return _FIRST
     readers = [[places[u] for u in _readers(source, depths)] for source in sources]
     return max(min(found, default=_FIRST) for found in readers)
@@ -97,7 +97,7 @@ def _copy_to_readers(node, sources: set, places: dict, loaded: dict, depths: dic
         readers.setdefault(places.get(user, _FIRST), []).append(user)
     for place in sorted(readers)[1:]:
         known = loaded.setdefault(place, set())
-        if sum(map(_bytes, sources - known)) >= _bytes(node):
+        if sum(map(result_bytes, sources - known)) >= result_bytes(node):
             continue
         known |= sources
         with node.graph.inserting_before(min(readers[place])):
@@ -114,13 +114,9 @@ def _hands(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
 
 def _is_pytorchs(node: torch.fx.Node) -> bool:
     name = schema_name(node.target)
-    computes = isinstance(node.target, torch._ops.OpOverload) and bool(_bytes(node))
+    computes = isinstance(node.target, torch._ops.OpOverload) and bool(result_bytes(node))
     computes = computes and bool(node.all_input_nodes) and JOINED not in node.meta
     return computes and name not in TABLE and name not in SHAPE_OPERATORS
-
-
-def _bytes(node: torch.fx.Node) -> float:
-    return size_in_bytes(node.meta.get("val"))
 
 
 def _sources(node: torch.fx.Node, depths: dict[torch.fx.Node, int]) -> set[torch.fx.Node]:
@@ -130,7 +126,7 @@ def _sources(node: torch.fx.Node, depths: dict[torch.fx.Node, int]) -> set[torch
         return bool(depths.get(one, 1)) or not _is_upon_each(one)
 
     def further(one: torch.fx.Node) -> Iterable[torch.fx.Node]:
-        return () if is_source(one) else filter(_bytes, one.all_input_nodes)
+        return () if is_source(one) else filter(result_bytes, one.all_input_nodes)
 
     return set(filter(is_source, reached([node], further)))
 
@@ -143,7 +139,7 @@ def _is_upon_each(node: torch.fx.Node) -> bool:
 
 def _is_large(node: torch.fx.Node) -> bool:
     """Those of weights' gradients are no products of a region, and no matter."""
-    return schema_name(node.target) in PRODUCTS and _bytes(node) >= _LARGE
+    return schema_name(node.target) in PRODUCTS and result_bytes(node) >= _LARGE
 
 
 def _depths(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:

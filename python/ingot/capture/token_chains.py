@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ingot.capture.layout import elements, size_in_bytes
+from ingot.capture.layout import elements, result_bytes
 from ingot.capture.nodes import (
     CAST_FOR,
     is_mean_of_rows,
@@ -153,17 +153,13 @@ def bytes_saved(cut: Cut, chain: list[torch.fx.Node]) -> float:
     own = set(chain)
     leaves = {s for node in chain for s in node.all_input_nodes if s not in own}
     further = _further_gradients(cut, chain).items()
-    theirs += sum(count * _OF_ANOTHER_READER * _bytes(node) for node, count in further)
+    theirs += sum(count * _OF_ANOTHER_READER * result_bytes(node) for node, count in further)
     results = [node for node in computing if not own.issuperset(node.users)]
-    read, written = sum(map(_bytes, leaves)), sum(map(_bytes, results))
+    read, written = sum(map(result_bytes, leaves)), sum(map(result_bytes, results))
     times = 2 if any(map(_is_parameter, leaves & cut.needing)) else 1
     ours = read + written
-    ours += times * (read + written) + sum(map(_bytes, leaves & cut.needing))
+    ours += times * (read + written) + sum(map(result_bytes, leaves & cut.needing))
     return float(theirs - ours)
-
-
-def _bytes(node: torch.fx.Node) -> int:
-    return size_in_bytes(node.meta.get("val"))
 
 
 def _is_parameter(leaf: torch.fx.Node) -> bool:
@@ -171,16 +167,16 @@ def _is_parameter(leaf: torch.fx.Node) -> bool:
 
 
 def _forward_bytes(node: torch.fx.Node) -> int:
-    return _bytes(node) + sum(map(_bytes, node.all_input_nodes))
+    return result_bytes(node) + sum(map(result_bytes, node.all_input_nodes))
 
 
 def _backward_bytes(node: torch.fx.Node, needing: Container[torch.fx.Node]) -> float:
-    name, size = schema_name(node.target), _bytes(node)
+    name, size = schema_name(node.target), result_bytes(node)
     if name in CASTS:
         return _forward_bytes(node)
     passes = _BACKWARD_PASSES.get(name, 0)
     if name != "aten::mul":
-        return passes * max(size, *map(_bytes, node.all_input_nodes))
+        return passes * max(size, *map(result_bytes, node.all_input_nodes))
     for factor in node.all_input_nodes:
         if factor in needing:
             small = elements(factor.meta.get("val")) < elements(node.meta.get("val"))

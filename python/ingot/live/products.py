@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -60,26 +62,28 @@ def transposed_product(precision: str, a: torch.Tensor, b: torch.Tensor) -> torc
 def product(precision: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """a·b for [M, K] and [K, N], or for a batch of such, by Ingot where that gains something.
     PyTorch's autograd differentiates it."""
-    if not (pays(a, b) and _is_own(precision, a, b)):
+    multiply = _multiplication(precision, a, b) if pays(a, b) else None
+    if multiply is None:
         return torch.mm(a, b) if a.dim() == 2 else torch.bmm(a, b)
     if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        return _Product.apply(precision, a, b)
-    return _multiplied(precision, a, b)
+        return _Product.apply(precision, multiply, a, b)
+    return multiply(a, b)
 
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, precision, a, b):
+    def forward(ctx, precision, multiply, a, b):
         ctx.precision = precision
-        _, for_a, for_b = ctx.needs_input_grad
+        *_, for_a, for_b = ctx.needs_input_grad
         ctx.save_for_backward(a if for_b else None, b if for_a else None)
-        return _multiplied(precision, a, b)
+        return multiply(a, b)
 
     @staticmethod
     @unseen
     def backward(ctx, gradient):
-        (a, b), (_, for_a, for_b) = ctx.saved_tensors, ctx.needs_input_grad
+        (a, b), (*_, for_a, for_b) = ctx.saved_tensors, ctx.needs_input_grad
         return (
+            None,
             None,
             product(ctx.precision, gradient, b.mT) if for_a else None,
             product(ctx.precision, a.mT, gradient) if for_b else None,
@@ -107,25 +111,20 @@ def gains(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype == torch.float32 and a.numel() * b.size(-1) >= LEAST_WORK
 
 
-def _is_own(precision: str, a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether a program multiplies. A step with TF32 may have hundreds of products for which there
-    is none: PyTorch's, and their gradients, are not to go through a function of ours."""
-    return _is_one_matrix(a, b) or _programs.of(precision, a, b, a.device.type) is not None
-
-
-def _is_one_matrix(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.dim() == 3 and (a.size(0) == 1 or b.stride(0) == 0)
-
-
-def _multiplied(precision: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    if _is_one_matrix(a, b):
-        # One matrix for the whole batch, which then is more rows.
-        rows = _multiplied(precision, a.reshape(-1, a.size(2)), b[0])
-        return rows.view(a.size(0), a.size(1), b.size(2))
+def _multiplication(precision: str, a: torch.Tensor, b: torch.Tensor) -> Callable | None:
+    """What multiplies; None: PyTorch. (A step with TF32 may have hundreds of products for which
+    there is no program: those, and their gradients, are not to go through a function of ours.)"""
+    if a.dim() == 3 and (a.size(0) == 1 or b.stride(0) == 0):
+        return partial(_as_rows, precision)
     program = _programs.of(precision, a, b, a.device.type)
-    if program is None:
-        return torch.mm(a, b) if a.dim() == 2 else torch.bmm(a, b)
-    return run(program, a, b)
+    return None if program is None else partial(run, program)
+
+
+def _as_rows(precision: str, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """By one matrix for the whole batch, which then is more rows."""
+    rows, matrix = a.reshape(-1, a.size(2)), b[0]
+    multiply = _multiplication(precision, rows, matrix) or torch.mm
+    return multiply(rows, matrix).view(a.size(0), a.size(1), b.size(2))
 
 
 def run(program: Program, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

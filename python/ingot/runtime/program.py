@@ -175,8 +175,12 @@ class Program:
             _library.make_cuda_libraries_visible()
         self._library = library()
         text = json.dumps(graph, allow_nan=False).encode()
-        own = {"scratch_results": not self._same_results}  # each in memory of its own, else
-        settings = {"device": device, "precision": precision, **own, **self.options}
+        settings = {
+            "device": device,
+            "precision": precision,
+            "scratch_results": not self._same_results,  # else each has memory of its own
+            **self.options,
+        }
         handle = ctypes.c_void_p()
         self._library.check(
             self._library.ingot_program_create(
