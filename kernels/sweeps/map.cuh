@@ -4,7 +4,8 @@
 // A block owns a tile of Lanes vectors of V elements and Rows·Unroll samples: what depends on the
 // element but not on the sample (a bias, a scale) is loaded and computed once per thread.
 //
-//   map_sweep   samples that V divides, or V = 1
+//   map_sweep   samples that V divides, or V = 1; where rows are no whole vectors, these go on into
+//               the next row, and the body gathers what is one value a row
 //   odd_map     samples that no vector divides (odd_rows.cuh), of which no value that they share
 //               depends on the element
 //

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <tuple>
 
 #include "support/error.h"
 
@@ -282,6 +283,32 @@ int SweepContext::odd_width(int64_t row) const {
   return width() < widest() ? widest() : 0;
 }
 
+bool SweepContext::has_lanes(ValueId value) const {
+  const Shape& shape = seen(value);
+  return shape.features > 1 || (across_rows_ && shape.rows * shape.groups > 1);
+}
+
+int SweepContext::width_across_rows() const {
+  const Shape& space = this->space();
+  const int64_t elements = space.static_elements();
+  if (space.rows * space.groups == 1 || elements >= int64_t{1} << 31) return 0;
+  const auto like_space = [&](ValueId value) {
+    const Shape& shape = seen(value);
+    return std::tie(shape.rows, shape.groups, shape.features) ==
+           std::tie(space.rows, space.groups, space.features);
+  };
+  const auto fits = [&](ValueId value) {
+    // What has no shape here is an operand of the product before the sweep.
+    if (is_constant(value) || !sweep_.shapes.contains(value)) return true;
+    return seen(value).features == 1 || (like_space(value) && !counts(value));
+  };
+  if (!std::all_of(sweep_.loads.begin(), sweep_.loads.end(), fits)) return 0;
+  if (!std::all_of(sweep_.stores.begin(), sweep_.stores.end(), like_space)) return 0;
+  int width = widest();
+  while (width > 1 && elements % width != 0) width /= 2;
+  return width > this->width() ? width : 0;
+}
+
 FunctionWriter::FunctionWriter(SweepContext& context, Delegate delegate, Lanes lanes, AxisMask mask)
     : context_(context),
       delegate_(std::move(delegate)),
@@ -290,7 +317,7 @@ FunctionWriter::FunctionWriter(SweepContext& context, Delegate delegate, Lanes l
       coordinates_(context.coordinates()) {}
 
 bool FunctionWriter::has_lanes(ValueId value) const {
-  return lanes_kind_ == Lanes::vector && context_.seen(value).features > 1;
+  return lanes_kind_ == Lanes::vector && context_.has_lanes(value);
 }
 
 // Each coordinate is declared before its first use; e runs over the axes of the mask, in order.
@@ -304,7 +331,7 @@ std::string FunctionWriter::coordinate(Axis axis) {
     if (other > axis) inner *= space.extent(other, 1);
     if (other < axis) outer *= space.extent(other, 1);
   }
-  return position("e", inner, space.extent(axis, 1), outer);
+  return position(index_, inner, space.extent(axis, 1), outer);
 }
 
 std::string FunctionWriter::index_arguments(const Shape& seen) {
@@ -332,7 +359,8 @@ std::string FunctionWriter::flat_index(const Shape& extents) {
 }
 
 std::string FunctionWriter::address(ValueId value, bool written) {
-  const std::string field = context_.operand(value, written, has_lanes(value));
+  const bool vector = has_lanes(value) && !context_.is_of_rows(value);
+  const std::string field = context_.operand(value, written, vector);
   return fmt::format("operands.{}.at<{}>({})", field, storage_type(context_.dtype_in_memory(value)),
                      index_arguments(context_.seen(value)));
 }
@@ -342,6 +370,14 @@ std::string FunctionWriter::access(const char* function, ValueId value, bool wri
   if (!context_.is_apart(value, written)) return fmt::format("ingot::{}({}, ", function, address);
   return fmt::format("ingot::{}_apart({}, operands.{}.strides[{}], ", function, address,
                      context_.operand(value, written, true), static_cast<int>(kFeatures));
+}
+
+// What the row of lane i has.
+std::string FunctionWriter::row_value(ValueId value) {
+  index_ = "(e + i)";
+  const std::string address = this->address(value);
+  index_ = "e";
+  return fmt::format("widen(*{})", address);
 }
 
 Reference FunctionWriter::load(ValueId value) {
@@ -355,7 +391,11 @@ Reference FunctionWriter::load(ValueId value) {
   }
   if (has_lanes(value)) {
     head_.push_back(fmt::format("{} {}[V];", type, name));
-    head_.push_back(access("load", value, false) + name + ");");
+    if (context_.is_of_rows(value)) {
+      lanes_.push_back(fmt::format("{}[i] = {};", name, row_value(value)));
+    } else {
+      head_.push_back(access("load", value, false) + name + ");");
+    }
     return {name + "[i]", type};
   }
   head_.push_back(fmt::format("const {} {} = widen(*{});", type, name, address(value)));

@@ -90,6 +90,17 @@ class SweepContext {
   // their place, begin elsewhere.
   bool lies_otherwise(ValueId value) const;
 
+  // Vectors that go on from one row of a sample into the next: of as many elements, where rows are
+  // no whole vectors but samples are, and all that is moved has the sample's extents or is one
+  // value a row. 0: there are none.
+  int width_across_rows() const;
+  // Moves such vectors: what is one value a row has lanes, too.
+  void go_across_rows() { across_rows_ = true; }
+  // Whether the elements of a vector have values of their own.
+  bool has_lanes(ValueId value) const;
+  // Of those, values that are gathered, one by one.
+  bool is_of_rows(ValueId value) const { return across_rows_ && seen(value).features == 1; }
+
  private:
   const Plan& plan_;
   const Sweep& sweep_;
@@ -101,6 +112,7 @@ class SweepContext {
   std::string index_type_ = "i64";
   std::map<Axis, std::string> coordinates_;
   bool streams_ = false;
+  bool across_rows_ = false;
 
   int widest() const;
 };
@@ -148,6 +160,7 @@ class FunctionWriter {
 
  private:
   std::string index_arguments(const Shape& seen);
+  std::string row_value(ValueId value);
   std::string coordinate(Axis axis);
   ValueId before_rounding(ValueId value) const;
   Reference load(ValueId value);
@@ -160,6 +173,7 @@ class FunctionWriter {
   Lanes lanes_kind_;
   AxisMask mask_;
   std::map<Axis, std::string> coordinates_;
+  std::string index_ = "e";
   std::map<ValueId, Reference> known_;
   std::vector<std::string> head_, lanes_, end_;
 };

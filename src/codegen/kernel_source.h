@@ -40,8 +40,9 @@ enum class KernelRole : uint8_t {
 struct KernelEntry {
   std::string name;
   KernelRole role = KernelRole::map;
-  int width = 1;     // vector width V
-  bool odd = false;  // whole vectors lie where sweeps/odd_rows.cuh says
+  int width = 1;             // vector width V
+  bool odd = false;          // whole vectors lie where sweeps/odd_rows.cuh says
+  bool across_rows = false;  // vectors go on from one row of a sample into the next
   int threads = 0;
   int64_t tiles = 1;  // blocks along a sample's elements, columns or a row's; of waves, pieces
   int64_t stay = 0;   // waves: where blocks stay, and draw one piece after another, their number

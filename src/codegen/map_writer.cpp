@@ -75,6 +75,8 @@ KernelSource write_map(const Plan& plan, int sweep) {
   if (context.space().features > 1) source.row_axes = axis_bit(kFeatures);
   const int64_t elements = context.space().static_elements();
   if (elements < kIndex32) context.index_in_32_bits();
+  const int across_width = context.width_across_rows();
+  if (across_width > 0) context.go_across_rows();
   Values values;
   UnitParts parts =
       map_parts(context, source.name,
@@ -91,16 +93,19 @@ KernelSource write_map(const Plan& plan, int sweep) {
   const bool may_be_odd = values.shared_lanes == 0 && elements >= kLeastOdd && !otherwise;
   const int odd_width = may_be_odd ? context.odd_width(elements) : 0;
   std::vector<int> widths = {odd_width > 0 ? odd_width : context.width()};
-  if (widths[0] > 1) widths.push_back(1);
+  if (across_width > 0) widths.insert(widths.begin(), across_width);
+  if (widths.back() > 1) widths.push_back(1);
   for (const int width : widths) {
+    const bool first = source.entries.empty();
     const int64_t vectors = (elements + width - 1) / width;
     const int64_t lanes = std::min<int64_t>(power_of_two_at_least(vectors), kMapThreads);
     const int64_t rows = kMapThreads / lanes;
     KernelEntry entry;
-    entry.name = source.name + (width == 1 && widths.size() > 1 ? "_unaligned" : "");
+    entry.name = source.name + (first ? "" : width == 1 ? "_unaligned" : "_in_rows");
     entry.role = KernelRole::map;
     entry.width = width;
     entry.odd = width > 1 && odd_width > 0;
+    entry.across_rows = first && across_width > 0;
     entry.threads = kMapThreads;
     entry.tiles = (vectors + lanes - 1) / lanes;
     const int unroll = samples_at_once(values, width);

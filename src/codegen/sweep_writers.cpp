@@ -65,20 +65,20 @@ std::string reduction_type(const SweepContext& context, const std::vector<ValueI
 
 Reference SampleBody::shared(ValueId value) {
   if (std::find(shared_.begin(), shared_.end(), value) == shared_.end()) shared_.push_back(value);
-  const bool lanes = context_.seen(value).features > 1;
+  const bool lanes = context_.has_lanes(value);
   return {fmt::format("shared.{}{}", context_.name_of(value), lanes ? "[i]" : ""),
           context_.type_of(value)};
 }
 
 Reference SampleBody::held(ValueId value) {
   if (std::find(held_.begin(), held_.end(), value) == held_.end()) held_.push_back(value);
-  const bool lanes = context_.seen(value).features > 1;
+  const bool lanes = context_.has_lanes(value);
   return {fmt::format("held.{}{}", context_.name_of(value), lanes ? "[i]" : ""),
           context_.type_of(value)};
 }
 
 size_t SampleBody::lanes_of(const std::vector<ValueId>& values) const {
-  const auto has_lanes = [this](ValueId value) { return context_.seen(value).features > 1; };
+  const auto has_lanes = [this](ValueId value) { return context_.has_lanes(value); };
   return static_cast<size_t>(std::count_if(values.begin(), values.end(), has_lanes));
 }
 

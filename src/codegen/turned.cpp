@@ -51,6 +51,14 @@ bool moves_vectors(const KernelOperand& operand, const KernelEntry& entry,
   const int64_t unit = std::min<int64_t>(16, entry.width * operand.bytes);
   std::array<int64_t, kAxes> expected{};  // modulo a vector
   if (entry.odd) expected = dense_strides(operand.seen);
+  if (entry.across_rows) {
+    expected = dense_strides(operand.seen);
+    for (const Axis axis : {kRows, kGroups}) {
+      const bool counts = operand.seen.extent(axis, 1) > 1;
+      if (counts && layout.strides[axis] != expected[axis]) return false;
+    }
+    expected[kBatch] = 0;
+  }
   uintptr_t bits = layout.low_bits;
   for (const Axis axis : {kBatch, kRows, kGroups}) {
     if (axis == kBatch && batch == 1) continue;
@@ -65,14 +73,16 @@ std::optional<TurnedOperands> turned_operands(const Plan& plan, const KernelSour
   if (source.row_axes == 0) return {};
   const Shape& space = plan.sweeps[static_cast<size_t>(source.sweep)].space;
   if (space.static_elements() >= kElementsByI32) return {};
+  const auto in_rows = std::find_if(source.entries.begin(), source.entries.end(),
+                                    [](const KernelEntry& entry) { return !entry.across_rows; });
   TurnedOperands turned;
-  int64_t apart = 0, in_rows = 0;  // bytes of an element
+  int64_t apart = 0, beside = 0;  // bytes of an element
   for (size_t i = 0; i < layouts.size(); ++i) {
     const KernelOperand& operand = source.operands[i];
     const OperandLayout& layout = layouts[i];
     if (!operand.vector) continue;
-    if (moves_vectors(operand, source.entries.front(), layout, batch)) {
-      if (operand.seen.static_elements() == space.static_elements()) in_rows += operand.bytes;
+    if (moves_vectors(operand, *in_rows, layout, batch)) {
+      if (operand.seen.static_elements() == space.static_elements()) beside += operand.bytes;
       continue;
     }
     turned.apart.insert({operand.value, operand.written});
@@ -84,7 +94,7 @@ std::optional<TurnedOperands> turned_operands(const Plan& plan, const KernelSour
                              : std::min<int64_t>(turned.least_bytes, operand.bytes);
   }
   if (turned.least_bytes == 0) return {};
-  turned.are_most = apart > in_rows;
+  turned.are_most = apart > beside;
   return turned;
 }
 

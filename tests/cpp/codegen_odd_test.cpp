@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "codegen/turned.h"
@@ -120,6 +121,70 @@ TEST(CodegenOdd, AMapMovesWholeVectorsWhereNothingIsOfTheElementAlone) {
   const ValueId bias = other.leaf(LeafRole::parameter, "b", DType::f32, {false, 1, 1, kWords});
   const ValueId sum = other.pointwise(PointwiseOp::add_, {input(other, kWords), bias});
   EXPECT_THAT(source_of(other, sum).text, Not(HasSubstr("odd_map")));
+}
+
+// relu(x + bias) over planes of so many numbers, with a bias for each of 64.
+KernelSource planes(int64_t plane, DType dtype = DType::f32, bool batched_bias = false) {
+  GraphBuilder builder;
+  const ValueId x = builder.leaf(LeafRole::input, "x", dtype, {true, 64, 1, plane});
+  const ValueId bias = builder.leaf(batched_bias ? LeafRole::input : LeafRole::parameter, "b",
+                                    dtype, {batched_bias, 64, 1, 1});
+  const ValueId sum = builder.pointwise(PointwiseOp::add_, {x, bias});
+  return source_of(builder, builder.pointwise(PointwiseOp::relu_, {sum}));
+}
+
+TEST(CodegenOdd, VectorsOfAMapGoOnIntoTheNextPlane) {
+  const KernelSource source = planes(3025);
+  ASSERT_EQ(source.entries.size(), 2u);
+  EXPECT_TRUE(source.entries[0].across_rows);
+  EXPECT_EQ(source.entries[0].width, 4);
+  EXPECT_THAT(source.text, HasSubstr("at<f32>(0, (e + i) / 3025, 0, 0)"));
+  EXPECT_FALSE(source.entries[1].across_rows);
+  EXPECT_EQ(source.entries[1].width, 1);
+  EXPECT_FALSE(source.operands.back().vector && source.operands[1].vector)
+      << "one value a plane is gathered";
+}
+
+TEST(CodegenOdd, PlanesThatAreWholeVectorsAreMovedAsBefore) {
+  EXPECT_FALSE(planes(3136).entries.front().across_rows);
+  EXPECT_THAT(planes(3136).text, Not(HasSubstr("(e + i)")));
+}
+
+TEST(CodegenOdd, NarrowerVectorsInAPlaneAreOneOfThreeKernels) {
+  const KernelSource source = planes(3026, DType::bf16, true);
+  ASSERT_EQ(source.entries.size(), 3u);
+  EXPECT_EQ(source.entries[0].width, 8);
+  EXPECT_TRUE(source.entries[0].across_rows);
+  EXPECT_EQ(source.entries[1].width, 2);
+  EXPECT_FALSE(source.entries[1].across_rows);
+  EXPECT_EQ(source.entries[2].width, 1);
+  EXPECT_THAT(source.text, HasSubstr("at<bf16>(b, (e + i) / 3026, 0, 0)"));
+}
+
+TEST(CodegenOdd, PlanesMustLieOneBehindAnother) {
+  const KernelSource source = planes(3025);
+  const KernelEntry& across = source.entries.front();
+  const auto x = std::find_if(source.operands.begin(), source.operands.end(),
+                              [](const KernelOperand& operand) { return operand.vector; });
+  ASSERT_NE(x, source.operands.end());
+  constexpr int64_t kSample = int64_t{64} * 3025;
+  const auto moves = [&](int64_t sample, int64_t plane, uintptr_t low_bits, int64_t batch = 8) {
+    return moves_vectors(*x, across, {{sample, plane, 0, 1}, low_bits}, batch);
+  };
+  EXPECT_TRUE(moves(kSample, 3025, 0));
+  EXPECT_TRUE(moves(2 * kSample, 3025, 0)) << "samples may lie apart";
+  EXPECT_FALSE(moves(kSample + 1, 3025, 0)) << "but by whole vectors";
+  EXPECT_FALSE(moves(2 * kSample, 3028, 0)) << "a vector's end would be between planes";
+  EXPECT_FALSE(moves(kSample, 3025, 4)) << "a view that begins elsewhere";
+  EXPECT_TRUE(moves(1, 3025, 0, 1)) << "of one sample no stride is used";
+}
+
+TEST(CodegenOdd, WhatPlanesShareKeepsVectorsWithinThem) {
+  GraphBuilder builder;
+  const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 64, 1, 3025});
+  const ValueId mask = builder.leaf(LeafRole::input, "m", DType::f32, {true, 1, 1, 3025});
+  const ValueId y = builder.pointwise(PointwiseOp::mul_, {x, mask});
+  EXPECT_FALSE(source_of(builder, y).entries.front().across_rows);
 }
 
 TEST(CodegenOdd, TensorsMustLieRowBehindRow) {

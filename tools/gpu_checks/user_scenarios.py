@@ -72,6 +72,7 @@ def scenarios(settings: Any) -> dict[str, Scenario]:
         "json": Scenario(as_json, alone=True),
         "bench": Scenario(bench, alone=True),
         "settings timed": Scenario(settings_timed, alone=True),
+        "seeds timed": Scenario(seeds_timed, alone=True),
         "optimize timed": Scenario(optimize_timed, alone=True),
         "standalone timed": Scenario(standalone_timed, alone=True),
     }
@@ -355,6 +356,10 @@ def bench(session: Session) -> str:
 
 def setting(name: str, session: Session) -> str:
     return script(session, "user_settings.py", "--only", name)
+
+
+def seeds_timed(session: Session) -> str:
+    return script(session, "user_seeds.py", about=4)
 
 
 def settings_timed(session: Session) -> str:

@@ -12,7 +12,9 @@ from gpu_stages.steps import CHECKS, ROOT, Outcome, Settings, Step, check, outco
 
 MODEL_PARTS, ROW_PARTS, TORCH_PARTS = 8, 6, 13
 # Of the stage "rows".
-WIDE_PARTS = ("attention", "extrema", "handed", "heads", "packing", "parts", "projections")
+WIDE_PARTS = (
+    *("attention", "extrema", "handed", "heads", "packing", "parts", "planes", "projections"),
+)
 HALVES_JOBS = 8  # models that are compiled at once; what is timed runs alone
 
 
