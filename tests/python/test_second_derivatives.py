@@ -150,3 +150,31 @@ def test_of_a_norm_whose_statistics_are_stored(frozen, monkeypatch):
         found.append([*first, *second])
         assert called is module or calls_of(called)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+class Scaled(nn.Module):
+    """A norm by a weight that its caller computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x, weight):
+        normalised = F.batch_norm(x, None, None, weight, None, True)
+        return normalised, torch.tanh(self.linear(x))
+
+
+def test_of_a_weight_that_its_gradient_does_not_read():
+    """What computes it gets no gradient, either: zeros would be NaN behind the root of zero."""
+    torch.manual_seed(0)
+    module, x = Scaled(), torch.randn(6, 16)
+    squares = torch.arange(16.0, requires_grad=True)
+    for called in (ingot.optimize(copy.deepcopy(module)), module):
+        weight, matrix = squares.sqrt(), called.linear.weight
+        results = called(x, weight)
+        ones = [torch.ones_like(result) for result in results]
+        first = torch.autograd.grad(results, (matrix, weight), ones, create_graph=True)
+        loss = sum(g.square().sum() for g in first)
+        second = torch.autograd.grad(loss, (matrix, squares), allow_unused=True)
+        assert second[0].isfinite().all() and second[1] is None
+        assert called is module or calls_of(called)

@@ -122,6 +122,7 @@ def _in_front_of(graph: torch.fx.Graph, stored: set[torch.fx.Node]) -> set[torch
 class _Edge(torch.autograd.Function):
     @staticmethod
     def forward(ctx, leaf):
+        ctx.set_materialize_grads(False)
         return torch.empty_strided(
             leaf.shape, (0,) * leaf.dim(), dtype=leaf.dtype, device=leaf.device
         )
