@@ -15,15 +15,18 @@ _VALUES = (torch.Tensor, int, float, complex, str, bytes, type(None))
 
 class Hidden:
     """The attributes of a module and its parts as they are now, as far as they are tensors, plain
-    values, and lists and dicts of such."""
+    values, and lists and dicts of such. Those that hold parameters or buffers (an LSTM's list of
+    its weights) are the state by another name, and nobody's to put back here."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._parts = [(part, _kept(part)) for part in module.modules()]
+        state = {id(each) for each in (*module.parameters(), *module.buffers())}
+        self._parts = [(part, _kept(part, state)) for part in module.modules()]
+        self._state = state
 
     def restore(self) -> None:
         """Puts them back, each where it was, and takes away what has come since."""
         for part, kept in self._parts:
-            for name in [n for n in _kept_names(part) if n not in kept]:
+            for name in [n for n in _kept_names(part, self._state) if n not in kept]:
                 del vars(part)[name]
             for name, (own, value) in kept.items():
                 if isinstance(own, torch.Tensor):
@@ -57,17 +60,22 @@ def _write(own: torch.Tensor, value: torch.Tensor) -> None:
         own.data = value.clone()
 
 
-def _kept_names(part: torch.nn.Module) -> list:
+def _kept_names(part: torch.nn.Module, state: set) -> list:
+    def is_kept(leaf: Any) -> bool:
+        if isinstance(leaf, torch.nn.Parameter) or id(leaf) in state:
+            return False
+        return isinstance(leaf, _VALUES)
+
     return [
         name
         for name, value in vars(part).items()
-        if name not in _OF_EVERY_MODULE
-        and all(isinstance(leaf, _VALUES) for leaf in pytree.tree_leaves(value))
+        if name not in _OF_EVERY_MODULE and all(map(is_kept, pytree.tree_leaves(value)))
     ]
 
 
-def _kept(part: torch.nn.Module) -> dict:
-    return {name: (vars(part)[name], _copied(vars(part)[name])) for name in _kept_names(part)}
+def _kept(part: torch.nn.Module, state: set) -> dict:
+    names = _kept_names(part, state)
+    return {name: (vars(part)[name], _copied(vars(part)[name])) for name in names}
 
 
 def _copied(value: Any) -> Any:
