@@ -8,23 +8,34 @@ import torch
 class Cotangents:
     """What the outputs' derivatives are asked for: the sum of outputs times random numbers.
     of_inputs: whether gradients of the inputs are asked for too. between: whether the module is
-    called once more, with `execution.decoys`, before the first call's outputs go backwards.
-    frozen: names of parameters of which none is asked for."""
+    called once more, with `execution.decoys`, before the first call's outputs go backwards; that
+    call's go backwards after them, and the gradients add up. frozen: names of parameters of which
+    none is asked for. layout: how the random numbers lie in memory (of `families.lay_out`). only:
+    the number of the one output whose derivative is asked for."""
 
     def __init__(
-        self, seed: int, of_inputs: bool = True, between: bool = False, frozen: tuple = ()
+        self,
+        seed: int,
+        of_inputs: bool = True,
+        between: bool = False,
+        frozen: tuple = (),
+        layout: str = "contiguous",
+        only: int | None = None,
     ) -> None:
         self.of_inputs = of_inputs
         self.between = between
         self.frozen = frozen
+        self.layout = layout
+        self.only = only
         self._seed = seed
         self._made: list | None = None
 
     def without_inputs(self) -> Cotangents:
-        return Cotangents(self._seed, False, self.between, self.frozen)
+        return Cotangents(self._seed, False, self.between, self.frozen, self.layout, self.only)
 
     def of(self, outputs: list) -> list:
-        """One for each output, None where it can have no derivative; alike in every type."""
+        """One for each output, None where it can have no derivative or none is asked for; alike in
+        every type."""
         if self._made is None:
             self._made = [self._drawn(o, number) for number, o in enumerate(outputs)]
         return [
@@ -33,11 +44,13 @@ class Cotangents:
         ]
 
     def _drawn(self, output: torch.Tensor, number: int) -> torch.Tensor | None:
-        if not has_error(output):
+        if not has_error(output) or self.only not in (None, number):
             return None
         generator = torch.Generator(output.device).manual_seed(self._seed + number)
         single = torch.complex64 if output.is_complex() else torch.float32
         values = torch.randn(output.shape, generator=generator, dtype=single, device=output.device)
+        if self.layout == "expanded":  # as .sum() gives it: one number, everywhere
+            return values.fill_(1.0)
         # Multiples of 1/16 between -4 and 4: every type holds them exactly.
         parts = torch.view_as_real(values) if output.is_complex() else values
         parts.mul_(16).round_().clamp_(-64, 64).div_(16)

@@ -10,6 +10,7 @@ import math
 import os
 import random
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.utils import _pytree as pytree
 from ..model_file import arguments_of
 from . import passing
 from .families import lay_out
-from .transport import bytes_of
+from .transport import bytes_of, can_be_sent
 
 _LATE_CYCLES = 10_000_000  # about 6 ms
 _FEWEST_STRETCHES = 16
@@ -29,8 +30,11 @@ _LONGEST_SHOWN = 200  # of what is returned and is no tensor
 
 
 def generator_states(device: torch.device) -> list:
-    """What the next random numbers depend on."""
-    states = [torch.get_rng_state().numpy().tobytes()]
+    """What the next random numbers depend on: PyTorch's, Python's, NumPy's where it is there."""
+    states = [torch.get_rng_state().numpy().tobytes(), random.getstate()]
+    if "numpy" in sys.modules:
+        _, keys, *place = sys.modules["numpy"].random.get_state()
+        states += [keys.tobytes(), *place]
     if device.type == "cuda":
         states.append(torch.cuda.get_rng_state(device).numpy().tobytes())
     return states
@@ -208,22 +212,30 @@ def require_gradients(values: list) -> None:
 
 
 def backward(
-    module: torch.nn.Module, inputs: list, outputs: list, cotangents: list
+    module: torch.nn.Module, inputs: list, calls: list, cotangents: list
 ) -> tuple[list, dict]:
     """(which outputs have a derivative, gradients of the sum of outputs times cotangents: of
-    parameters "dp:name" and of inputs "di0")."""
-    known = [bool(o.requires_grad) for o in outputs]
+    parameters "dp:name" and of inputs "di0"). calls: outputs of the call, and of others, which go
+    backwards one after the other, so that gradients of parameters add up."""
+    known = [bool(o.requires_grad) for o in calls[0]]
     leaves = {f"dp:{name}": p for name, p in module.named_parameters()}
     leaves |= {f"di{i}": t for i, t in enumerate(passing.tensors_of(inputs))}
     for leaf in leaves.values():
         leaf.grad = None
-    roots = [o for o in outputs if o.requires_grad]
-    if roots:
-        torch.autograd.backward(roots, [c for c, k in zip(cotangents, known) if k])
-    found = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+    for outputs in calls:
+        pairs = zip(outputs, cotangents)
+        roots = [(o, c) for o, c in pairs if o.requires_grad and c is not None]
+        if roots:
+            torch.autograd.backward(*map(list, zip(*roots)))
+    found = {name: _dense(leaf.grad) for name, leaf in leaves.items() if leaf.grad is not None}
     for leaf in leaves.values():
         leaf.grad = None
     return known, found
+
+
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    """Of an embedding it may be sparse."""
+    return gradient if gradient.layout is torch.strided else gradient.to_dense()
 
 
 def copied_decoys(inputs: list) -> list:
@@ -240,6 +252,7 @@ def outputs_of(result: Any) -> tuple:
     """(tensor leaves, description of the structure and of leaves that are no tensors, complaints
     about the leaves' types)."""
     leaves, spec = pytree.tree_flatten(opened(result))
+    check_comparable([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], "an output")
     tensors, others, complaints = [], [], []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor):
@@ -252,6 +265,24 @@ def outputs_of(result: Any) -> tuple:
                 complaints.append(f"an output is a {type(leaf).__name__}, which nobody looks into")
             others.append(_short(repr(leaf)))
     return tensors, f"{_described(spec)} {others}", complaints
+
+
+class NotComparableError(TypeError):
+    """A tensor of a kind that verify has no means for."""
+
+
+def check_comparable(tensors: Iterable[torch.Tensor], what: str) -> None:
+    """Raises NotComparableError. what: each of them is, e.g. "an output"."""
+    for tensor in tensors:
+        kind = ""
+        if tensor.is_nested:
+            kind = "a nested tensor"
+        elif tensor.layout is not torch.strided:
+            kind = f"a {str(tensor.layout).rpartition('.')[2]} tensor"
+        elif not can_be_sent(tensor.dtype):
+            kind = f"of type {tensor.dtype}"
+        if kind:
+            raise NotComparableError(f"{what} is {kind}, which verify does not compare")
 
 
 # A float among the leaves that `outputs_of` describes.

@@ -16,14 +16,15 @@ from .criteria import ErrorModel
 HOSTILE_BATCH = 96
 _FEWER_ROWS = 32
 _MANY_PARAMETERS = 1 << 24
-ODD_BATCHES = ((3, False), (37, None))
+_MORE_COLUMNS = 16
+ODD_BATCHES = ((3, False), (37, True))
 
 
 @dataclass(frozen=True)
 class Family:
     """make(values, generator) changes the model's own inputs, given as a list of values of which
     some are tensors. batch: the extent that replaces the inputs' own first one (None: unchanged).
-    layout: how the tensors lie in memory ("contiguous", "strided", "turned", "misaligned").
+    layout: how the tensors lie in memory, of `lay_out`.
     unannounced: of a batch that was drawn for this run, which no candidate can know. gradients: the
     mode in which they are asked for too (True: training), None where they are not."""
 
@@ -126,7 +127,7 @@ def hostile_families(
     reach = _reach(precision, {t.dtype for t in passing.tensors_of(values)})
     bound = ErrorModel.STATED_BOUND
     families = [
-        Family("normal", "values of both signs", _each_float(_normal), batch=batch),
+        Family("normal", "values of both signs", _each_float(_normal), batch=batch, gradients=True),
         Family(
             "large mean",
             "a mean 100000 times the deviation breaks E[x²]−E[x]²",
@@ -179,6 +180,7 @@ def hostile_families(
         Family(
             "strided", "non-contiguous views", _own, batch=batch, layout="strided", gradients=True
         ),
+        Family("sliced", "some columns of a wider tensor", _own, batch=batch, layout="sliced"),
         Family("turned", "another axis lies innermost", _own, batch=batch, layout="turned"),
         Family("misaligned", "data one element off", _own, batch=batch, layout="misaligned"),
     ]
@@ -207,12 +209,21 @@ def own_batch(values: list) -> int | None:
 
 
 def lay_out(value: torch.Tensor, layout: str) -> torch.Tensor:
-    """The same values, lying in memory as `layout` says."""
+    """The same values, lying in memory as `layout` says: "contiguous", "strided", "sliced",
+    "turned", "misaligned", or, where all are one value, "expanded"."""
     if layout == "strided" and value.dim():
         wide = value.new_empty((*tuple(value.shape[:-1]), 2 * value.shape[-1]))
         view = wide[..., ::2]
         view.copy_(value)
         return view
+    if layout == "sliced" and value.dim():  # rows lie further apart than they are long
+        columns = value.shape[-1]
+        wide = value.new_empty((*tuple(value.shape[:-1]), columns + _MORE_COLUMNS))
+        view = wide[..., :columns]
+        view.copy_(value)
+        return view
+    if layout == "expanded" and value.numel():
+        return value.reshape(-1)[:1].view([1] * value.dim()).expand(value.shape)
     if layout == "turned" and value.dim() > 1:  # of images: channels last; of a matrix: by columns
         axis = 1 if value.dim() > 2 else 0
         return value.movedim(axis, -1).contiguous().movedim(-1, axis)

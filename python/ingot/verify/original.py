@@ -35,13 +35,19 @@ class Original:
                 init_inputs = loaded.get_init_inputs()
                 self.packed_init = passing.packed_whole(init_inputs)
                 self.reference = Reference(loaded.Model, init_inputs, random.construction, device)
+            state = self.reference.initial_state.values()
+            execution.check_comparable(state, "a parameter or buffer")
             self.own_values = self.fresh_inputs()
         except ModelFileError as error:
             raise PairError(str(error)) from error
+        except execution.NotComparableError as error:
+            raise PairError(f"{path}: {error}") from error
         except (Exception, SystemExit) as error:
             raise PairError(f"{place_of(error, path)}: {type(error).__name__}: {error}") from error
         seed = self._random.next("calls")
         eager = self._first = self._call(seed)
+        if isinstance(eager.error, execution.NotComparableError):
+            raise PairError(f"{path}: {eager.error}")
         if eager.error is not None:
             error = eager.error
             raise PairError(
@@ -75,7 +81,9 @@ class Original:
             return values
         execution.seed_everything(self._random.next("inputs"))
         # Which calls are to give gradients of inputs is not the file's to say.
-        values = passing.map_tensors(self._make_inputs(), torch.Tensor.detach)
+        made = self._make_inputs()
+        execution.check_comparable(passing.tensors_of(made), "an input")
+        values = passing.map_tensors(made, torch.Tensor.detach)
         tensors = passing.tensors_of(values)
         if self._last_inputs is not None and all(map(same_bits, self._last_inputs, tensors)):
             values = passing.map_tensors(values, _resampled)
@@ -83,10 +91,11 @@ class Original:
         return values
 
     def message_bytes(self) -> int:
-        """Of the tensors in the largest answer: inputs, outputs, state, and gradients of them."""
+        """Of the tensors in the largest answer: inputs, outputs, state, and gradients of all."""
         tensors = list(self.reference.initial_state.values())
         tensors += passing.tensors_of(self.own_values)
-        return 2 * sum(t.numel() * t.element_size() for t in tensors) + sum(self.output_bytes)
+        returned = sum(t.numel() * t.element_size() for t in tensors) + sum(self.output_bytes)
+        return 2 * returned
 
     def restoring_seconds(self, values: list) -> float:
         """What copying the inputs and the parameters takes, where a call changes them."""

@@ -19,6 +19,7 @@ from .cotangents import Cotangents, has_error
 from .criteria import Spread
 from .doubled import own_type, own_type_is_fp64
 from .execution import same_bits
+from .families import lay_out
 from .hidden import Hidden
 from .measures import measure
 from .overlaps import overlaps_of
@@ -218,12 +219,17 @@ class Reference:
             others = execution.copied_decoys(inputs) if between else None
             with own_type_is_fp64(own):
                 returned = module(*inputs)
-                if others is not None:
-                    module(*others)
+                more = [] if others is None else [module(*others)]
             outputs, structure, _ = execution.outputs_of(returned)
+            calls = [outputs, *(execution.outputs_of(result)[0] for result in more)]
         if cotangents is None:
-            return outputs, structure, [], None
-        known, gradients = execution.backward(module, inputs, outputs, cotangents.of(outputs))
+            return outputs, structure, [bool(o.requires_grad) for o in outputs], None
+        given = cotangents.of(outputs)
+        if module is self._eager:
+            # Not the truth: some of PyTorch's own kernels are wrong where it does not lie densely
+            # (2.11's batch norm on a CPU, seen as an instance norm of one-pixel images).
+            given = [c if c is None else lay_out(c, cotangents.layout) for c in given]
+        known, gradients = execution.backward(module, inputs, calls, given)
         return [o.detach() for o in outputs], structure, known, gradients or None
 
     def _prepare(self, module: torch.nn.Module, state: dict, training: bool) -> None:

@@ -195,6 +195,10 @@ def _write(memory: int, place: int, tensor: torch.Tensor) -> None:
     _write_bytes(memory, place, tensor)
 
 
+def can_be_sent(dtype: torch.dtype) -> bool:
+    return dtype in _DTYPES.values()
+
+
 def _lies_plainly(tensor: torch.Tensor) -> bool:
     """Whether its bytes are what they seem: a subclass may have none."""
     if type(tensor) not in _PLAIN or tensor.device.type != "cpu" or not tensor.is_contiguous():

@@ -25,6 +25,7 @@ from .result import Check, PairError, VerifyResult
 OWN_INPUTS = "own inputs"
 _MOMENT_S = 0.3
 _PLACES = 1 << 16
+_SINGLE_OUTPUTS = 3
 _FATAL = {"OutOfMemoryError": "memory", "AcceleratorError": "crash", "SystemExit": "crash"}
 
 
@@ -137,6 +138,10 @@ class Trials:
         for name, training, more in (
             # What is kept for the way back must be this call's.
             ("gradients, another call between", True, {"between": True}),
+            # What a loss gives to an output may lie in memory otherwise than the output does.
+            ("gradients of a turned output", False, {"layout": "turned"}),
+            ("gradients of an output's sum", False, {"layout": "expanded"}),
+            *self._of_single_outputs(),
             # As one who trains a part of a model asks.
             ("gradients of some parameters", True, {"frozen": _half(every, seed)}),
             *self._one_sided(every),
@@ -151,6 +156,12 @@ class Trials:
             self._repeats.ask(name, training, ask, excuse_of_gradients)
         self._session.request({"op": "forget"})
         self._calls.clear()
+
+    def _of_single_outputs(self) -> list:
+        """A loss may take one of several outputs; of each, as long as they are few."""
+        count = len(self._original.output_bytes)
+        numbers = range(min(count, _SINGLE_OUTPUTS)) if count > 1 else ()
+        return [(f"gradients of output {i} alone", True, {"only": i}) for i in numbers]
 
     def _one_sided(self, every: tuple) -> list:
         """As a step of training asks, whose data need no gradient; and as one asks who looks at a
@@ -457,6 +468,7 @@ def _call(trial: Trial, seed: int) -> tuple:
         "arrives": "",
         "between": trial.cotangents is not None and trial.cotangents.between,
         "frozen": [] if trial.cotangents is None else list(trial.cotangents.frozen),
+        "cotangent_layout": "" if trial.cotangents is None else trial.cotangents.layout,
         "seed": seed,
         "poison": [],
         "return_parameters": False,

@@ -19,6 +19,7 @@ import torch
 # All that is used later is loaded before the candidate, which could put something in its place.
 from . import execution, loading, passing, timing_worker
 from .confinement import confine_worker
+from .families import lay_out
 from .overlaps import overlaps_of
 from .transport import Line, TransportError
 from .watch import Watch
@@ -108,21 +109,25 @@ class Worker:
             execution.require_gradients(self._inputs)
         with torch.set_grad_enabled(gradients), execution.frozen(module, header["frozen"]):
             result = module(*self._inputs)
-            if others is not None:
-                module(*others)
+            more = [] if others is None else [module(*others)]
+            recording = torch.is_grad_enabled()  # which is put back at the end of the `with`
         outputs, structure, complaints = execution.outputs_of(result)
         # What the caller's stream sees: work left on another stream is not in it.
         copied = self._device.type == "cuda"
         seen = [o.detach().clone() if copied else o.detach() for o in outputs]
-        known, found = [False] * len(outputs), {}
+        known, found = [bool(o.requires_grad) for o in outputs], {}
         if gradients:
-            cotangents = [
-                tensors[f"v{i}"].to(self._device) if f"v{i}" in tensors else None
-                for i in range(len(outputs))
-            ]
+            cotangents = {
+                name: lay_out(value.to(self._device, copy=True), header["cotangent_layout"])
+                for name, value in tensors.items()
+                if name[:1] == "v"
+            }
+            wanted = [cotangents.get(f"v{i}") for i in range(len(outputs))]
+            calls = [outputs, *(execution.outputs_of(other)[0] for other in more)]
             with execution.frozen(module, header["frozen"]):
-                known, found = execution.backward(module, self._inputs, outputs, cotangents)
-            outputs = [o.detach() for o in outputs]
+                known, found = execution.backward(module, self._inputs, calls, wanted)
+            found |= cotangents
+        outputs = [o.detach() for o in outputs]
         execution.synchronize(self._device)
         self._calls += 1
         self._results[self._calls] = outputs  # kept alive: its memory must not serve a later call
@@ -140,7 +145,10 @@ class Worker:
             "aliases": execution.aliases_of(outputs, self._inputs, module),
             "overlaps": overlaps_of(outputs),
             "training": module.training,
-            "settings_changed": _differences(before, execution.process_settings()),
+            "settings_changed": [
+                *_differences(before, execution.process_settings()),
+                *([] if recording == gradients else [f"gradient mode: {gradients} → {recording}"]),
+            ],
             "reseeded": torch.initial_seed() != header["seed"],
             "requires_grad": known,
             "drew": generators != execution.generator_states(self._device),
