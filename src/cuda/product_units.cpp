@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "codegen/body_writer.h"
+#include "codegen/type_names.h"
 
 namespace ingot::cuda {
 

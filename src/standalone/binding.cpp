@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "codegen/body_writer.h"
+#include "codegen/type_names.h"
 #include "support/error.h"
 
 namespace ingot::standalone {

@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "codegen/body_writer.h"
+#include "codegen/type_names.h"
 #include "product/portable/launch.h"
 #include "support/error.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <set>
 
-#include "codegen/body_writer.h"
+#include "codegen/type_names.h"
 #include "support/error.h"
 
 namespace ingot::standalone {
