@@ -304,15 +304,18 @@ class _Assembly:
     def _result(self, region: RegionBuilder, node, value: Value | Joined, taken: set[int]):
         """The id of what is stored for a node, several for what is joined, and how it lies. taken:
         ids of what is stored besides."""
+        tensor = node.meta["val"]
+        single = _strides_of_single(tensor)
         if isinstance(value, Joined):
+            order = _memory_order_of(tensor)
             return tuple(part.id for part in value.parts), region.joined_layout(
-                value, _memory_order_of(node.meta["val"])
+                value, order, single
             )
         computed = region.behind_views(value)
         if region.is_leaf(computed) or computed.id in taken:
             computed = value  # two results do not share memory
         taken.add(computed.id)
-        return computed.id, region.result_layout(value, computed)
+        return computed.id, region.result_layout(value, computed, single)
 
     def _literals(self) -> dict[torch.fx.Node, Any]:
         numbers = (bool, int, float)
@@ -362,6 +365,15 @@ def _memory_order_of(tensor: torch.Tensor) -> list[int]:
     """Of dimensions, outermost first, as PyTorch lays the tensor out."""
     strides = [hint(stride) for stride in tensor.stride()]
     return sorted(range(len(strides)), key=lambda at: -strides[at])
+
+
+def _strides_of_single(tensor: torch.Tensor) -> tuple[int | None, ...]:
+    """PyTorch's strides of dimensions of extent 1, where they depend on no batch; () for none."""
+    found = tuple(
+        stride if type(size) is int and size == 1 and type(stride) is int else None
+        for size, stride in zip(tensor.shape, tensor.stride())
+    )
+    return found if any(stride is not None for stride in found) else ()
 
 
 def _is_handed_out(node: torch.fx.Node) -> bool:

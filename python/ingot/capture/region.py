@@ -197,7 +197,9 @@ class RegionBuilder:
             raise UnfitError("operands whose dimensions lie on different axes")
         return self.view(in_memory(operand), own)
 
-    def result_layout(self, value: Value, computed: Value) -> ResultLayout:
+    def result_layout(
+        self, value: Value, computed: Value, single: tuple[int | None, ...] = ()
+    ) -> ResultLayout:
         """Of a tensor like `value` in whose memory `computed` is written."""
         for size, run in zip(value.sizes, value.dims):
             if product([value.extents[axis] for axis in run]) != size:
@@ -207,12 +209,14 @@ class RegionBuilder:
             if inner != [axis for axis in within if value.extents[axis] != 1]:
                 raise UnfitError("a dimension with another one inside it as a result")
         written = None if computed.extents == value.extents else computed.extents
-        return ResultLayout(value.sizes, value.dims, value.extents, value.dtype, written)
+        return ResultLayout(value.sizes, value.dims, value.extents, value.dtype, written, single)
 
-    def joined_layout(self, joined: Joined, order: Sequence[int]) -> JoinedLayout:
+    def joined_layout(
+        self, joined: Joined, order: Sequence[int], single: tuple[int | None, ...]
+    ) -> JoinedLayout:
         """order: of the tensor's dimensions in memory, outermost first."""
         parts = tuple(self.result_layout(part, part) for part in joined.parts)
-        return JoinedLayout(joined.sizes, tuple(order), joined.dimension, parts)
+        return JoinedLayout(joined.sizes, tuple(order), joined.dimension, parts, single)
 
 
 def in_memory(value: Value) -> Value:

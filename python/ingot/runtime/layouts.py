@@ -81,7 +81,9 @@ class ResultLayout:
 
     shape: logical sizes; axes: for each dimension the graph axes (in
     order) that it runs along; memory follows the order of the axes. written: the extents of the
-    graph's own value where the tensor is a view of it, the same elements in the same order.
+    graph's own value where the tensor is a view of it, the same elements in the same order. single:
+    strides of the dimensions of extent 1, which matter to nothing but what asks for them; None: as
+    in a contiguous tensor.
     """
 
     shape: tuple[int, ...]
@@ -89,6 +91,7 @@ class ResultLayout:
     extents: tuple[int, ...]
     dtype: torch.dtype
     written: tuple[int, ...] | None = None
+    single: tuple[int | None, ...] = ()
 
     def allocation(self, batch: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Sizes and strides of the tensor."""
@@ -101,7 +104,7 @@ class ResultLayout:
             axes = self.axes[dimension]
             strides[dimension] = axis_strides[axes[-1]] if axes else step
             step = strides[dimension] * max(sizes[dimension], 1)
-        return sizes, tuple(strides)
+        return sizes, _with_single(strides, sizes, self.single)
 
     def in_graph(self, batch: int) -> list[tuple[list[int], list[int], int]]:
         """Extents and strides of the graph's value, and where its first element lies: in bytes."""
@@ -113,13 +116,15 @@ class ResultLayout:
 class JoinedLayout:
     """Results that are handed back as one tensor: its parts along a dimension, one behind another.
 
-    shape: of the whole; order: its dimensions in memory, outermost first; parts: of each result.
+    shape: of the whole; order: its dimensions in memory, outermost first; parts: of each result;
+    single: as ResultLayout's.
     """
 
     shape: tuple[int, ...]
     order: tuple[int, ...]
     dimension: int
     parts: tuple[ResultLayout, ...]
+    single: tuple[int | None, ...] = ()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -132,7 +137,7 @@ class JoinedLayout:
         for dimension in reversed(self.order):
             strides[dimension] = step
             step *= max(sizes[dimension], 1)
-        return sizes, tuple(strides)
+        return sizes, _with_single(strides, sizes, self.single)
 
     def in_graph(self, batch: int) -> list[tuple[list[int], list[int], int]]:
         """As ResultLayout's, for each of the graph's values."""
@@ -162,6 +167,15 @@ def memory_holds(tensor: torch.Tensor) -> bool:
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
     """The same numbers, in memory of their own where it does not hold them."""
     return tensor.clone() if tensor._is_zerotensor() else tensor.resolve_neg()
+
+
+def _with_single(
+    strides: list[int], sizes: Sequence[int], single: Sequence[int | None]
+) -> tuple[int, ...]:
+    for dimension, stride in enumerate(single):
+        if stride is not None and sizes[dimension] == 1:
+            strides[dimension] = stride
+    return tuple(strides)
 
 
 def _dense_strides(extents: Sequence[int]) -> list[int]:
