@@ -143,6 +143,7 @@ def test_brackets_are_shown_as_they_are(capsys):
         assert words in text
 
 
+@pytest.mark.thorough
 def test_levels_reach_front_and_library():
     assert "ingot: debug" not in explain()
     everything = explain("-vv")

@@ -303,7 +303,8 @@ def test_the_stage_types_each_seed_precision_and_page(suite, settings):
 
     assert {f"precision {name}" for name in PRECISIONS} <= named.keys()
     assert {"page README", "page tutorial", "page training-loop"} <= named.keys()
-    timed = {"tune", "json", "bench", "settings timed", "optimize timed", "standalone timed"}
+    timed = {"tune", "json", "bench"}
+    timed |= {f"{what} timed" for what in ("settings", "seeds", "optimize", "standalone")}
     assert {name for name, alone in named.items() if alone} == timed
 
 

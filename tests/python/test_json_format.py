@@ -94,6 +94,7 @@ def get_init_inputs():
 """
 
 
+@pytest.mark.thorough
 def test_what_a_model_prints_is_not_among_it(tmp_path):
     (tmp_path / "model.py").write_text(PRINTS)
     answer = subprocess.run(

@@ -53,6 +53,7 @@ def why(result) -> str:
     return "\n".join(f"{c.name} [{c.mode}] {c.outcome}: {c.message}" for c in result.failures)
 
 
+@pytest.mark.thorough
 def test_inputs_that_ask_for_gradients(tmp_path):
     original = model(
         "return torch.relu(self.gemm(x))", inputs="[torch.rand(16, 12, requires_grad=True)]"
