@@ -5,6 +5,7 @@ never run on real tensors.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -19,11 +20,13 @@ _SCHEMA = (
 _KINDS = {getattr(torch, name): name for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 
 
+# Between its layers it may drop. Earlier releases (2.6) take no tags: see nodes.is_random.
+_TAGS = {"tags": (torch.Tag.nondeterministic_seeded,)}
+_TAKES_TAGS = "tags" in inspect.signature(torch.library.custom_op).parameters
+
+
 @torch.library.custom_op(
-    "ingot::recurrent",
-    mutates_args=(),
-    schema=_SCHEMA,
-    tags=(torch.Tag.nondeterministic_seeded,),  # between its layers it may drop
+    "ingot::recurrent", mutates_args=(), schema=_SCHEMA, **(_TAGS if _TAKES_TAGS else {})
 )
 def recurrent(kind, x, state, weights, biases, layers, dropout, training, both, first, dtype):
     raise RuntimeError("ingot::recurrent exists for captures only")

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.checkpoint import checkpoint
 
@@ -29,7 +30,6 @@ from ingot.capture.nodes import where
 from ingot.live import functions, hooks, vmapped
 from ingot.live.returned import INNER
 
-_CHECKPOINT = torch.ops.higher_order.tag_activation_checkpoint
 # Of a piece without data, and of what it is called with: what runs it.
 CompilePiece = Callable[[torch.fx.GraphModule, Sequence[Any]], Callable]
 
@@ -222,7 +222,7 @@ def _known_as(node: torch.fx.Node, placeholder: torch.fx.Node) -> torch.fx.Node:
 def _checkpoint_step(gm, part: list, values: dict, compile_piece: CompilePiece) -> _Step:
     node, *taken = part
     body = getattr(gm, node.args[0].target)
-    settings, named = _CHECKPOINT.divide_kwargs(node.kwargs)
+    settings, named = tag_activation_checkpoint.divide_kwargs(node.kwargs)
     arguments = [*node.args[1:], *named.values()]
     context = body.meta.get("_checkpoint_context_fn")
     if context is None and all(isinstance(each, torch.fx.Node) for each in arguments):
@@ -269,7 +269,7 @@ def _function_step(gm, part: list, values: dict, compile_piece: CompilePiece) ->
 
 
 _KINDS = {
-    _CHECKPOINT: _checkpoint_step,
+    tag_activation_checkpoint: _checkpoint_step,
     functions.FUNCTION: _function_step,
     functions.apply: _function_step,
     hooks.anchored: _function_step,
