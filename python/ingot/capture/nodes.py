@@ -39,6 +39,8 @@ PER_SAMPLE = "ingot_per_sample"
 PART, JOINED = "ingot_part", "ingot_joined"
 # In the meta of what a loss was written as where gradients are needed: worth a region by itself.
 LOSS = "ingot_loss"
+# The operator of ours that an LSTM, a GRU or an RNN is in a captured graph (recurrent.py).
+RECURRENT = "ingot::recurrent"
 # In the meta of what was written for PyTorch to run: nothing of the user's was left to it.
 ASIDE = "ingot_aside"
 # In the meta of an operator upon a part of a concatenation: that operand, whose memory was the
@@ -202,10 +204,10 @@ def lies_apart(node: torch.fx.Node) -> bool:
 
 
 def is_random(target: Any) -> bool:
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in target.tags
-    )
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    # Of ours PyTorch 2.6 takes no tags.
+    return torch.Tag.nondeterministic_seeded in target.tags or schema_name(target) == RECURRENT
 
 
 def is_made_from_nothing(node: torch.fx.Node) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ingot.capture.captured import CaptureError
+from ingot.capture.nodes import RECURRENT
 
 _SCHEMA = (
     "(str kind, Tensor x, Tensor[] state, Tensor[] weights, bool has_biases, int layers, "
@@ -20,13 +21,13 @@ _SCHEMA = (
 _KINDS = {getattr(torch, name): name for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")}
 
 
-# Between its layers it may drop. Earlier releases (2.6) take no tags: see nodes.is_random.
+# Between its layers it may drop. PyTorch 2.6 takes no tags; nodes.is_random() knows it by name.
 _TAGS = {"tags": (torch.Tag.nondeterministic_seeded,)}
 _TAKES_TAGS = "tags" in inspect.signature(torch.library.custom_op).parameters
 
 
 @torch.library.custom_op(
-    "ingot::recurrent", mutates_args=(), schema=_SCHEMA, **(_TAGS if _TAKES_TAGS else {})
+    RECURRENT, mutates_args=(), schema=_SCHEMA, **(_TAGS if _TAKES_TAGS else {})
 )
 def recurrent(kind, x, state, weights, biases, layers, dropout, training, both, first, dtype):
     raise RuntimeError("ingot::recurrent exists for captures only")
