@@ -88,11 +88,11 @@ class Disturbance(TorchDispatchMode):
         result = func(*args, **kwargs)
         if self._exact:
             return result
-        sources = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}
+        sources = _storages(_tensors((args, kwargs)))
         mutable = func._schema.is_mutable
         first = result[0] if isinstance(result, (tuple, list)) and result else result
-        if not isinstance(first, torch.Tensor):
-            return result
+        if not isinstance(first, torch.Tensor) or first.layout is not torch.strided:
+            return result  # a sparse gradient, or a sum of such, is made of what was disturbed
         if not (first.is_floating_point() or first.is_complex()):
             return result
         if not sources:
@@ -270,7 +270,9 @@ def _finite_or_none(size: torch.Tensor) -> torch.Tensor:
 
 
 def _storages(tensors: list) -> frozenset:
-    return frozenset(t.untyped_storage().data_ptr() for t in tensors)
+    """Where they lie; a sparse one is made of others that do."""
+    dense = (t for t in tensors if t.layout is torch.strided)
+    return frozenset(t.untyped_storage().data_ptr() for t in dense)
 
 
 def _identity(argument: Any) -> Any:
