@@ -217,6 +217,8 @@ CALL = {
     "aliases": [],
     "overlaps": [],
     "training": True,
+    "mode_gives_module": True,
+    "state_dict": {"weight": True},
     "settings_changed": [],
     "reseeded": False,
     "drew": False,

@@ -79,6 +79,46 @@ PLAIN = model("return self.gemm(x)")
 TWO = model("y = self.gemm(x)\nreturn y * 1, torch.tanh(y)")
 NOISY = model("y = self.gemm(x)\nreturn y + torch.randn_like(y) if self.training else y")
 HOSTILE = {"hostile": True}
+ONCE = product(
+    """
+ctx.calls = getattr(ctx, "calls", 0) + 1
+if ctx.calls > 1:
+    SECOND
+return g @ w, g.t() @ x, g.sum(0), None
+"""
+)
+STALE = """
+def state_dict(self, *args, **more):
+    found = super().state_dict(*args, **more)
+    if not hasattr(self, "first"):
+        self.first = {name: value.clone() for name, value in found.items()}
+    return type(found)(self.first)
+"""
+
+
+def with_method(text: str, method: str) -> str:
+    """The file with one more method of its model's."""
+    return text.replace("def get_inputs", textwrap.indent(method, "    ") + "\ndef get_inputs")
+
+
+def second(statement: str) -> str:
+    """A linear layer of which a second way back over one graph does this first."""
+    return model(ONCE["forward"], extra=ONCE["extra"].replace("SECOND", statement))
+
+
+def of_two(forward: str, extra: str = "", takes: str = "x, y") -> str:
+    inputs = "[torch.rand(16, 12), torch.rand(16, 10)]"
+    return model(forward, extra=extra, inputs=inputs).replace("(self, x)", f"(self, {takes})")
+
+
+OF_TWO = of_two("return self.gemm(x) * y")
+OPTIONAL = of_two("return self.gemm(x) * (2.0 if y is None else y)", takes="x, y=None")
+SQUARE = OF_TWO.replace("12", "10")
+RENAMED = of_two("return self.gemm(a) * b", takes="a, b")
+TRAIN = """
+def train(self, mode=True):
+    super().train(mode)
+"""
 
 # name: (original, candidate, options, what the verdict says)
 WRONG = {
@@ -180,6 +220,55 @@ return g @ w if ctx.needs_input_grad[0] else None, None, None, None
         HOSTILE,
         "the original is random",
     ),
+    "the other input's gradient where both ask for one alone": (
+        OF_TWO,
+        of_two("z = self.gemm(x)\nreturn z * (y if x.requires_grad else y.detach())"),
+        {},
+        "gradient of input 1: has none",
+    ),
+    "other names of arguments": (
+        OF_TWO,
+        RENAMED,
+        {},
+        "arguments by name [eval] declined: the candidate raises TypeError",
+    ),
+    "names of arguments exchanged": (
+        SQUARE,
+        SQUARE.replace("x, y)", "y, x)").replace("(x) * y", "(y) * x"),
+        {},
+        "arguments by name",
+    ),
+    "another default": (
+        OPTIONAL,
+        OPTIONAL.replace("2.0", "1.0"),
+        {},
+        "optional arguments left out",
+    ),
+    "no gradient by a second way back": (
+        PLAIN,
+        second("g = g * 0"),
+        {},
+        "gradients twice over one graph",
+    ),
+    "train() gives nothing": (PLAIN, with_method(PLAIN, TRAIN), {}, "do not return the module"),
+    "an old state_dict": (
+        PLAIN,
+        with_method(PLAIN, STALE),
+        {},
+        "its state_dict gives for gemm.weight what the module does not hold",
+    ),
+    "a further buffer": (
+        PLAIN,
+        model("self.register_buffer('seen', torch.ones(3))\nreturn self.gemm(x)"),
+        {},
+        "after the call its state_dict has a seen",
+    ),
+    "all warnings silenced": (
+        PLAIN,
+        model("import warnings\nwarnings.simplefilter('ignore')\nreturn self.gemm(x)"),
+        {},
+        "the call changes warnings",
+    ),
     "NaN for noise, at first": (
         NOISY,
         model(
@@ -197,6 +286,10 @@ _TELLING = (
     "takes the gradient for dense",
     "writes the gradients itself, over earlier ones",
     "takes rows for adjacent where columns are",
+    "the other input's gradient where both ask for one alone",
+    "other names of arguments",
+    "no gradient by a second way back",
+    "an old state_dict",
 )
 
 
@@ -219,6 +312,18 @@ RIGHT = {
     "two outputs": TWO,
     "noise": NOISY,
     "Python's random numbers": model("return self.gemm(x) * random.random()"),
+    "an optional argument": OPTIONAL,
+    "train() that gives nothing": with_method(PLAIN, TRAIN),
+    "a state_dict of copies": with_method(
+        PLAIN,
+        "def state_dict(self, *args, **more):\n"
+        "    found = super().state_dict(*args, **more)\n"
+        "    return {name: value.clone() for name, value in found.items()}\n",
+    ),
+    "a buffer that its first call makes": model(
+        "if not hasattr(self, 'seen'):\n    self.register_buffer('seen', torch.ones(3))\n"
+        "return self.gemm(x)"
+    ),
     "an embedding with sparse gradients": model(
         "return self.e(x)",
         "self.e = nn.Embedding(20, 8, sparse=True)",
@@ -257,3 +362,18 @@ def test_layouts_of_rows_and_of_one_number():
     expanded = lay_out(torch.ones(5, 7), "expanded")
     assert torch.equal(expanded, torch.ones(5, 7))
     assert expanded.stride() == (0, 0)
+
+
+def test_a_candidate_that_passes_its_arguments_on_is_verified(tmp_path):
+    passes_on = of_two("return self.named(*args, **more)", takes="*args, **more")
+    method = "def named(self, x, y=None):\n    return self.gemm(x) * (2.0 if y is None else y)\n"
+    result = verify(tmp_path, OPTIONAL, with_method(passes_on, method))
+    assert result.verified, why(result)
+    names = {check.name for check in result.checks}
+    assert {"arguments by name", "optional arguments left out"} <= names
+
+
+def test_a_second_way_back_that_is_refused_aloud_is_noted(tmp_path):
+    result = verify(tmp_path, PLAIN, second("raise RuntimeError('only once')"))
+    assert result.verified, why(result)
+    assert any("gradients twice over one graph" in n and "only once" in n for n in result.notes)

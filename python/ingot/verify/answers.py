@@ -59,6 +59,8 @@ _FORMS: dict = {
         "aliases": _list_of(_text),
         "overlaps": _list_of(_text),
         "training": _flag,
+        "mode_gives_module": _flag,
+        "state_dict": _dict_of(_flag),
         "settings_changed": _list_of(_text),
         "reseeded": _flag,
         "requires_grad": _list_of(_flag),

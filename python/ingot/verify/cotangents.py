@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 
 
@@ -11,7 +13,9 @@ class Cotangents:
     called once more, with `execution.decoys`, before the first call's outputs go backwards; that
     call's go backwards after them, and the gradients add up. frozen: names of parameters of which
     none is asked for. layout: how the random numbers lie in memory (of `families.lay_out`). only:
-    the number of the one output whose derivative is asked for."""
+    the number of the one output whose derivative is asked for. only_input: of the one input that
+    asks for a gradient. twice: whether the outputs go backwards twice over the same graph, and the
+    gradients add up."""
 
     def __init__(
         self,
@@ -21,17 +25,23 @@ class Cotangents:
         frozen: tuple = (),
         layout: str = "contiguous",
         only: int | None = None,
+        only_input: int | None = None,
+        twice: bool = False,
     ) -> None:
         self.of_inputs = of_inputs
         self.between = between
         self.frozen = frozen
         self.layout = layout
         self.only = only
+        self.only_input = only_input
+        self.twice = twice
         self._seed = seed
         self._made: list | None = None
 
     def without_inputs(self) -> Cotangents:
-        return Cotangents(self._seed, False, self.between, self.frozen, self.layout, self.only)
+        alike = copy.copy(self)
+        alike.of_inputs, alike._made = False, None
+        return alike
 
     def of(self, outputs: list) -> list:
         """One for each output, None where it can have no derivative or none is asked for; alike in

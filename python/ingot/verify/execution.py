@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import hashlib
 import math
-import os
 import random
 import re
 import sys
@@ -67,6 +65,29 @@ def named_state(module: torch.nn.Module) -> dict:
     state = {f"p:{n}": p.detach() for n, p in module.named_parameters(remove_duplicate=False)}
     state.update({f"b:{n}": b for n, b in module.named_buffers(remove_duplicate=False)})
     return state
+
+
+def state_dict_of(module: torch.nn.Module) -> dict:
+    """Of each name in the state_dict, whether what it gives is what the module holds under that
+    name. (Of what is no tensor nobody can say otherwise.)"""
+    held = {key[2:]: value for key, value in named_state(module).items()}
+    return {name: _is_held(value, held.get(name)) for name, value in module.state_dict().items()}
+
+
+def _is_held(value: Any, own: torch.Tensor | None) -> bool:
+    if not isinstance(value, torch.Tensor):
+        return True
+    if own is None:
+        return False
+    same_place = value.data_ptr() == own.data_ptr() and value.stride() == own.stride()
+    if same_place and value.shape == own.shape and value.dtype == own.dtype:
+        return True  # which need not be read
+    return same_bits(value, own)
+
+
+def set_mode(module: torch.nn.Module, training: bool) -> bool:
+    """As a user does. Whether that gives the module, which calls may be chained to."""
+    return (module.train(True) if training else module.eval()) is module
 
 
 def set_state(
@@ -205,18 +226,20 @@ def at_places(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
     return torch.take(tensor, (places % tensor.numel()).to(tensor.device))
 
 
-def require_gradients(values: list) -> None:
-    for tensor in passing.tensors_of(values):
-        if tensor.is_floating_point() or tensor.is_complex():
+def require_gradients(values: list, only: int | None = None) -> None:
+    """Of all tensors that can have one, or of the one with this number."""
+    for number, tensor in enumerate(passing.tensors_of(values)):
+        if only in (None, number) and (tensor.is_floating_point() or tensor.is_complex()):
             tensor.requires_grad_()
 
 
 def backward(
-    module: torch.nn.Module, inputs: list, calls: list, cotangents: list
+    module: torch.nn.Module, inputs: list, calls: list, cotangents: list, twice: bool = False
 ) -> tuple[list, dict]:
     """(which outputs have a derivative, gradients of the sum of outputs times cotangents: of
     parameters "dp:name" and of inputs "di0"). calls: outputs of the call, and of others, which go
-    backwards one after the other, so that gradients of parameters add up."""
+    backwards one after the other, so that gradients of parameters add up. twice: each of them twice
+    over the same graph, which adds up too."""
     known = [bool(o.requires_grad) for o in calls[0]]
     leaves = {f"dp:{name}": p for name, p in module.named_parameters()}
     leaves |= {f"di{i}": t for i, t in enumerate(passing.tensors_of(inputs))}
@@ -226,7 +249,9 @@ def backward(
         pairs = zip(outputs, cotangents)
         roots = [(o, c) for o, c in pairs if o.requires_grad and c is not None]
         if roots:
-            torch.autograd.backward(*map(list, zip(*roots)))
+            both = [list(part) for part in zip(*roots)]
+            for keeps_graph in (True, False) if twice else (False,):
+                torch.autograd.backward(*both, retain_graph=keeps_graph)
     found = {name: _dense(leaf.grad) for name, leaf in leaves.items() if leaf.grad is not None}
     for leaf in leaves.values():
         leaf.grad = None
@@ -384,81 +409,3 @@ def aliases_of(tensors: list, inputs: list, module: torch.nn.Module) -> list:
         if owner is not None:
             found.append(f"{i}={owner}")
     return found
-
-
-# Environment variables that change what PyTorch, its libraries or Python compute.
-_NUMERIC_VARIABLES = (
-    "CUBLAS_",
-    "CUDA_LAUNCH_BLOCKING",
-    "CUDNN_",
-    "LD_PRELOAD",
-    "MKL_",
-    "NVIDIA_TF32",
-    "OMP_",
-    "PYTHON",
-    "TORCH_ALLOW_TF32",
-)
-_LIBRARIES_L2 = 16 << 20
-_LIMIT_PERSISTING_L2 = 6
-
-
-def _current_stream() -> int:
-    return torch.cuda.current_stream().cuda_stream if torch.cuda.is_initialized() else 0
-
-
-def _persisting_l2() -> int:
-    """Bytes of L2 that survive eviction (cuCtxGetLimit), where they are more than the libraries
-    behind PyTorch set aside when they start (11.25 MiB were seen)."""
-    if not torch.cuda.is_initialized():
-        return 0
-    size = ctypes.c_size_t()
-    driver = ctypes.CDLL("libcuda.so.1")
-    found = driver.cuCtxGetLimit(ctypes.byref(size), _LIMIT_PERSISTING_L2) or size.value
-    return found if found > _LIBRARIES_L2 else 0
-
-
-def process_settings() -> dict:
-    """PyTorch's process-wide switches that change what other code computes."""
-    readers = {
-        "default dtype": lambda: str(torch.get_default_dtype()),
-        "default device": lambda: str(torch.get_default_device()),
-        "float32 matmul precision": lambda: torch.get_float32_matmul_precision(),
-        "cuda.matmul.allow_tf32": lambda: torch.backends.cuda.matmul.allow_tf32,
-        "cudnn.allow_tf32": lambda: torch.backends.cudnn.allow_tf32,
-        "fp16 reduced-precision reduction": (
-            lambda: torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction
-        ),
-        "deterministic algorithms": lambda: torch.are_deterministic_algorithms_enabled(),
-        "autocast": lambda: [torch.is_autocast_enabled(), torch.is_autocast_cpu_enabled()],
-        "threads": lambda: torch.get_num_threads(),
-        "gradient mode": lambda: [torch.is_grad_enabled(), torch.is_inference_mode_enabled()],
-        "autocast's types": lambda: [
-            str(torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")
-        ],
-        "bf16 reduced-precision reduction": (
-            lambda: torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
-        ),
-        "cudnn": lambda: [
-            torch.backends.cudnn.enabled,
-            torch.backends.cudnn.benchmark,
-            torch.backends.cudnn.deterministic,
-        ],
-        "modes that rewrite calls": lambda: [
-            torch._C._len_torch_function_stack(),
-            torch._C._len_torch_dispatch_stack(),
-        ],
-        "default generator": lambda: id(torch.default_generator),
-        "environment": lambda: {
-            name: value for name, value in os.environ.items() if name.startswith(_NUMERIC_VARIABLES)
-        },
-        "CUDA stream": _current_stream,
-        "L2 set aside": _persisting_l2,
-        "flush denormals": lambda: bool((torch.tensor([1e-310]).double() * 1.0 == 0).item()),
-    }
-    settings = {}
-    for name, read in readers.items():
-        try:
-            settings[name] = read()
-        except Exception as error:
-            settings[name] = type(error).__name__
-    return settings

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,12 +11,14 @@ import torch
 from . import passing, tricks
 from .bounds import Roundings
 from .candidate import acts_of
-from .cotangents import Cotangents, has_error
-from .criteria import GRADIENT_FACTOR, SPREAD_FACTOR, ErrorModel, Spread, judge
+from .cotangents import has_error
+from .criteria import GRADIENT_FACTOR, SPREAD_FACTOR, Spread, judge
 from .execution import same_bits, same_structure
 from .measures import measure
 from .reference import Reference, Results, in_fp64, rows_of
 from .result import AccuracyRow, VerifyResult
+from .settings import without_own
+from .trial import Trial
 
 MODES = {True: "training", False: "eval"}
 # An original whose own fp32 result is further than this from its fp64 result is random (dropout)
@@ -27,38 +28,25 @@ _NO_SPREAD = Spread(0.0, 0.0, 0.0)  # of what the truth leaves as it was
 _CALLS_KEPT = 4  # whose gradients are remembered
 
 
-@dataclass
-class Trial:
-    """One call of the candidate, and what it is compared under."""
-
-    name: str
-    training: bool
-    values: list
-    model: ErrorModel = ErrorModel.INDEPENDENT
-    new_state: dict | None = None  # what to write before the call; else the state is as it was
-    through_data: bool = False
-    arrives: str = ""  # how the new state does: of `execution`
-    layout: str = "contiguous"
-    reuse: bool = False
-    own: bool = False
-    return_parameters: bool = False
-    unannounced: bool = False  # of a size that no candidate can know beforehand
-    cotangents: Cotangents | None = None  # where gradients are asked for
-
-
 class OriginalNotInFp64Error(Exception):
     """The original runs in its own type and not in fp64: there is no truth to compare with."""
 
 
 class Judge:
-    """evidence: where to ask about a wrong result, so that it gets a name."""
+    """evidence: where to ask about a wrong result, so that it gets a name. settings: the process's,
+    as the original leaves them."""
 
     def __init__(
-        self, reference: Reference, result: VerifyResult, evidence: tricks.Evidence
+        self,
+        reference: Reference,
+        result: VerifyResult,
+        evidence: tricks.Evidence,
+        settings: dict,
     ) -> None:
         self.reference = reference
         self.result = result
         self.device = reference.device
+        self._settings = settings
         self._history = tricks.History(result, evidence)
         self._spreads: dict = {}
         self._gradients: list = []  # of the calls so far
@@ -68,8 +56,11 @@ class Judge:
         in, and can be found while it works."""
         call = (before, trial.values, trial.training, seed)
         # Own inputs of one mode are alike, and costly at full size: their spread is kept.
-        key = (trial.training, trial.new_state is None, trial.cotangents is None)
+        asked = trial.cotangents and (trial.cotangents.of_inputs, trial.cotangents.only_input)
+        key = (trial.training, trial.new_state is None, asked)
         spreads = self._spreads.get(key) if trial.own else None
+        if trial.own and asked and spreads is None:  # those of all gradients, where all can be had
+            spreads = self._spreads.get((*key[:2], (True, None)))
         if spreads is not None:
             truth = self.reference.truth(*call, trial.cotangents)
         else:
@@ -137,7 +128,7 @@ class Judge:
         outputs: list,
     ) -> tuple:
         """Everything but the values: structure, types, tampering, memory."""
-        for setting in reply.get("settings_changed", []):
+        for setting in without_own(reply["settings_changed"], self._settings):
             return f"the call changes {setting}", "patched settings"
         for trick, what in acts_of(reply):
             return f"the candidate {what}", trick
@@ -185,7 +176,7 @@ class Judge:
                 return f"the call changes parameter {key[2:]}", "parameter tampering"
         if reply.get("training") != trial.training:
             return "the call changes the module's training flag", "changed mode"
-        return "", ""
+        return _problem_of_module(eager, reply), ""
 
     def _judge_surroundings(
         self, trial: Trial, eager: Results, reply: dict, received: dict
@@ -384,6 +375,20 @@ class Judge:
                 difference.relative_error <= 2 * judgement.allowed_relative_error
             )
         return "" if passed else f"{name}: {judgement.reason}"
+
+
+def _problem_of_module(eager: Results, reply: dict) -> str:
+    """What the module's own methods give otherwise than the original's."""
+    if eager.mode_gives_module and not reply["mode_gives_module"]:
+        return "train() and eval() do not return the module, the original's do"
+    names = sorted(eager.state_dict.keys() ^ reply["state_dict"].keys())
+    if names:
+        missing = names[0] in eager.state_dict
+        return f"after the call its state_dict has {'no' if missing else 'a'} {names[0]}"
+    for name, held in reply["state_dict"].items():
+        if eager.state_dict[name] and not held:
+            return f"after the call its state_dict gives for {name} what the module does not hold"
+    return ""
 
 
 def _is_eagers_or_true(output: torch.Tensor, own: torch.Tensor, exact: torch.Tensor) -> bool:

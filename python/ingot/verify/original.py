@@ -14,6 +14,7 @@ from .looking import form_of
 from .randomness import Randomness
 from .reference import Reference, Results
 from .result import PairError
+from .settings import process_settings
 
 _COPIES = 5  # of which the fastest counts
 
@@ -54,6 +55,7 @@ class Original:
                 f"{place_of(error, path)}: the original raises {type(error).__name__} on its own "
                 f"inputs: {error}"
             )
+        self.settings = process_settings()  # which its file, or its call, may have changed
         self.draws = eager.drew
         self.changes_what_it_gets = bool(eager.changed_inputs) or any(
             key[0] == "p" for key in eager.state

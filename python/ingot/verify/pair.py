@@ -22,6 +22,7 @@ from .construction import construction_problem
 from .original import Original
 from .randomness import Randomness
 from .result import Check, PairError, VerifyResult
+from .settings import without_own
 from .trials import OWN_INPUTS, Session, Trials
 
 CANDIDATE_CLASSES = ["ModelNew", "Model"]
@@ -149,6 +150,7 @@ class _Verification:
                 self._ahead.begin_second()
                 self._trials.own()
                 self._trials.gradients()
+                self._trials.arguments()
                 self._trials.arrivals()
                 self._load_second()
                 if self.options.hostile:
@@ -189,7 +191,7 @@ class _Verification:
         if reply["class"] != CANDIDATE_CLASSES[0]:
             candidate, name = self.result.candidate, CANDIDATE_CLASSES[0]
             self.result.notes.append(f"{candidate} defines no {name}: its Model was compared")
-        for setting in reply["settings_changed"]:
+        for setting in without_own(reply["settings_changed"], self._original.settings):
             self._fail("process settings", "", f"loading it changes {setting}", "patched settings")
         for trick, what in acts_of(reply):
             self._fail("conduct", "", f"loading it: the candidate {what}", trick)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from . import blocks, execution, passing
+from . import arguments, blocks, execution, passing
 from .bounds import Disturbance, Roundings
 from .cotangents import Cotangents, has_error
 from .criteria import Spread
@@ -36,7 +36,8 @@ class Results:
     ("b:name"), and the parameters ("p:name") of an original whose forward changes them.
     changed_inputs: numbers of those that it works on in place; inputs: all, as they are after it.
     overlaps: of the outputs' memory. drew: whether it took random numbers. gradients: by
-    `execution.backward`'s names, None where there are none; requires_grad: of each output."""
+    `execution.backward`'s names, None where there are none; requires_grad: of each output.
+    mode_gives_module, state_dict: of `execution.set_mode` and, for eager, `state_dict_of`."""
 
     outputs: list
     structure: str
@@ -49,6 +50,8 @@ class Results:
     drew: bool = False
     gradients: dict | None = None
     requires_grad: list = field(default_factory=list)
+    mode_gives_module: bool = True
+    state_dict: dict = field(default_factory=dict)
 
     def named(self, changed_inputs: frozenset) -> dict:
         """What may carry a rounding, outputs aside: state, gradients, and these inputs ("i0")."""
@@ -81,6 +84,7 @@ class Reference:
         self.tied = {k: first_of.setdefault(id_of(v), k) for k, v in live.items()}
         self.buffer_names = {n for n, _ in fresh.named_buffers(remove_duplicate=False)}
         self.state_dict_names = list(fresh.state_dict())
+        self.parameters = arguments.parameters_of(fresh)
         self.requires_grad = {n: p.requires_grad for n, p in fresh.named_parameters()}
         self._eager = fresh.to(device)
         self._exact = _doubled_module(exact.to(device))
@@ -229,12 +233,12 @@ class Reference:
             # Not the truth: some of PyTorch's own kernels are wrong where it does not lie densely
             # (2.11's batch norm on a CPU, seen as an instance norm of one-pixel images).
             given = [c if c is None else lay_out(c, cotangents.layout) for c in given]
-        known, gradients = execution.backward(module, inputs, calls, given)
+        known, gradients = execution.backward(module, inputs, calls, given, cotangents.twice)
         return [o.detach() for o in outputs], structure, known, gradients or None
 
-    def _prepare(self, module: torch.nn.Module, state: dict, training: bool) -> None:
-        """Parameters that it holds already are not written again: that is most of what a small call
-        would take."""
+    def _prepare(self, module: torch.nn.Module, state: dict, training: bool) -> bool:
+        """`execution.set_mode`'s result. Parameters that it holds already are not written again:
+        that is most of what a small call would take."""
         held = self._written.setdefault(id(module), {})
         missing = {k: v for k, v in state.items() if k[0] == "b" or held.get(k) is not v}
         if self._changes_parameters:
@@ -248,7 +252,7 @@ class Reference:
         converted = in_fp64 if module is self._exact else torch.clone
         execution.set_state(module, missing, False, lambda v: converted(v.to(self.device)))
         held.update({k: v for k, v in state.items() if k[0] == "p"})
-        module.train(training)
+        return execution.set_mode(module, training)
 
     def _run(
         self,
@@ -266,13 +270,13 @@ class Reference:
         """inputs: the values as placed before. mode: in which it is called. moves_on: whether what
         the module keeps as mere attributes stays as the call leaves it, as the candidate's does."""
         before = Hidden(module)
-        self._prepare(module, state, training)
+        mode_gives_module = self._prepare(module, state, training)
         if inputs is None:
             inputs = execution.place_inputs(values, self.device, layout, None)
         execution.seed_everything(seed)
         generators = execution.generator_states(self.device)
         if cotangents is not None and cotangents.of_inputs:
-            execution.require_gradients(inputs)
+            execution.require_gradients(inputs, cotangents.only_input)
         try:
             with mode, execution.frozen(module, cotangents.frozen if cotangents else ()):
                 outputs, structure, known, gradients = self._call(module, inputs, cotangents)
@@ -313,6 +317,8 @@ class Reference:
             drew=drew,
             gradients=gradients,
             requires_grad=known,
+            mode_gives_module=mode_gives_module,
+            state_dict=execution.state_dict_of(module) if module is self._eager else {},
         )
 
     def _parameters_are(self, state: dict) -> bool:

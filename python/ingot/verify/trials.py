@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -9,23 +10,25 @@ from typing import Any
 
 import torch
 
-from . import execution, families, passing, tricks
+from . import arguments, execution, families, passing, tricks
 from .candidate import CandidateError, CandidateFailedError, CandidateProcess
 from .cotangents import Cotangents, has_error
 from .execution import same_bits
 from .families import Family
-from .judging import MODES, Judge, OriginalNotInFp64Error, Trial
+from .judging import MODES, Judge, OriginalNotInFp64Error
 from .measures import measure
 from .original import Original
 from .randomness import Randomness
 from .reference import Results, rows_of
 from .repeats import Repeats, excuse_of_gradients, excuse_of_hostile, excuse_of_hostile_gradients
 from .result import Check, PairError, VerifyResult
+from .trial import Trial, request_of
 
 OWN_INPUTS = "own inputs"
 _MOMENT_S = 0.3
 _PLACES = 1 << 16
 _SINGLE_OUTPUTS = 3
+_SINGLE_INPUTS = 3
 _FATAL = {"OutOfMemoryError": "memory", "AcceleratorError": "crash", "SystemExit": "crash"}
 
 
@@ -72,7 +75,7 @@ class Trials:
         evidence = tricks.Evidence(
             self._read_again, self._error_in_fresh_process, original.truth_outputs
         )
-        self._judge = Judge(self._reference, result, evidence)
+        self._judge = Judge(self._reference, result, evidence, original.settings)
         self._repeats = Repeats(result)
         self._calls: list = []
         parameters = [v for k, v in self._reference.initial_state.items() if k[:2] == "p:"]
@@ -154,8 +157,39 @@ class Trials:
                 self._trial(name, training, self._gradient_inputs(), cotangents=cotangents)
 
             self._repeats.ask(name, training, ask, excuse_of_gradients)
+        self._gradients_of_few_rows()
         self._session.request({"op": "forget"})
         self._calls.clear()
+
+    def _gradients_of_few_rows(self) -> None:
+        """What does not depend on sizes, with as few rows as the hostile families have."""
+        for name, training, more in (
+            ("gradients twice over one graph", True, {"twice": True}),
+            *self._of_single_inputs(),
+        ):
+
+            def ask(
+                attempt: int, name: str = name, training: bool = training, more: dict = more
+            ) -> None:
+                cotangents = Cotangents(self._random.next("inputs"), **more)
+                values = self._few_rows(self._original.fresh_inputs())
+                trial = Trial(name, training, values, cotangents=cotangents)
+                # On a CPU as many rows as before, whose spread is known.
+                trial.own = self._reference.device.type == "cpu"
+                self._run_if_possible(trial)
+
+            self._repeats.ask(name, training, ask, excuse_of_hostile_gradients)
+
+    def _of_single_inputs(self) -> list:
+        """Of several inputs one may be data and another what came out of a model."""
+        inputs = passing.tensors_of(self._original.own_values)
+        numbers = [i for i, value in enumerate(inputs) if has_error(value)]
+        if len(numbers) < 2:
+            return []
+        return [
+            (f"gradients of input {i}, not of others", True, {"only_input": i})
+            for i in numbers[:_SINGLE_INPUTS]
+        ]
 
     def _of_single_outputs(self) -> list:
         """A loss may take one of several outputs; of each, as long as they are few."""
@@ -207,6 +241,19 @@ class Trials:
                     )
                 )
                 new_state = None
+
+    def arguments(self) -> None:
+        """As callers give them who do not go by places: by the names that the original's forward
+        has for them, and not at all where it has a default."""
+        parameters = self._reference.parameters
+        values = self._few_rows(self._original.fresh_inputs())
+        given, names = arguments.by_name(parameters, values)
+        if names:
+            trial = Trial("arguments by name", False, given, names=tuple(names))
+            self._run_if_possible(trial)
+        fewer = arguments.left_out(parameters, values)
+        if fewer is not None:
+            self._run_if_possible(Trial("optional arguments left out", False, fewer))
 
     def _few_rows(self, values: list) -> list:
         own = families.own_batch(values)
@@ -310,17 +357,11 @@ class Trials:
         self._progress(f"{MODES[trial.training]}: {trial.name}")
         before = {**self.state, **(trial.new_state or {})}
         seed = self._random.next("calls") if seed is None else seed
-        reference = self._reference
-        call = (before, trial.values, trial.training, trial.layout, seed)
         if eager is None:
-            eager = reference.eager(*call, trial.cotangents)
-        if trial.cotangents is not None and eager.error is not None:
-            # It works on its input in place, perhaps: gradients of parameters are left.
-            trial.cotangents = trial.cotangents.without_inputs()
-            eager = reference.eager(*call, trial.cotangents)
+            eager = self._eager(trial, before, seed)
         if trial.cotangents is not None and eager.gradients is None:
             return  # the original itself has none
-        header, tensors = _call(trial, seed)
+        header, tensors = request_of(trial, seed)
         if trial.cotangents is not None:
             cotangents = trial.cotangents.of(eager.outputs)
             tensors.update({f"v{i}": c for i, c in enumerate(cotangents) if c is not None})
@@ -368,6 +409,27 @@ class Trials:
             if not same_bits(value, old):
                 self.state[key] = value.to(wanted.device)
 
+    def _eager(self, trial: Trial, before: dict, seed: int) -> Results:
+        call = (before, trial.values, trial.training, trial.layout, seed)
+        eager = self._reference.eager(*call, trial.cotangents)
+        if trial.cotangents is not None and eager.error is not None:
+            # It works on its input in place, perhaps: gradients of parameters are left.
+            trial.cotangents = trial.cotangents.without_inputs()
+            eager = self._reference.eager(*call, trial.cotangents)
+        return eager
+
+    def _run_if_possible(self, trial: Trial) -> None:
+        """Where the original itself can do it, in fp64 too: not all models are made for it."""
+        seed = self._random.next("calls")
+        eager = self._eager(trial, self.state, seed)
+        if eager.error is not None:
+            return
+        if trial.cotangents is not None and eager.gradients is None:
+            return
+        with contextlib.suppress(OriginalNotInFp64Error):
+            prepared = self._judge.prepare(trial, self.state, seed)
+            self._run(trial, seed, eager, prepared)
+
     def _judge_error(self, trial: Trial, eager: Results, error: CandidateError) -> None:
         for trick, what in error.acts:
             self._check(trial, f"the candidate {what}", trick)
@@ -382,6 +444,9 @@ class Trials:
                 if same
                 else f"the original raises {type(eager.error).__name__}, the candidate {error}",
             )
+        elif trial.cotangents is not None and trial.cotangents.twice:
+            # What torch.compile makes does so, aloud: nobody gets a wrong gradient.
+            self._result.notes.append(f"{trial.name}: the candidate raises {error}")
         elif trial.own and trial.cotangents is None:
             self._check(trial, f"the candidate raises {error}")
         else:
@@ -427,7 +492,7 @@ class Trials:
         self, trial: Trial, before: dict, seed: int, index: int, truth: torch.Tensor
     ) -> float:
         """The relative error of this trial's output from a candidate that has made no call yet."""
-        header, tensors = _call(trial, seed)
+        header, tensors = request_of(trial, seed)
         limit = self._session.time_limit_s
         try:
             with self._another_process() as process:
@@ -453,26 +518,3 @@ class Trials:
 def _half(names: tuple, seed: int) -> tuple:
     order = torch.randperm(len(names), generator=torch.Generator().manual_seed(seed))
     return tuple(names[i] for i in order[: (len(names) + 1) // 2])
-
-
-def _call(trial: Trial, seed: int) -> tuple:
-    """A plain call, with nothing kept from others: (header, tensors)."""
-    text, tensors = passing.packed(trial.values, "a")
-    header = {
-        "op": "call",
-        "args": text,
-        "training": trial.training,
-        "layout": trial.layout,
-        "reuse": False,
-        "through_data": False,
-        "arrives": "",
-        "between": trial.cotangents is not None and trial.cotangents.between,
-        "frozen": [] if trial.cotangents is None else list(trial.cotangents.frozen),
-        "cotangent_layout": "" if trial.cotangents is None else trial.cotangents.layout,
-        "seed": seed,
-        "poison": [],
-        "return_parameters": False,
-        "gradients": trial.cotangents is not None,
-        "input_gradients": trial.cotangents is not None and trial.cotangents.of_inputs,
-    }
-    return header, tensors

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 # All that is used later is loaded before the candidate, which could put something in its place.
-from . import execution, loading, passing, timing_worker
+from . import arguments, execution, loading, passing, settings, timing_worker
 from .confinement import confine_worker
 from .families import lay_out
 from .overlaps import overlaps_of
@@ -66,20 +66,20 @@ class Worker:
         self._device = torch.device(header["device"])
         self._path = header["path"]
         _leave_memory_to_the_parent(self._device)
-        before = execution.process_settings()
+        before = settings.process_settings()
         self._watch.start(self._path, header["original"])
         candidate = loading.load_file(self._path, header["overrides"], header.get("place", ""))
         model_class = loading.model_class(candidate, self._path, header["class_names"])
         init_inputs = passing.unpacked(header["init"], {})
         module = execution.construct(model_class, init_inputs, header["seed"])
         self._module = module.to(self._device)
-        after = execution.process_settings()
+        after = settings.process_settings()
         reply = {
             "ok": True,
             "class": model_class.__name__,
             "state_dict": list(module.state_dict()),
             "requires_grad": {n: p.requires_grad for n, p in module.named_parameters()},
-            "settings_changed": _differences(before, after),
+            "settings_changed": settings.differences(before, after, settings.ONLY_BY_CALLS),
             "reseeded": torch.initial_seed() != header["seed"],
         }
         return reply, execution.named_state(self._module)
@@ -94,9 +94,9 @@ class Worker:
             execution.load_state(module, state)
         else:
             execution.set_state(module, state, header["through_data"])
-        module.train(header["training"])
+        mode_gives_module = execution.set_mode(module, header["training"])
         values = passing.unpacked(header["args"], tensors)
-        before = execution.process_settings()
+        before = settings.process_settings()
         execution.seed_everything(header["seed"])
         self._inputs = execution.place_inputs(
             values, self._device, header["layout"], self._inputs if header["reuse"] else None, True
@@ -106,9 +106,9 @@ class Worker:
         gradients = header["gradients"]
         others = execution.copied_decoys(self._inputs) if header["between"] else None
         if gradients and header["input_gradients"]:
-            execution.require_gradients(self._inputs)
+            execution.require_gradients(self._inputs, header["only_input"])
         with torch.set_grad_enabled(gradients), execution.frozen(module, header["frozen"]):
-            result = module(*self._inputs)
+            result = arguments.call(module, self._inputs, header["names"])
             more = [] if others is None else [module(*others)]
             recording = torch.is_grad_enabled()  # which is put back at the end of the `with`
         outputs, structure, complaints = execution.outputs_of(result)
@@ -125,7 +125,9 @@ class Worker:
             wanted = [cotangents.get(f"v{i}") for i in range(len(outputs))]
             calls = [outputs, *(execution.outputs_of(other)[0] for other in more)]
             with execution.frozen(module, header["frozen"]):
-                known, found = execution.backward(module, self._inputs, calls, wanted)
+                known, found = execution.backward(
+                    module, self._inputs, calls, wanted, header["twice"]
+                )
             found |= cotangents
         outputs = [o.detach() for o in outputs]
         execution.synchronize(self._device)
@@ -145,8 +147,10 @@ class Worker:
             "aliases": execution.aliases_of(outputs, self._inputs, module),
             "overlaps": overlaps_of(outputs),
             "training": module.training,
+            "mode_gives_module": mode_gives_module,
+            "state_dict": execution.state_dict_of(module),
             "settings_changed": [
-                *_differences(before, execution.process_settings()),
+                *settings.differences(before, settings.process_settings()),
                 *([] if recording == gradients else [f"gradient mode: {gradients} → {recording}"]),
             ],
             "reseeded": torch.initial_seed() != header["seed"],
@@ -188,19 +192,6 @@ class Worker:
         if isinstance(error, SyntaxError) and error.lineno is not None:
             where = f"{os.path.basename(error.filename or self._path)}:{error.lineno}"
         return {"type": type(error).__name__, "message": str(error)[:2000], "where": where}
-
-
-def _differences(before: dict, after: dict) -> list:
-    """What is unlike, e.g. ["threads: 2 → 1"]; of a dict its unlike entries."""
-    found = []
-    for name, old in before.items():
-        new = after[name]
-        if isinstance(old, dict) and isinstance(new, dict):
-            names = [n for n in {**old, **new} if old.get(n) != new.get(n)]
-            found += [f"{name} {n}: {old.get(n)} → {new.get(n)}" for n in names]
-        elif old != new:
-            found.append(f"{name}: {old} → {new}")
-    return found
 
 
 def _leave_memory_to_the_parent(device: torch.device) -> None:
