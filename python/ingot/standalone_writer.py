@@ -287,13 +287,9 @@ class Standalone:
     def _declined(self) -> str:
         batched, _ = batched_inputs(_tensors(self.inputs))
         names = [t for t, on in zip(self.signature.tensors, batched) if on]
-        batch = f"{names[0]}.shape[0]" if names else ""
-        if names and not self.signature.simple:
-            batch = ""  # the kernels take the batch as it comes
         sizes = frozenset().union(*(m.captured.delegate_batches for m in self.modes))
         only = next((b for m in self.modes if (b := m.captured.static_batch)), None)
-        bound = (names[0], only) if names and only else None
-        return self.signature.declined(sorted(sizes), batch, bound)
+        return self.signature.declined(sorted(sizes), only, names[0] if names else "")
 
     def _branches(self) -> list[tuple[str, list[str]]]:
         """(condition, statements) of each mode; the last has no condition where nothing else is

@@ -232,3 +232,35 @@ def test_results_of_frozen_parts_require_no_gradient(forward, frozen, again, tmp
     assert pair.calls and requiring[0] == requiring[1]
     if found:
         close(found[1], found[0], 1e-8)
+
+
+def test_a_batch_that_kernels_have_no_statistics_of_is_the_originals(tmp_path):
+    """However the arguments are given: forward has one that nobody gives here."""
+    path = tmp_path / "model.py"
+    path.write_text(
+        """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gemm, self.bn = nn.Linear(64, 64), nn.BatchNorm1d(64)
+
+    def forward(self, x, y, scale=0.5):
+        return self.bn(self.gemm(x)) * scale + y
+
+def get_inputs():
+    return [torch.randn(32, 64), torch.randn(32, 64)]
+
+def get_init_inputs():
+    return []
+"""
+    )
+    pair = pair_of(tmp_path, Standalone(load_model_file(path)))
+    with torch.no_grad():
+        close(pair.ours(*pair.inputs), pair.reference(*pair.inputs), 1e-4)
+        assert len(pair.calls) == 1
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            pair.ours(*(value[:1] for value in pair.inputs))
+    assert len(pair.calls) == 1

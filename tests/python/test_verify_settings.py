@@ -118,3 +118,11 @@ def test_what_the_original_changes_the_candidate_may(tmp_path):
     assert results["model.py"].verified
     failures = [check.message for check in results["new.py"].failures]
     assert failures == ["loading it changes print options precision: 4 → 2"]
+
+
+def test_tf32_turned_on_and_off_again_changes_nothing():
+    before = process_settings()
+    backends.cuda.matmul.allow_tf32 = True
+    assert differences(before, process_settings())
+    backends.cuda.matmul.allow_tf32 = False
+    assert differences(before, process_settings()) == []

@@ -201,3 +201,34 @@ def test_an_input_off_its_alignment_may_not_be_changed_either(tmp_path):
     tampering = file("z = self.gemm(x) + y\nif x.data_ptr() % 16 == 4:\n    x.zero_()\nreturn z")
     result = verify(tmp_path, original, tampering, hostile=True)
     assert result.tricks == ["input tampering"], why(result)
+
+
+_FORGETS = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gemm = nn.Linear(64, 64)
+        self.bn = nn.BatchNorm1d(64, momentum=0.875)
+        self.bn.running_var.fill_(1e6)
+
+    def forward(self, x):
+        return self.bn({product})
+
+def get_inputs():
+    return [torch.randn(256, 64)]
+
+def get_init_inputs():
+    return []
+"""
+_ROUNDED = "x.bfloat16().float() @ self.gemm.weight.bfloat16().float().t() + self.gemm.bias"
+
+
+def test_statistics_may_be_off_by_more_once_they_have_moved(tmp_path):
+    """The first call's are mostly what they were before, and exact."""
+    original = _FORGETS.format(product="self.gemm(x)")
+    rounded = _FORGETS.format(product=_ROUNDED)
+    result = verify(tmp_path, original, rounded, precision="bf16")
+    assert result.verified, why(result)

@@ -30,7 +30,7 @@ class Case:
 _GRAPH = """
 if torch.is_grad_enabled():
     return self.plain(x)
-key = (tuple(x.shape), self.training)
+key = (tuple(x.shape), self.training, *(p.data_ptr() for p in self.state_dict().values()))
 if key not in self.kept:
     saved = [b.clone() for b in self.bn.buffers()]
     static = {static}

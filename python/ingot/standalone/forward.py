@@ -70,12 +70,10 @@ class Signature:
         """Statements that name the arguments."""
         return [] if self.simple else [f"{tuple_text(self.names)[1:-1]} = args"]
 
-    def declined(
-        self, batches: Sequence[int], batch: str, bound: tuple[str, int] | None = None
-    ) -> str:
+    def declined(self, batches: Sequence[int], only: int | None, batched: str) -> str:
         """The condition under which the original's forward runs. batches: batch sizes for which it
-        does, batch: an expression for the size; bound: a tensor with the only one for which it does
-        not."""
+        does; only: the one size for which it does not, if there is one; batched: a tensor of that
+        size, "" where none has one."""
         terms = [] if self.simple else [f"len(args) != {len(self.names)} or kwargs"]
         tensors, lengths = [], []
         for text, value in self.leaves:
@@ -89,12 +87,12 @@ class Signature:
         # Behind which all of them are known to be tensors.
         terms.append(f"_ingot_declines({', '.join([self.owner, *tensors])})")
         terms += lengths
-        if batches and batch:
+        if batched and batches:
             texts = value_text(tuple(sorted(batches)), str)
-            terms.append(f"{batch} in {texts}" if len(batches) > 1 else f"{batch} == {batches[0]}")
-        if bound:
-            tensor, only = bound
-            terms.append(f"{self._given(tensor)}.shape[0] != {only}")
+            compared = f"in {texts}" if len(batches) > 1 else f"== {batches[0]}"
+            terms.append(f"{self._given(batched)}.shape[0] {compared}")
+        if batched and only:
+            terms.append(f"{self._given(batched)}.shape[0] != {only}")
         return " or ".join(terms)
 
     def _given(self, text: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -52,22 +52,20 @@ class Judge:
         self._gradients: list = []  # of the calls so far
 
     def prepare(self, trial: Trial, before: dict, seed: int) -> tuple:
-        """(the truth of a call, the spreads of the disturbed runs): what the candidate has no part
-        in, and can be found while it works."""
-        call = (before, trial.values, trial.training, seed)
+        """(the truth of a call, the spreads of the disturbed runs, whether those are of an earlier
+        call): what the candidate has no part in, and can be found while it works."""
         # Own inputs of one mode are alike, and costly at full size: their spread is kept.
         asked = trial.cotangents and (trial.cotangents.of_inputs, trial.cotangents.only_input)
         key = (trial.training, trial.new_state is None, asked)
         spreads = self._spreads.get(key) if trial.own else None
         if trial.own and asked and spreads is None:  # those of all gradients, where all can be had
             spreads = self._spreads.get((*key[:2], (True, None)))
-        if spreads is not None:
+        kept = spreads is not None
+        if kept:
+            call = (before, trial.values, trial.training, seed)
             truth = self.reference.truth(*call, trial.cotangents)
         else:
-            roundings = Roundings.of(
-                self.result.precision, self.reference.parameter_dtype(trial.values), trial.model
-            )
-            truth, *spreads = self.reference.truth_and_spread(*call, roundings, trial.cotangents)
+            truth, *spreads = self._truth_and_spreads(trial, before, seed)
         if truth.error is not None:
             raise OriginalNotInFp64Error(
                 f"{self.result.original}: the original runs in its own type, but in fp64 raises "
@@ -75,7 +73,13 @@ class Judge:
             )
         if trial.own:
             self._spreads[key] = spreads
-        return truth, spreads
+        return truth, spreads, kept
+
+    def _truth_and_spreads(self, trial: Trial, before: dict, seed: int) -> tuple:
+        dtype = self.reference.parameter_dtype(trial.values)
+        roundings = Roundings.of(self.result.precision, dtype, trial.model)
+        call = (before, trial.values, trial.training, seed)
+        return self.reference.truth_and_spread(*call, roundings, trial.cotangents)
 
     def judge_call(
         self,
@@ -92,13 +96,37 @@ class Judge:
         problem = self._judge_conduct(trial, before, eager, reply, received, outputs)
         if problem[0]:
             return problem
-        truth, spreads = prepared or self.prepare(trial, before, seed)
+        truth, spreads, kept = prepared or self.prepare(trial, before, seed)
         without = sorted(set(eager.gradients or ()) - set(truth.gradients or ()))
         if without:
             raise OriginalNotInFp64Error(
                 f"{self.result.original}: of the original in its own type there is a "
                 f"{_gradient_name(without[0])}, of what was made of it in fp64 there is none"
             )
+        earlier, rows = self._gradients, len(self.result.accuracy)
+        judged = (trial, before, eager, reply, received, outputs, seed, truth)
+        problem = self._judge_results(*judged, spreads)
+        if problem[0] and kept:
+            # Running statistics that have moved, say, may be off by more than when it was found.
+            self._gradients = earlier
+            del self.result.accuracy[rows:]
+            spreads = self._truth_and_spreads(trial, before, seed)[1:]
+            problem = self._judge_results(*judged, spreads)
+        self._history.remember(trial, before, outputs)
+        return problem
+
+    def _judge_results(
+        self,
+        trial: Trial,
+        before: dict,
+        eager: Results,
+        reply: dict,
+        received: dict,
+        outputs: list,
+        seed: int,
+        truth: Results,
+        spreads: Sequence,
+    ) -> tuple:
         problem = self._judge_values(
             trial, before, eager, truth, outputs, received, seed, reply["call"], spreads
         )
@@ -106,7 +134,6 @@ class Judge:
             again = self._element_by_element(trial, before, seed)
             found = self._judge_gradients(trial, eager, truth, reply, received, spreads[1], again)
             problem = problem if problem[0] else found
-        self._history.remember(trial, before, outputs)
         return problem
 
     def _element_by_element(self, trial: Trial, before: dict, seed: int) -> Callable | None:
@@ -202,7 +229,7 @@ class Judge:
         received: dict,
         seed: int,
         call: Any,
-        all_spreads: tuple,
+        all_spreads: Sequence,
     ) -> tuple:
         spreads, named_spreads = all_spreads
         problem: tuple = ("", "")

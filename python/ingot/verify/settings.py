@@ -108,6 +108,13 @@ def _unless_missing(names: str, owner: Any = torch) -> Any:
     return found() if callable(found) else found
 
 
+def _precision(where: str) -> str | None:
+    """Where none is set, fp32 is what it says: a candidate that turns allow_tf32 on and off again
+    leaves "ieee" there, and nobody's results changed."""
+    found = _unless_missing(f"{where}.fp32_precision".lstrip("."), backends)
+    return "ieee" if found == "none" else found
+
+
 def _blanket_warnings() -> list:
     """What is done with all warnings alike."""
     return [
@@ -127,10 +134,7 @@ _READERS = {
     "default dtype": lambda: str(torch.get_default_dtype()),
     "default device": lambda: str(torch.get_default_device()),
     "float32 matmul precision": lambda: torch.get_float32_matmul_precision(),
-    "fp32_precision": lambda: {
-        n or "of all": _unless_missing(f"{n}.fp32_precision".lstrip("."), backends)
-        for n in ("", *_WITH_PRECISION)
-    },
+    "fp32_precision": lambda: {n or "of all": _precision(n) for n in ("", *_WITH_PRECISION)},
     "cuda.matmul.allow_tf32": lambda: backends.cuda.matmul.allow_tf32,
     "cudnn.allow_tf32": lambda: backends.cudnn.allow_tf32,
     "fp16 reduced-precision reduction": (
