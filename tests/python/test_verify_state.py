@@ -203,22 +203,22 @@ def test_an_input_off_its_alignment_may_not_be_changed_either(tmp_path):
     assert result.tricks == ["input tampering"], why(result)
 
 
-_FORGETS = """
+_NORMALISED = """
 import torch
 from torch import nn
 
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.gemm = nn.Linear(64, 64)
-        self.bn = nn.BatchNorm1d(64, momentum=0.875)
-        self.bn.running_var.fill_(1e6)
+        self.gemm = nn.Linear({k}, 64)
+        self.bn = nn.BatchNorm1d(64, momentum={momentum})
+        self.bn.running_var.fill_({variance})
 
     def forward(self, x):
         return self.bn({product})
 
 def get_inputs():
-    return [torch.randn(256, 64)]
+    return [torch.randn({rows}, {k})]
 
 def get_init_inputs():
     return []
@@ -226,9 +226,18 @@ def get_init_inputs():
 _ROUNDED = "x.bfloat16().float() @ self.gemm.weight.bfloat16().float().t() + self.gemm.bias"
 
 
-def test_statistics_may_be_off_by_more_once_they_have_moved(tmp_path):
-    """The first call's are mostly what they were before, and exact."""
-    original = _FORGETS.format(product="self.gemm(x)")
-    rounded = _FORGETS.format(product=_ROUNDED)
-    result = verify(tmp_path, original, rounded, precision="bf16")
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        # Statistics that are mostly what they were before, and exact, until they have moved.
+        {"rows": 256, "k": 64, "momentum": 0.875, "variance": 1e6},
+        # A weight's roundings are the same for all rows: no number of rows averages them out.
+        {"rows": 4096, "k": 32, "momentum": 0.125, "variance": 1.0},
+    ],
+)
+def test_honest_statistics_of_rounded_operands_are_verified(tmp_path, sizes):
+    original, candidate = (
+        _NORMALISED.format(product=product, **sizes) for product in ("self.gemm(x)", _ROUNDED)
+    )
+    result = verify(tmp_path, original, candidate, precision="bf16")
     assert result.verified, why(result)

@@ -8,6 +8,7 @@ so it serves whatever chain a model is made of.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -248,15 +249,21 @@ class Disturbance(TorchDispatchMode):
 
     def _disturb_product(self, value: torch.Tensor, sizes: TermSizes) -> None:
         """Half of its power is shared by all rows of a column: tensor cores truncate towards zero,
-        so a column's roundings have a bias, which the mean of a batch does not average out."""
+        so a column's roundings have a bias, which the mean of a batch does not average out. An
+        operand's own roundings are shared as well: what they make of its direction scales all of a
+        row or column, which a variance does not average out."""
         shared = self._noise(value.new_empty(value.shape[-1]))
         rounding = self._roundings
         half = 2**-0.5
+        scale = rounding.product * half / math.sqrt(max(sizes.terms, 1))
+        of_rows = self._noise(value.new_empty((*value.shape[:-1], 1))).mul_(scale).add_(1)
+        of_columns = self._noise(value.new_empty(value.shape[-1])).mul_(scale).add_(1)
 
         def add(number: int, rows: slice) -> None:
             part = value[..., rows, :]
             size = self._pointwise_size(part, half)
             size += sizes.block(rows, rounding.product * half, rounding.range_floor * half)
+            part.mul_(of_rows[..., rows, :]).mul_(of_columns)
             part.add_(self._noise(part, number).add_(shared).mul_(_finite_or_none(size)))
 
         self._in_blocks(add, blocks.rows_of_parts(value))
