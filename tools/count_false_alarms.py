@@ -2,15 +2,21 @@
 models of tests/models, by many seeds.
 
     python count_false_alarms.py [--models TEXT] [--seeds FIRST COUNT] [--seconds N] [--device cpu]
+                                 [--rounded tf32|bf16|fp16] [--set NAME=VALUE ...]
 
 The judgement is verify's own; the candidate runs in this process, which is honest, and not in a
 worker: a run then takes a second rather than ten. Prints each refusal and the count; exits with 1
 where there was one.
+
+--rounded: the candidate is the model itself, the operands of whose products are rounded as this
+policy rounds them, backwards too, which needs no GPU. --set: constants at the top of the files that
+have them, e.g. batch_size=2048.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import tempfile
 import time
@@ -27,10 +33,51 @@ from ingot.model_file import load_model_file  # noqa: E402
 from ingot.verify import VerifyOptions, ahead, verify_pair  # noqa: E402
 from ingot.verify.candidate import CandidateError  # noqa: E402
 from ingot.verify.worker import Worker  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+aten = torch.ops.aten
+# Where the operands of a product are among its arguments.
+PRODUCTS = {
+    aten.mm.default: (0, 1),
+    aten.bmm.default: (0, 1),
+    aten.addmm.default: (1, 2),
+    aten.baddbmm.default: (1, 2),
+}
+
+
+def to_tf32(value: torch.Tensor) -> torch.Tensor:
+    """To the nearest with 10 bits behind the point."""
+    bits = value.contiguous().view(torch.int32)
+    rounded = ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
+    return torch.where(torch.isfinite(value), rounded, value)
+
+
+ROUNDINGS = {
+    "tf32": to_tf32,
+    "bf16": lambda value: value.bfloat16().float(),
+    "fp16": lambda value: value.half().float(),
+}
+
+
+class Rounded(TorchDispatchMode):
+    """Within it products are of rounded operands, added up in fp32."""
+
+    def __init__(self, policy: str) -> None:
+        super().__init__()
+        self._round = ROUNDINGS[policy]
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        args = list(args)
+        for place in PRODUCTS.get(func, ()):
+            if args[place].dtype is torch.float32:
+                args[place] = self._round(args[place])
+        return func(*args, **(kwargs or {}))
 
 
 class HonestProcess:
     """Answers as CandidateProcess does, here."""
+
+    policy = ""  # whose roundings its products have
 
     def __init__(self, *unused: Any) -> None:
         self._worker = Worker(None)
@@ -56,8 +103,10 @@ class HonestProcess:
 
     def request(self, header: dict, tensors: dict | None, limit: float) -> tuple:
         sent = {k: v.clone() for k, v in (tensors or {}).items()}
+        rounded = Rounded(self.policy) if self.policy else contextlib.nullcontext()
         try:
-            reply, received = self._worker.operations[header["op"]](header, sent)
+            with rounded:
+                reply, received = self._worker.operations[header["op"]](header, sent)
         except Exception as error:
             raise CandidateError(self._worker._describe(error)) from error
         return reply, {k: v.detach().cpu().clone() for k, v in received.items()}, 0.0
@@ -69,6 +118,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 4), metavar=("FIRST", "COUNT"))
     parser.add_argument("--seconds", type=float, default=3600.0, help="begin no run after this")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounded", choices=ROUNDINGS, default="")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     started = time.monotonic()
@@ -76,13 +127,21 @@ def main() -> int:
     names = sorted((ROOT / "tests/models").glob("*.py"))
     names = [n for n in names if arguments.models in n.stem]
     with tempfile.TemporaryDirectory() as folder:
-        written = {model: write(model, Path(folder), arguments.device) for model in names}
+        HonestProcess.policy = arguments.rounded
+        written = dict(zip(names, names))
+        if not arguments.rounded:
+            written = {model: write(model, Path(folder), arguments.device) for model in names}
         first, count = arguments.seeds
         for seed in range(first, first + count):
             for model, file in written.items():
                 if file is None or time.monotonic() - started > arguments.seconds:
                     continue
-                options = VerifyOptions(device=arguments.device, seed=seed)
+                options = VerifyOptions(
+                    device=arguments.device,
+                    seed=seed,
+                    precision=arguments.rounded or "fp32",
+                    overrides=overrides(model, arguments.set),
+                )
                 with mock.patch.object(ahead, "CandidateProcess", HonestProcess):
                     result = verify_pair(str(model), str(file), options)
                 runs += 1
@@ -92,6 +151,13 @@ def main() -> int:
             print(f"seed {seed}: {refused} of {runs} refused", flush=True)
     print(f"{refused} of {runs} runs over {len(names)} models refused what is right")
     return 1 if refused else 0
+
+
+def overrides(model: Path, settings: list) -> dict:
+    """Of the settings NAME=VALUE those whose names the file gives a value."""
+    text = model.read_text(encoding="utf-8")
+    pairs = [setting.split("=") for setting in settings]
+    return {name: int(value) for name, value in pairs if f"\n{name} = " in text}
 
 
 def write(model: Path, folder: Path, device: str) -> Path | None:

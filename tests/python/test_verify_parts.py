@@ -338,6 +338,9 @@ def test_one_number_has_its_bits_whatever_its_strides(shape):
 def test_flags_are_eagers_or_the_truths():
     own, exact = torch.tensor([True, False, True]), torch.tensor([True, True, True])
     for flags, right in (([1, 0, 1], True), ([1, 1, 1], True), ([0, 0, 1], False)):
-        assert judging._is_eagers_or_true(torch.tensor(flags).bool(), own, exact) == right
-    assert not judging._is_eagers_or_true(own.int(), own, exact)
-    assert not judging._is_eagers_or_true(own[:2], own, exact)
+        found = torch.tensor(flags).bool()
+        assert judging._is_eagers_or_true(found, own, exact, 0.0) == right
+        assert judging._is_eagers_or_true(found, own, exact, 0.3) == right
+        assert judging._is_eagers_or_true(found, own, exact, 0.4)
+    assert not judging._is_eagers_or_true(own.int(), own, exact, 1.0)
+    assert not judging._is_eagers_or_true(own[:2], own, exact, 1.0)

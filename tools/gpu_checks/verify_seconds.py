@@ -4,8 +4,9 @@
                              [--set NAME=VALUE ...]
 
 Prints the seconds of each stage (until the first trial; trials at the model's own size; gradients;
-hostile families; timing) and of the whole process. --parts: also what the process that judges does
-in them, by Python's profiler: where it waits for the candidate's process, too.
+hostile families; timing) and of the whole process. --parts: also the longest steps, and what the
+process that judges does in them, by Python's profiler: where it waits for the candidate's process,
+too.
 """
 
 from __future__ import annotations
@@ -24,12 +25,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 
 
 def stage_of(message: str) -> str:
+    if message in ("imports", "original and worker"):
+        return message
     if message.startswith("loading"):
         return "loading"
     if message.startswith("timing"):
         return "timing"
     name = message.partition(": ")[2]
-    if name in ("gradients", "gradients after a change"):
+    if name.startswith("gradients"):
         return "gradients"
     own = ("own inputs", "fresh inputs", "parameters changed", "statistics moved")
     return "own size" if name.startswith(own) else "hostile"
@@ -67,7 +70,7 @@ def main() -> int:
         device=arguments.device,
         timing=arguments.timing,
         overrides=dict(pair.split("=", 1) for pair in arguments.set),
-        progress=lambda message: moments.append((stage_of(message), time.time())),
+        progress=lambda message: moments.append((message, time.time())),
     )
     with tempfile.TemporaryDirectory() as folder:
         candidate = arguments.candidate or f"{folder}/new.py"
@@ -75,15 +78,19 @@ def main() -> int:
             Path(candidate).write_text(Path(arguments.model).read_text())
         result = verify_pair(arguments.model, candidate, options)
     moments.append(("", time.time()))
+    steps = [(ended - begun, what) for (what, begun), (_, ended) in zip(moments, moments[1:])]
     seconds: dict = {}
-    for (stage, begun), (_, ended) in zip(moments, moments[1:]):
-        seconds[stage] = seconds.get(stage, 0.0) + ended - begun
+    for taken, what in steps:
+        stage = stage_of(what)
+        seconds[stage] = seconds.get(stage, 0.0) + taken
     stages = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items())
     verdict = "verified" if result.verified else f"NOT verified: {result.failures[0]}"
     name = Path(arguments.model).stem
     if arguments.parts:
         profile.disable()
         show(profile)
+        for taken, what in sorted(steps, reverse=True)[:30]:
+            print(f"{taken:7.2f} s  {what}")
     print(f"{name}: {time.time() - STARTED:.1f} s ({stages}); {verdict}", flush=True)
     return 0 if result.verified else 1
 

@@ -104,6 +104,9 @@ class Disturbance(TorchDispatchMode):
             return result
         if func in _EXACT:
             return result
+        if func is _aten.logsumexp.default:
+            self._disturb_logsumexp(first, *args)
+            return result
         self._disturb(first, _roundings_of(func))
         if isinstance(result, tuple) and func.name().endswith("_backward"):
             for other in result[1:]:  # gradients of parameters: sums over the batch
@@ -128,6 +131,16 @@ class Disturbance(TorchDispatchMode):
         leaves = _storages(_tensors(written)) & self._leaves
         self._written |= leaves
         self._leaves -= leaves
+
+    def _disturb_logsumexp(
+        self, result: torch.Tensor, value: torch.Tensor, dims: Any, keepdim: bool = False
+    ) -> None:
+        """It is the largest value and a logarithm. Where that is below the last bit of the value,
+        no sum is off by more than what it leaves out: backward's exponentials would be infinite."""
+        least = torch.where(torch.isfinite(result), result - value.amax(dims, keepdim), 0.0).abs()
+        most = least + self._roundings.pointwise
+        size = torch.minimum(_finite_or_none(self._pointwise_size(result)), most)
+        result.add_(self._noise(result).mul_(size))
 
     def _disturb_statistics(
         self,
@@ -348,21 +361,20 @@ _BATCH_NORM_GRADIENTS = {
     ),
 }
 _SUMS = frozenset({_aten.sum.dim_IntList, _aten.sum.default})
-# Results that are a rearrangement of their arguments carry no rounding of their own.
+# They copy, choose or set values: nothing is rounded. A disturbed maximum would be none of the
+# values that it is of, and have no derivative.
 _EXACT = frozenset(
-    {
-        _aten.clone.default,
-        _aten.copy_.default,
-        _aten._to_copy.default,
-        _aten.cat.default,
-        _aten.detach.default,
-        _aten.relu.default,
-        _aten.relu_.default,
-        _aten.max_pool2d_with_indices.default,
-        _aten.constant_pad_nd.default,
-        _aten.neg.default,
-        _aten.abs.default,
-        _aten.fill_.Scalar,
-        _aten.zero_.default,
-    }
+    getattr(packet, overload)
+    for packet in (
+        *(_aten.clone, _aten.copy_, _aten._to_copy, _aten.detach, _aten.fill_, _aten.zero_),
+        *(_aten.cat, _aten.stack, _aten.repeat, _aten.flip, _aten.roll, _aten.constant_pad_nd),
+        *(_aten.where, _aten.masked_fill, _aten.index, _aten.index_select, _aten.gather),
+        *(_aten.neg, _aten.abs, _aten.relu, _aten.relu_, _aten.threshold, _aten.hardtanh),
+        *(_aten.clamp, _aten.clamp_min, _aten.clamp_max, _aten.maximum, _aten.minimum),
+        *(_aten.amax, _aten.amin, _aten.max, _aten.min, _aten.sort, _aten.topk, _aten.kthvalue),
+        *(_aten.cummax, _aten.cummin, _aten.max_pool2d_with_indices),
+        *(_aten.max_pool3d_with_indices, _aten.adaptive_max_pool2d, _aten.triu, _aten.tril),
+        *(_aten.floor, _aten.ceil, _aten.round, _aten.trunc, _aten.sign),
+    )
+    for overload in packet.overloads()
 )

@@ -35,8 +35,9 @@ C2 = 1.0
 
 # How far beyond the disturbed runs' root mean square an error may go. The noise is uniform, so
 # its root mean square is 0.58 of its largest value; 4 is thus 2.3 times the stated rounding.
-NOISE_FACTOR = 4
 SPREAD_FACTOR = 4.0
+# How much further where that is more than there is value: a few terms make up most of it then.
+NOISE_FACTOR = 16.0
 # How far beyond eager's own error.
 EAGER_FACTOR_NORM = 1.25
 EAGER_FACTOR_ROW = 2.0
@@ -105,6 +106,8 @@ def judge(
         norm = max(norm, eager_factor * EAGER_FACTOR_NORM * eager.relative_error)
         row = max(row, eager_factor * EAGER_FACTOR_ROW * eager.worst_row_error)
         element = max(element, eager_factor * EAGER_FACTOR_ELEMENT * eager.scaled_error)
+    if norm > 1:  # nothing is known of the rows that have the least value
+        row = max(row, candidate.worst_row_error)
     norm, row, element = map(_with_noise, (norm, row, element))
     for value, allowed, name in (
         (candidate.relative_error, norm, "relative Frobenius error"),

@@ -37,13 +37,15 @@ def measure(
     rows: int,
     eager: torch.Tensor | None = None,
     counted: bool = True,
+    dtype: torch.dtype | None = None,
 ) -> Measures:
     """Measures `candidate` against `truth` (fp64 or its complex type, same shape), both seen as
     rows × columns.
 
     Where eager overflows and the truth does not, NaN and Inf may be as in either. counted: whether
-    mismatches are wanted; else they are given as 0. Runs in blocks, on the truth's device, so that
-    no temporary is as large as the output.
+    mismatches are wanted; else they are given as 0. dtype: what the output has, where `candidate`
+    stands for one in another type: what it cannot hold is infinite. Runs in blocks, on the truth's
+    device, so that no temporary is as large as the output.
     """
     if truth.numel() == 0:
         return Measures(0.0, 0.0, 0.0, 0, 0)
@@ -56,7 +58,8 @@ def measure(
         eager = eager.reshape(rows, -1)
     elements = blocks.ELEMENTS if truth.device.type == "cpu" else _BLOCK_ELEMENTS
     step = max(1, elements // truth.shape[1])
-    largest = torch.finfo(candidate.dtype).max if candidate.is_floating_point() else math.inf
+    dtype = candidate.dtype if dtype is None else dtype
+    largest = torch.finfo(dtype).max if dtype.is_floating_point else math.inf
 
     def look(number: int, start: int) -> _Sums:
         t = truth[start : start + step].double()
@@ -64,7 +67,7 @@ def measure(
         found = _Sums()
         if not found.add_ordinary(t, c, largest, counted):
             own = None if eager is None else eager[start : start + step].to(t)
-            found.add_any(t, c, own, candidate.dtype)
+            found.add_any(t, c, own, dtype)
         return found
 
     total = _Sums()

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import math
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from .doubled import own_type, own_type_is_fp64
 from .execution import same_bits
 from .families import lay_out
 from .hidden import Hidden
-from .measures import measure
+from .measures import Measures, measure
 from .overlaps import overlaps_of
 from .scalars import ElementByElement
 from .terms import Forms
@@ -146,9 +146,10 @@ class Reference:
         seed: int,
         roundings: Roundings,
         cotangents: Cotangents | None = None,
+        runs: int = DISTURBED_RUNS,
     ) -> tuple:
         """(the truth, a Spread for each of its outputs, and by name for each floating buffer and
-        each gradient). Products that all of the runs have in common are computed once."""
+        each gradient), by so many runs. Products that they all have in common are computed once."""
         doubled = self._doubled(values)
         inputs: list | None = execution.place_inputs(doubled, self.device, "contiguous", None)
         placed = passing.tensors_of(inputs)
@@ -169,7 +170,8 @@ class Reference:
         left = Hidden(self._exact)
         kept.restore()
         try:
-            return truth, *_spreads(truth, run, [*placed, *fixed], disturbance)
+            disturbed = _disturbed(run, runs, [*placed, *fixed], disturbance)
+            return truth, *_spreads(truth, disturbed, self.parameter_dtype(values))
         finally:
             left.restore()
 
@@ -391,19 +393,23 @@ def in_fp64(value: torch.Tensor) -> torch.Tensor:
     return value.double() if value.is_floating_point() else value
 
 
-def _spreads(
-    truth: Results, run: Callable[[], Results], leaves: list, disturbance: Disturbance
-) -> tuple:
-    """(a Spread for each output, and by name for what else there is), over runs that all begin as
-    the truth did. leaves: as `Disturbance.start_run` says."""
+def _disturbed(
+    run: Callable[[], Results], runs: int, leaves: list, disturbance: Disturbance
+) -> Iterator[Results]:
+    """Runs that all begin as the truth did. leaves: as `Disturbance.start_run` says."""
+    for _ in range(runs):
+        disturbance.start_run(leaves)
+        found = run()
+        if found.error is None:
+            yield found
+
+
+def _spreads(truth: Results, runs: Iterable[Results], dtype: torch.dtype) -> tuple:
+    """(a Spread for each output, and by name for what else there is). dtype: the original's."""
     outputs_found: list = [[] for _ in truth.outputs]
     exact_of = truth.named(truth.changed_inputs)
     named_found: dict = {name: [] for name in exact_of}
-    for _ in range(DISTURBED_RUNS):
-        disturbance.start_run(leaves)
-        disturbed = run()
-        if disturbed.error is not None:
-            continue
+    for disturbed in runs:
         disturbed_of = disturbed.named(truth.changed_inputs)
         compared = [
             *zip(outputs_found, truth.outputs, disturbed.outputs, map(rows_of, truth.outputs)),
@@ -414,9 +420,23 @@ def _spreads(
         ]
         for found, exact, value, rows in compared:
             if value is not None and value.shape == exact.shape:
-                found.append(measure(exact, value, rows, counted=False))
+                found.append(_difference(exact, value, rows, dtype))
     named = {name: _spread(found) for name, found in named_found.items()}
     return [_spread(found) for found in outputs_found], named
+
+
+def _difference(
+    exact: torch.Tensor, value: torch.Tensor, rows: int, dtype: torch.dtype
+) -> Measures:
+    if has_error(exact):
+        return measure(exact, value, rows, counted=False, dtype=dtype)
+    unlike = share_of_unlike(exact, value)
+    return Measures(unlike, unlike, unlike, 0, 0)
+
+
+def share_of_unlike(exact: torch.Tensor, value: torch.Tensor) -> float:
+    """Of flags and whole numbers, of which some may be a matter of the last bit before."""
+    return float((exact != value).double().mean()) if exact.numel() else 0.0
 
 
 def _spread(found: list) -> Spread:

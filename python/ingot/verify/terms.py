@@ -33,10 +33,10 @@ class Forms:
 
 @dataclass(frozen=True)
 class TermSizes:
-    """terms: K, how many each sum has. core: [..., M, N], the size of each sum's terms (the root of the sum of their squares, or the
-    sum of their magnitudes) over `rows` [..., M, 1] and `columns` [..., 1, N], the largest
-    magnitudes of the operands. row_sums, column_sums: of magnitudes, None where only the root is
-    asked for."""
+    """terms: K, how many each sum has. core: [..., M, N], the size of each sum's terms (the root of
+    the sum of their squares, or the sum of their magnitudes) over `rows` [..., M, 1] and `columns`
+    [..., 1, N], the largest magnitudes of the operands. row_sums, column_sums: of magnitudes, None
+    where only the root is asked for."""
 
     terms: int
     core: torch.Tensor
@@ -57,7 +57,9 @@ class TermSizes:
         )
         with torch.autocast(left.device.type, enabled=False):  # an original may have it on
             core = left @ right
-        return cls(a.shape[-1], core.sqrt_() if squared else core, rows, columns, row_sums, column_sums)
+        if squared:
+            core.sqrt_()
+        return cls(a.shape[-1], core, rows, columns, row_sums, column_sums)
 
     def block(self, rows: slice, rounding: float, floor: float) -> torch.Tensor:
         """The size of these rows' errors. rounding: of one term; floor: what may be lost of one
