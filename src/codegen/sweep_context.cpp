@@ -131,7 +131,9 @@ int SweepContext::width() const {
 }
 
 bool SweepContext::counts(ValueId value) const {
-  const bool by_features = seen(value).features == space().features;
+  // Split into groups, positions begin anew in none of them: they are read.
+  const int64_t counted = node(value).shape.features;
+  const bool by_features = counted == seen(value).features && counted == space().features;
   return node(value).positions && !computes(value) && by_features;
 }
 

@@ -20,6 +20,7 @@ namespace {
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::testing::Not;
 
 constexpr int64_t kWords = 50257;
 
@@ -212,6 +213,19 @@ TEST(CodegenOdd, PositionsAreCountedAndNotRead) {
   for (const KernelOperand& operand : source.operands) EXPECT_NE(operand.value, numbers);
   EXPECT_THAT(source.text, HasSubstr("static_cast<float>(static_cast<u32>(e))"));
   EXPECT_THAT(source.text, HasSubstr("odd_map<"));
+}
+
+TEST(CodegenOdd, PositionsInGroupsAreRead) {
+  GraphBuilder builder;
+  const ValueId numbers = builder.leaf(LeafRole::buffer, "n", DType::f32, {false, 1, 1, 480});
+  builder.hold_positions(numbers);
+  const ValueId grouped = builder.view(numbers, {false, 1, 6, 80});
+  const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 6, 80});
+  const ValueId y = builder.pointwise(PointwiseOp::mul_, {x, grouped});
+  const KernelSource source = source_of(builder, y);
+  const auto is_numbers = [&](const KernelOperand& operand) { return operand.value == numbers; };
+  EXPECT_TRUE(std::any_of(source.operands.begin(), source.operands.end(), is_numbers));
+  EXPECT_THAT(source.text, Not(HasSubstr("static_cast<float>(static_cast<u32>(e")));
 }
 
 TEST(CodegenOdd, PositionsAreToldByTheGraphsText) {

@@ -11,6 +11,7 @@ from .result import AccuracyRow, Check, VerifyResult
 
 _ATTEMPTS = 3
 _SLIGHTLY = 1.5  # times what is allowed
+_BEYOND = 4  # elements of an output that are finite or not
 _KINKS = 1e-2  # relative: of a gradient that lacks a few elements of thousands, and no more
 # Of hostile inputs nearly all values may lie beyond a clamp's bounds: few have a gradient.
 _KINKS_OF_FEW = 0.3
@@ -50,8 +51,12 @@ def excuse_of_gradients(failed: list[Check], judged: list[AccuracyRow]) -> str:
 
 
 def excuse_of_hostile(failed: list[Check], judged: list[AccuracyRow]) -> str:
-    """Three disturbed runs know an error's size only so well: one may exceed it by a little."""
+    """Disturbed runs know an error's size only so well: one may exceed it by a little. And what
+    overflows, or is an infinite multiple of what is nearly zero, may be so by the last bit."""
+    beyond = [row.candidate.nonfinite_mismatches for row in judged]
     over = [_over(row) for row in judged if _over(row) > 1]
+    if any(beyond) and max(beyond) <= _BEYOND and not over:
+        return "a value may be finite or not by rounding alone"
     return "its error is hardly more than allowed" if over and max(over) <= _SLIGHTLY else ""
 
 
