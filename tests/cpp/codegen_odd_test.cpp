@@ -20,7 +20,6 @@ namespace {
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using ::testing::Not;
 
 constexpr int64_t kWords = 50257;
 

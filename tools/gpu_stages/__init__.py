@@ -27,7 +27,7 @@ STAGES = {
     "models": Stage(
         scripts.model_steps,
         scripts.models,
-        "every model of tests/models against fp64, in fp32 and bf16, replayed calls too",
+        "every model of tests/models against fp64, in fp32 and bf16, replayed calls, gradients",
         seconds=120.0,
     ),
     "torch": Stage(

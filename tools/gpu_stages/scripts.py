@@ -10,6 +10,8 @@ from typing import Any
 
 from gpu_stages.steps import CHECKS, ROOT, Outcome, Settings, Step, check, outcome, run_script
 
+VERIFIED = str(ROOT / "tools" / "count_false_alarms.py")
+MODEL_SIZES = ("batch_size=200", "in_features=512", "out_features=768", "num_groups=12")
 MODEL_PARTS, ROW_PARTS, TORCH_PARTS = 8, 6, 13
 # Of the stage "rows".
 WIDE_PARTS = (
@@ -27,11 +29,15 @@ def adversaries(which: str, settings: Settings) -> Outcome:
 
 
 def model_steps(settings: Settings) -> list[Step]:
-    return _parts(MODEL_PARTS)
+    parts = _parts(MODEL_PARTS)
+    return [*parts, *(Step(f"verified {p.name}", ("verified", p.subject)) for p in parts)]
 
 
-def models(part: str, settings: Settings) -> Outcome:
-    return check("check_models.py", settings, "--part", part)
+def models(part: str | tuple, settings: Settings) -> Outcome:
+    if isinstance(part, str):
+        return check("check_models.py", settings, "--part", part)
+    sizes = [word for size in MODEL_SIZES for word in ("--set", size)]
+    return check(VERIFIED, settings, "--part", part[1], "--seeds", 1, 1, *sizes)
 
 
 def stress(calls: int, settings: Settings) -> Outcome:
