@@ -32,6 +32,7 @@ from ingot.cli.optimize import _rendering  # noqa: E402
 from ingot.model_file import load_model_file  # noqa: E402
 from ingot.verify import VerifyOptions, ahead, verify_pair  # noqa: E402
 from ingot.verify.candidate import CandidateError  # noqa: E402
+from ingot.verify.result import PairError  # noqa: E402
 from ingot.verify.worker import Worker  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
@@ -148,7 +149,11 @@ def main() -> int:
                     overrides=overrides(model, arguments.set),
                 )
                 with mock.patch.object(ahead, "CandidateProcess", HonestProcess):
-                    result = verify_pair(str(model), str(file), options)
+                    try:
+                        result = verify_pair(str(model), str(file), options)
+                    except PairError as error:  # it does not go with these constants
+                        print(error)
+                        continue
                 runs += 1
                 refused += not result.verified
                 for check in result.failures[:1]:

@@ -54,10 +54,11 @@ bool LibraryLowering::converts(int index) const {
   return plan_.graph[product_operand(plan_.graph, sweep_, index)].dtype != compute_;
 }
 
-LibraryLowering::Layout LibraryLowering::layout(int64_t batch, bool copies_x, bool scratch) const {
+LibraryLowering::Layout LibraryLowering::layout(int64_t batch, bool copies_x, bool copies_w,
+                                                bool scratch) const {
   Layout l;
   l.w = copies_x ? align_up(x_copy_.bytes(batch), kWorkspaceAlignment) : 0;
-  l.bias = l.w + (converts(1) ? align_up(w_copy_.bytes(batch), kWorkspaceAlignment) : 0);
+  l.bias = l.w + (copies_w ? align_up(w_copy_.bytes(batch), kWorkspaceAlignment) : 0);
   l.product = l.bias + (bias_ ? align_up(bias_copy_->bytes(batch), kWorkspaceAlignment) : 0);
   const auto elements = static_cast<size_t>(plan_.graph[sweep_.matmul].shape.elements(batch));
   l.behind = l.product + (scratch ? align_up(elements * size_of(result_), kWorkspaceAlignment) : 0);
@@ -69,7 +70,7 @@ LibraryLowering::Layout LibraryLowering::layout(int64_t batch, bool copies_x, bo
 }
 
 size_t LibraryLowering::scratch_bytes(int64_t batch) const {
-  return layout(batch, true, !placed_).end;
+  return layout(batch, true, true, !placed_).end;
 }
 
 // Kernels of maps and columns read each element in the one thread that writes what it makes of it,
@@ -118,12 +119,6 @@ MatrixOperand LibraryLowering::operand(const Lowering& to, int index, size_t off
   if (const std::optional<MatrixOperand> given =
           usable(to, index, matrix_operand(to, sweep_, index))) {
     return *given;
-  }
-  if (index == 1 && !converts(1)) {
-    fail(INGOT_UNSUPPORTED,
-         "{}: the weight of {} is laid out so that no library product can read it; make it "
-         "contiguous",
-         plan_.graph[sweep_.matmul].source, sweep_.name);
   }
   const std::optional<MatrixOperand> copy =
       usable(to, index, (index == 0 ? x_copy_ : w_copy_).lower(to, to.scratch + offset));
@@ -185,7 +180,10 @@ void LibraryLowering::prepare(Context& context, int64_t batch) {
 void LibraryLowering::lower(const Lowering& to) const {
   const std::optional<Address> place = placed_ ? std::nullopt : place_behind(to);
   const bool in_scratch = !placed_ && !place;
-  const Layout l = layout(to.batch, !usable(to, 0, matrix_operand(to, sweep_, 0)), in_scratch);
+  const auto copies = [&](int index) {
+    return !usable(to, index, matrix_operand(to, sweep_, index));
+  };
+  const Layout l = layout(to.batch, copies(0), copies(1), in_scratch);
   if (l.end > to.scratch_bytes) {
     fail(INGOT_INVALID_ARGUMENT, "the workspace is too small for {}", sweep_.name);
   }

@@ -28,7 +28,7 @@ class LibraryLowering {
     size_t x = 0, w = 0, bias = 0, product = 0, behind = 0, end = 0;
   };
   // scratch: whether the product is there.
-  Layout layout(int64_t batch, bool copies_x, bool scratch) const;
+  Layout layout(int64_t batch, bool copies_x, bool copies_w, bool scratch) const;
   // Where the kernel behind leaves what it makes of the product, which may lie there until then.
   std::optional<Address> place_behind(const Lowering& to) const;
   bool converts(int index) const;

@@ -319,6 +319,30 @@ TEST(LaunchProgram, AProductThatIsReadItselfHasNoBias) {
   EXPECT_EQ(library_step(read)["bias"], false);
 }
 
+// Whatever way the tensors of a call lie, there is a product of them.
+TEST(LaunchProgram, ALibrarysOperandsAreCopiedWhereItCannotReadThem) {
+  if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
+  const char* graph = R"({"ingot_graph": 1, "name": "batched", "values": [
+    {"op": "input", "name": "x", "dtype": "f32", "shape": ["B", 9, 1, 512]},
+    {"op": "input", "name": "w", "dtype": "f32", "shape": ["B", 768, 1, 512]},
+    {"op": "linear", "args": [0, 1, -1]}], "results": [{"value": 2, "name": "y"}]})";
+  const auto program = abi::make_program(graph, R"({"device": "cuda", "sm": 90})");
+  // step: between the numbers of a row.
+  const auto tensor = [](int64_t rows, int64_t features, int64_t step) {
+    const int64_t row = features * step;
+    return ingot_tensor{reinterpret_cast<void*>(uintptr_t{1} << 30),
+                        {8, rows, 1, features},
+                        {rows * row, row, row, step},
+                        INGOT_F32,
+                        0};
+  };
+  for (const auto& [x_step, w_step] : {std::pair{1, 1}, {2, 1}, {1, 2}, {2, 2}}) {
+    const std::array<ingot_tensor, 3> tensors = {tensor(9, 512, x_step), tensor(768, 512, w_step),
+                                                 tensor(9, 768, 1)};
+    EXPECT_NO_THROW(program->executable->uses_library(8, tensors)) << x_step << ", " << w_step;
+  }
+}
+
 TEST(LaunchProgram, HashesAllThatIsLaunched) {
   if (cuda::try_driver(nullptr) != nullptr) GTEST_SKIP() << "there is a GPU";
   const auto hash = [](const std::string& graph, int64_t batch) {

@@ -107,7 +107,10 @@ class Disturbance(TorchDispatchMode):
         if func is _aten.logsumexp.default:
             self._disturb_logsumexp(first, *args)
             return result
-        self._disturb(first, _roundings_of(func))
+        if func in _SUMS and args[0].is_floating_point():
+            self._disturb_sum(first, *args[:3])
+            return result
+        self._disturb(first)
         if isinstance(result, tuple) and func.name().endswith("_backward"):
             for other in result[1:]:  # gradients of parameters: sums over the batch
                 if isinstance(other, torch.Tensor) and other.is_floating_point():
@@ -131,6 +134,20 @@ class Disturbance(TorchDispatchMode):
         leaves = _storages(_tensors(written)) & self._leaves
         self._written |= leaves
         self._leaves -= leaves
+
+    def _disturb_sum(
+        self,
+        result: torch.Tensor,
+        value: torch.Tensor,
+        dims: Any = None,
+        keepdim: bool = False,
+    ) -> None:
+        """Of terms of both signs it carries the roundings of its parts, however much of them it
+        cancels; with gradients on, where it is over the batch, several of each."""
+        parts = torch.linalg.vector_norm(value, 2, dims or None, keepdim)
+        roundings = _SUM_ROUNDINGS if torch.is_grad_enabled() else 1.0
+        size = self._pointwise_size(torch.hypot(result, parts), roundings)
+        result.add_(self._noise(result).mul_(_finite_or_none(size)))
 
     def _disturb_logsumexp(
         self, result: torch.Tensor, value: torch.Tensor, dims: Any, keepdim: bool = False
@@ -301,12 +318,6 @@ def _identity(argument: Any) -> Any:
         return argument
     place = argument.data_ptr(), tuple(argument.shape), tuple(argument.stride())
     return (*place, argument.dtype, argument.is_conj(), argument.is_neg())
-
-
-def _roundings_of(func: Any) -> float:
-    """How many of a result's own roundings it carries, where gradients are on: a sum over the
-    batch, of terms of both signs, carries those of its parts."""
-    return _SUM_ROUNDINGS if func in _SUMS and torch.is_grad_enabled() else 1.0
 
 
 def _by_channel(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
