@@ -242,8 +242,9 @@ class RowsWriter {
       if (context_.is_constant(value)) return std::nullopt;
       if (is_one_a_row(value)) return row_field(value);
       if (!context_.seen(value).batched && context_.space().batched) return std::nullopt;
-      const auto [found, first] = evaluated_.try_emplace(value, at);
-      if (first) return std::nullopt;
+      // Asked again by the function that asked first, it is that function's own: compositions ask
+      // without computing what they skip.
+      if (evaluated_.try_emplace(value, at).first->second == at) return std::nullopt;
       held_.insert(value);
       const bool lanes = context_.seen(value).features > 1;
       return Reference{fmt::format("held.{}{}", context_.name_of(value), lanes ? "[i]" : ""),
