@@ -180,12 +180,13 @@ class CudaExecutable : public Executable {
   nlohmann::json describe(int64_t batch) override {
     nlohmann::json sweeps = nlohmann::json::array();
     for (const auto& lowering : lowerings_) sweeps.push_back(lowering->describe(batch));
+    const LaunchProgram program =
+        lower_smallest({plan_.target.sm, batch, false}, dense_tensors(plan_.graph, batch));
+    const bool arguments = options_.capabilities.value("describe_arguments", false);
     return {{"backend", "cuda"},
             {"sweeps", sweeps},
             {"workspace_bytes", workspace_size(batch)},
-            {"program", ingot::describe(lower_smallest({plan_.target.sm, batch, false},
-                                                       dense_tensors(plan_.graph, batch)),
-                                        plan_)}};
+            {"program", ingot::describe(program, plan_, arguments)}};
   }
 
  private:

@@ -8,12 +8,15 @@
 namespace ingot {
 namespace {
 
+std::string in_hexadecimal(const std::vector<std::byte>& bytes) {
+  std::string text;
+  for (const std::byte byte : bytes) text += fmt::format("{:02x}", static_cast<unsigned>(byte));
+  return text;
+}
+
 // All that a launch follows from, as text: a struct's padding is nobody's business.
 std::string text_of(const Arguments& arguments) {
-  std::string text;
-  for (const std::byte byte : arguments.bytes) {
-    text += fmt::format("{:02x}", static_cast<unsigned>(byte));
-  }
+  std::string text = in_hexadecimal(arguments.bytes);
   for (const Arguments::Slot& slot : arguments.addresses) {
     text += fmt::format(" {}=", slot.at) + text_of(slot.address);
   }
@@ -113,7 +116,33 @@ std::string hash_of(const LaunchProgram& program) {
   return hash_of_text(text);
 }
 
-nlohmann::json describe(const LaunchProgram& program, const Plan& plan) {
+namespace {
+
+// slots: [where an address belongs, its base, tensor, offset].
+nlohmann::json arguments_of(const Step& step) {
+  nlohmann::json slots = nlohmann::json::array();
+  for (const Arguments::Slot& slot : step.arguments.addresses) {
+    const Address& address = slot.address;
+    slots.push_back({slot.at, static_cast<int>(address.base), address.tensor, address.offset});
+  }
+  return {{"bytes", in_hexadecimal(step.arguments.bytes)},
+          {"starts", step.arguments.starts},
+          {"slots", slots},
+          {"tensor_maps", step.arguments.maps.size()}};
+}
+
+nlohmann::json strides_of(const LibraryProduct& product) {
+  const auto of = [](const LibraryProduct::Operand& operand) {
+    return nlohmann::json{operand.batch_stride, operand.row_stride, operand.k_stride};
+  };
+  return {{"x", of(product.x)},
+          {"w", of(product.w)},
+          {"y", {product.y_batch_stride, product.y_stride, 1}}};
+}
+
+}  // namespace
+
+nlohmann::json describe(const LaunchProgram& program, const Plan& plan, bool arguments) {
   const Describer describer(plan.graph, program.buffers);
   nlohmann::json steps = nlohmann::json::array();
   for (const Step& step : program.steps) {
@@ -133,6 +162,14 @@ nlohmann::json describe(const LaunchProgram& program, const Plan& plan) {
       json["shared_bytes"] = step.shared_bytes;
       json["cluster"] = std::max(1u, step.cluster);
       json["beside"] = step.turn == Turn::beside;
+    }
+    if (arguments) {
+      json["arguments"] = arguments_of(step);
+      if (step.kind == StepKind::library_product) {
+        json["strides"] = strides_of(step.product);
+        json["operands"] = name_of(step.product.operands);
+        json["result"] = name_of(step.product.result);
+      }
     }
     steps.push_back(std::move(json));
   }

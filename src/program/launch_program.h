@@ -106,6 +106,7 @@ std::vector<bool> unused_buffers(const LaunchProgram& program, const Plan& plan,
 
 // 16 hexadecimal digits, the same for programs that launch the same.
 std::string hash_of(const LaunchProgram& program);
-nlohmann::json describe(const LaunchProgram& program, const Plan& plan);
+// arguments: also what kernels and products are given, for tests that run them elsewhere.
+nlohmann::json describe(const LaunchProgram& program, const Plan& plan, bool arguments = false);
 
 }  // namespace ingot

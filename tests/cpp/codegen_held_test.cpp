@@ -43,8 +43,8 @@ ValueId density_and_square(GraphBuilder& builder, ValueId x) {
   const ValueId square = times(x, x);
   const ValueId density =
       builder.pointwise(PointwiseOp::exp_, {times(square, builder.constant(-0.5))});
-  const ValueId erf = builder.pointwise(
-      PointwiseOp::erf_, {times(x, builder.constant(0.70710678118654752440))});
+  const ValueId erf =
+      builder.pointwise(PointwiseOp::erf_, {times(x, builder.constant(0.70710678118654752440))});
   const ValueId sum = builder.pointwise(PointwiseOp::add_, {times(x, density), erf});
   const ValueId rest = builder.pointwise(PointwiseOp::sub_, {builder.constant(1), square});
   return times(sum, rest);
@@ -55,8 +55,7 @@ TEST(CodegenHeld, AFunctionComputesWhatItsCompositionsSkip) {
   const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, 768});
   const ValueId y = density_and_square(builder, x);
   const ValueId sum = builder.reduce(Finish::sum, y, axis_bit(kFeatures));
-  const KernelSource source =
-      source_of(builder, builder.pointwise(PointwiseOp::div_, {y, sum}));
+  const KernelSource source = source_of(builder, builder.pointwise(PointwiseOp::div_, {y, sum}));
   EXPECT_THAT(source.text, HasSubstr("math::exp_of_minus_square("));
   EXPECT_THAT(source.text, HasSubstr("held."));
   EXPECT_THAT(read_before_assigned(source.text), IsEmpty());

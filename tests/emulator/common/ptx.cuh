@@ -1,0 +1,53 @@
+// kernels/common/ptx.cuh, as far as sweeps use it, on the host.
+#pragma once
+
+#include "common/types.cuh"
+
+namespace ingot {
+
+struct alignas(64) TensorMap {
+  u64 words[16];
+};
+
+}  // namespace ingot
+
+namespace ingot::ptx {
+
+INGOT_D u32 pack_half2(float first, float second) {
+  return emulator::half_of(first) | static_cast<u32>(emulator::half_of(second)) << 16;
+}
+INGOT_D u32 pack_bf16_pair(float first, float second) {
+  return emulator::bf16_of(first) | static_cast<u32>(emulator::bf16_of(second)) << 16;
+}
+INGOT_D u32 dynamic_shared_bytes() {
+  return emulator::dynamic_shared_bytes;
+}
+INGOT_D void barrier_sync(int id, int threads) {
+  emulator::wait_at_barrier(id, threads);
+}
+template <class T>
+INGOT_D void store_streamed(void* address, const T& value) {
+  std::memcpy(address, &value, sizeof(T));
+}
+INGOT_D u32 load_acquire(const u32* flag) {
+  return *flag;
+}
+INGOT_D void store_release(u32* flag, u32 value) {
+  *flag = value;
+}
+
+// Of clusters, which the path of older devices does without.
+INGOT_D u32 shared_address(const void*) {
+  std::abort();
+}
+INGOT_D void store_shared_remote(u32, u32, u32) {
+  std::abort();
+}
+INGOT_D u32 cluster_rank() {
+  return 0;
+}
+INGOT_D void cluster_sync() {}
+INGOT_D void cluster_arrive() {}
+INGOT_D void cluster_wait() {}
+
+}  // namespace ingot::ptx

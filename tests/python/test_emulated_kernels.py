@@ -1,0 +1,162 @@
+"""Every sweep that tests/models make on a GPU, forward and backward, executed by the host and held
+beside the CPU's program of the same graph."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import emulation
+import pytest
+import selection
+import torch
+from ingot import model_capture
+from ingot.capture.backward_operators import BACKWARD_OPERATORS
+from ingot.capture.captured import Region
+from ingot.capture.derivative import derivative_of
+from ingot.live import backward
+from ingot.live.dynamo import NotWholeError
+from ingot.model_file import constants_of, load_model_file
+from torch import nn
+from torch.nn import functional as F
+
+MODELS = Path(__file__).resolve().parents[1] / "models"
+NAMES = sorted(path.stem for path in MODELS.glob("*.py"))
+# Sizes of whole vectors; the files' own are odd. Groups of several features each.
+VECTORS = {"batch_size": 24, "in_features": 64, "out_features": 96, "num_groups": 12}
+# Of each what no other of them has: what is chosen of a group norm goes backwards to a place among
+# all groups; columns and their running statistics; one number a row; rows in registers.
+KEPT = ("batchnorm_gelu_relu", "groupnorm_min_bias", "sigmoid_sum_logsumexp", "softmax_by_hand")
+FP32, HALF = 2e-5, 2e-2
+THOROUGH = pytest.mark.thorough
+
+pytestmark = [
+    pytest.mark.skipif(emulation.COMPILER is None, reason="there is no compiler"),
+    pytest.mark.skipif(sys.platform != "linux", reason="fibers and libraries of Linux"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+
+def regions_of(module: nn.Module, inputs: list, gradients: bool) -> Iterator[tuple]:
+    """(region, values of its leaves where these are the module's and its inputs)."""
+    for value in inputs:
+        if value.is_floating_point():
+            value.requires_grad_(gradients)
+    call = (module, tuple(inputs))
+    captured = model_capture.capture(*call, gradients=gradients, device_type="cuda")
+    state = dict(module.named_parameters()) | dict(module.named_buffers())
+    for region in captured.regions:
+        leaves = [v for v in region.graph["values"] if v["op"] in ("input", "parameter", "buffer")]
+        given = iter(inputs)
+        yield (
+            region,
+            [
+                next(given, None) if leaf["op"] == "input" else state.get(leaf["name"])
+                for leaf in leaves
+            ],
+        )
+
+
+def graphs_of(module: nn.Module, inputs: list) -> Iterator[dict]:
+    """Of its forward and, where the importer takes them, of gradients: all, those of inputs."""
+    for region, leaves in regions_of(module, inputs, True):
+        yield region.graph
+        if any(leaf is None for leaf in leaves):
+            continue  # made by another region
+        every = [leaf.requires_grad for leaf in leaves]
+        inputs_alone = [
+            needed and not isinstance(leaf, nn.Parameter) for needed, leaf in zip(every, leaves)
+        ]
+        for needed in (every, inputs_alone):
+            if any(needed):
+                yield from backward_graphs(region, leaves, needed)
+
+
+def backward_graphs(region: Region, leaves: list, needed: list) -> Iterator[dict]:
+    try:
+        derivative = derivative_of(region, leaves, needed, leaves[0].size(0), BACKWARD_OPERATORS)
+        captured = backward.captured_derivative(derivative, region, "cpu", "fp32")
+    except Exception:  # it is PyTorch's
+        return
+    for step in captured.steps:
+        if isinstance(step, Region):
+            yield step.graph
+
+
+def check(graph: dict, batch: int) -> None:
+    leaves = emulation.leaves_of(graph, batch)
+    found = sum(emulation.run(graph, leaves, batch), [])
+    expected = sum(emulation.run_on_cpu(graph, leaves), [])
+    for ours, theirs in zip(found, expected, strict=True):
+        if not ours.is_floating_point():
+            assert (ours != theirs).double().mean() <= 0.02, graph["name"]  # of neighbours
+            continue
+        assert torch.equal(ours.isnan(), theirs.isnan()), graph["name"]
+        error = (ours.double() - theirs.double()).nan_to_num(0.0, 0.0, 0.0).norm()
+        size = theirs.double().nan_to_num(0.0, 0.0, 0.0).norm()
+        assert error <= (HALF if ours.itemsize == 2 else FP32) * size + 1e-30, graph["name"]
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
+@pytest.mark.parametrize("sizes", [{}, VECTORS], ids=["own", "vectors"])
+@pytest.mark.parametrize("name", selection.quick(KEPT, NAMES))
+def test_kernels_of_models(name, sizes, training):
+    path = MODELS / f"{name}.py"
+    known = constants_of(path.read_text())
+    file = load_model_file(path, {key: value for key, value in sizes.items() if key in known})
+    try:
+        graphs = list(graphs_of(file.make_module().train(training), file.make_inputs()))
+    except NotWholeError:  # the file's sizes go together in no other way
+        assert sizes
+        return
+    assert graphs
+    for graph in graphs:
+        check(graph, sizes.get("batch_size", 7))
+
+
+class Written(nn.Module):
+    def __init__(self, forward):
+        super().__init__()
+        self._forward = forward
+
+    def forward(self, x):
+        return self._forward(x)
+
+
+def density_and_square(x):
+    """GELU's derivative, written by hand, and a square that it has in common with what follows."""
+    return (x * torch.exp(-0.5 * (x * x)) + torch.erf(x * 0.5**0.5)) * (1 - x * x)
+
+
+# What a row's functions hold, and what rows in registers and pieces of rows hand on.
+WRITTEN = {
+    "normal density": lambda x: F.layer_norm(density_and_square(x), x.shape[1:]),
+    "softmax": lambda x: F.softmax(2 * x, dim=1),
+    "logsumexp": lambda x: torch.logsumexp(2 * x, dim=1),
+    "normalise": lambda x: F.normalize(x),
+}
+
+
+@pytest.mark.parametrize("length", [768, 4097, 65535, pytest.param(393216, marks=THOROUGH)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_kernels_of_rows(name, dtype, length):
+    x = torch.randn(3, length).to(dtype)
+    regions = list(regions_of(Written(WRITTEN[name]), [x], False))
+    assert regions
+    for region, _ in regions:
+        check(region.graph, 3)
+
+
+@pytest.mark.parametrize("length", [100, 4097])
+def test_running_sums(length):
+    """Which the CPU's programs do not have."""
+    module = Written(lambda x: (x + 1).cumsum(dim=1))
+    regions = list(regions_of(module, [torch.randn(3, length)], False))
+    for region, _ in regions:
+        (x,) = emulation.leaves_of(region.graph, 3)
+        (found,), _ = emulation.run(region.graph, [x], 3)
+        expected = (x.double() + 1).cumsum(-1)
+        assert (found - expected).norm() < 1e-5 * expected.norm()
+    assert regions
