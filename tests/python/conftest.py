@@ -16,6 +16,8 @@ from ingot.capture import host_time
 from ingot.runtime.program import Program
 
 COMPUTE_CAPABILITIES = (80, 90)
+# Whether their sweeps are also run, by the host (emulation.py): a second or two a graph.
+EMULATES = os.environ.get("INGOT_EMULATE") == "1"
 
 # Training steps of the tests' models are too small to gain on a CPU. Second: in their processes.
 host_time.takes_small_steps = True
@@ -43,6 +45,18 @@ def _plan_for_gpus(program: Program, batch: int) -> None:
         except Exception as error:
             graph = json.dumps(program.graph)[:2000]
             _failed.append(f"for compute capability {sm}, batch {batch}: {error}\n{graph}")
+    if EMULATES and not _failed:
+        _emulate(program, batch)
+
+
+def _emulate(program: Program, batch: int) -> None:
+    import emulation
+
+    try:
+        emulation.check(program.graph, batch)
+    except Exception as error:
+        graph = json.dumps(program.graph)[:2000]
+        _failed.append(f"emulated, batch {batch}: {error!r}\n{graph}")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -5,6 +5,7 @@ own products, which need tensor cores, are not run."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import hashlib
 import os
@@ -36,6 +37,8 @@ OPTIONS = {
         "describe_arguments": True,
     },
 }
+_ERRORS = {2: 2e-2, 4: 2e-5, 8: 2e-5}  # relative, by bytes of a number
+_NEIGHBOURS = 0.02  # of whole numbers: which of two values is larger may be a matter of rounding
 _NONE, _TENSOR, _WORKSPACE = range(3)  # Address::Base
 _ALIGNMENT = 256
 _IDENTITY = ((0,), (1,), (2,), (3,))
@@ -51,6 +54,24 @@ void call(void (*kernel)(A...), void** given) {
 }
 }  // namespace
 """
+
+
+def check(graph: dict, batch: int) -> None:
+    """Its kernels give what the CPU's program gives, of random numbers."""
+    leaves = leaves_of(graph, batch)
+    found = sum(run(graph, leaves, batch), [])
+    expected = sum(run_on_cpu(graph, leaves), [])
+    for ours, theirs in zip(found, expected, strict=True):
+        if not ours.is_floating_point():
+            unlike = int((ours != theirs).sum())
+            assert unlike <= _NEIGHBOURS * ours.numel(), graph["name"]
+            continue
+        assert torch.equal(ours.isnan(), theirs.isnan()), graph["name"]
+        error, size = (
+            value.nan_to_num(0.0, 0.0, 0.0).norm()
+            for value in (ours.double() - theirs.double(), theirs.double())
+        )
+        assert error <= _ERRORS[ours.itemsize] * size + 1e-30, graph["name"]
 
 
 def run(graph: dict, leaves: list[torch.Tensor], batch: int) -> tuple[list, list]:
@@ -183,6 +204,7 @@ def _launch(step: dict, slots: list[tuple[int, int]], kernel: tuple[str, tuple])
 def _folder() -> Path:
     """Headers for the host's compiler, and what it makes of kernels."""
     folder = Path(tempfile.mkdtemp(prefix="ingot-emulation-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for part in ("common", "product", "sweeps"):
         for file in (ROOT / "kernels" / part).glob("*.*"):
             target = folder / part / file.name

@@ -28,7 +28,6 @@ VECTORS = {"batch_size": 24, "in_features": 64, "out_features": 96, "num_groups"
 # Of each what no other of them has: what is chosen of a group norm goes backwards to a place among
 # all groups; columns and their running statistics; one number a row; rows in registers.
 KEPT = ("batchnorm_gelu_relu", "groupnorm_min_bias", "sigmoid_sum_logsumexp", "softmax_by_hand")
-FP32, HALF = 2e-5, 2e-2
 THOROUGH = pytest.mark.thorough
 
 pytestmark = [
@@ -84,20 +83,6 @@ def backward_graphs(region: Region, leaves: list, needed: list) -> Iterator[dict
             yield step.graph
 
 
-def check(graph: dict, batch: int) -> None:
-    leaves = emulation.leaves_of(graph, batch)
-    found = sum(emulation.run(graph, leaves, batch), [])
-    expected = sum(emulation.run_on_cpu(graph, leaves), [])
-    for ours, theirs in zip(found, expected, strict=True):
-        if not ours.is_floating_point():
-            assert (ours != theirs).double().mean() <= 0.02, graph["name"]  # of neighbours
-            continue
-        assert torch.equal(ours.isnan(), theirs.isnan()), graph["name"]
-        error = (ours.double() - theirs.double()).nan_to_num(0.0, 0.0, 0.0).norm()
-        size = theirs.double().nan_to_num(0.0, 0.0, 0.0).norm()
-        assert error <= (HALF if ours.itemsize == 2 else FP32) * size + 1e-30, graph["name"]
-
-
 @pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
 @pytest.mark.parametrize("sizes", [{}, VECTORS], ids=["own", "vectors"])
 @pytest.mark.parametrize("name", selection.quick(KEPT, NAMES))
@@ -112,7 +97,7 @@ def test_kernels_of_models(name, sizes, training):
         return
     assert graphs
     for graph in graphs:
-        check(graph, sizes.get("batch_size", 7))
+        emulation.check(graph, sizes.get("batch_size", 7))
 
 
 class Written(nn.Module):
@@ -146,7 +131,7 @@ def test_kernels_of_rows(name, dtype, length):
     regions = list(regions_of(Written(WRITTEN[name]), [x], False))
     assert regions
     for region, _ in regions:
-        check(region.graph, 3)
+        emulation.check(region.graph, 3)
 
 
 @pytest.mark.parametrize("length", [100, 4097])

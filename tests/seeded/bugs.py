@@ -116,6 +116,20 @@ BUGS = [
         "stage kernels",
     ),
     Bug(
+        "positions begin anew in every group",
+        "src/codegen/sweep_context.cpp",
+        "counted == seen(value).features && counted == space().features",
+        "counted > 0 && seen(value).features == space().features",
+        "python tests/python/test_emulated_kernels.py::test_kernels_of_models",
+    ),
+    Bug(
+        "what a composition skips is taken from an earlier function",
+        "src/codegen/rows_writer.cpp",
+        "if (evaluated_.try_emplace(value, at).first->second == at)",
+        "if (evaluated_.try_emplace(value, at).second)",
+        "python tests/python/test_emulated_kernels.py::test_kernels_of_rows",
+    ),
+    Bug(
         "a row's values of every phase are resolved in the first",
         "src/codegen/rows_writer.cpp",
         "if (phase(value) - 1 == p) writer.assign(",
