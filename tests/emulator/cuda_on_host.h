@@ -20,7 +20,7 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __cluster_dims__(...)
-#define __align__(bytes) alignas(bytes)
+#define __align__(bytes) __attribute__((aligned(bytes)))
 #define __shared__ static  // of the one block that runs
 
 #define EMULATOR_API __attribute__((visibility("default")))
@@ -57,6 +57,9 @@ T from_lane(T value, int lane) {
 inline void __syncthreads() {
   emulator::wait_for_block();
 }
+inline void __syncwarp(unsigned = 0xffffffffu) {
+  emulator::from_lane(char{}, emulator::lane());
+}
 inline void __threadfence() {}
 
 template <class T>
@@ -91,6 +94,13 @@ inline unsigned atomicAdd(unsigned* address, unsigned value) {
   return before;
 }
 
+struct float4 {
+  float x, y, z, w;
+};
+struct uint4 {
+  unsigned x, y, z, w;
+};
+
 // --- numbers ---------------------------------------------------------------------------------
 
 template <class To, class From>
@@ -121,6 +131,10 @@ inline double __dsub_rn(double a, double b) {
 template <class T>
 void __stcs(T* address, T value) {
   *address = value;
+}
+template <class T>
+T __ldcs(const T* address) {
+  return *address;
 }
 inline float rsqrtf(float a) {
   return 1.f / std::sqrt(a);

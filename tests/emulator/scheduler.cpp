@@ -15,8 +15,9 @@ unsigned emulator::dynamic_shared_bytes;
 
 namespace ingot {
 constexpr std::size_t kMostShared = std::size_t{256} << 10;
-// What SharedRow declares.
+// What SharedRow declares, and what packing passes do, which are not run.
 EMULATOR_API alignas(16) unsigned char row_memory[kMostShared];
+EMULATOR_API alignas(16) unsigned char column_memory[1];
 }  // namespace ingot
 
 namespace {

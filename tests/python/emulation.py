@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 from functools import cache
@@ -37,6 +38,8 @@ OPTIONS = {
         "describe_arguments": True,
     },
 }
+OWN_PRODUCTS = {"sm": 90, "capabilities": {"describe_arguments": True}}
+_TENSOR_BYTES = 40  # an address and four strides
 _ERRORS = {2: 2e-2, 4: 2e-5, 8: 2e-5}  # relative, by bytes of a number
 _NEIGHBOURS = 0.02  # of whole numbers: which of two values is larger may be a matter of rounding
 _NONE, _TENSOR, _WORKSPACE = range(3)  # Address::Base
@@ -60,18 +63,62 @@ def check(graph: dict, batch: int) -> None:
     """Its kernels give what the CPU's program gives, of random numbers."""
     leaves = leaves_of(graph, batch)
     found = sum(run(graph, leaves, batch), [])
-    expected = sum(run_on_cpu(graph, leaves), [])
+    _compare(found, sum(run_on_cpu(graph, leaves), []), graph["name"])
+
+
+def _compare(found: list[torch.Tensor], expected: list[torch.Tensor], name: str) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         if not ours.is_floating_point():
-            unlike = int((ours != theirs).sum())
-            assert unlike <= _NEIGHBOURS * ours.numel(), graph["name"]
+            assert int((ours != theirs).sum()) <= _NEIGHBOURS * ours.numel(), name
             continue
-        assert torch.equal(ours.isnan(), theirs.isnan()), graph["name"]
+        assert torch.equal(ours.isnan(), theirs.isnan()), name
         error, size = (
             value.nan_to_num(0.0, 0.0, 0.0).norm()
             for value in (ours.double() - theirs.double(), theirs.double())
         )
-        assert error <= _ERRORS[ours.itemsize] * size + 1e-30, graph["name"]
+        assert error <= _ERRORS[ours.itemsize] * size + 1e-30, name
+
+
+def check_packed(graph: dict, batch: int) -> int:
+    """Sweeps that pack what one of Ingot's own products reads give it right. (They can also store
+    it as it is, which is looked at; the halves are not.) How many there are before a product."""
+    program = _program(graph, own_products=True)
+    explained = program.explain(batch)
+    executable, planned = explained["executable"], explained["graph"]["after"]["json"]
+    kernels, leaves = _kernels(executable), leaves_of(graph, batch)
+    memory = _Memory([*leaves, *_results(program, batch)], executable["workspace_bytes"])
+    found = 0
+    for step in executable["program"]["steps"]:
+        if step["kind"] != "sweep":
+            break
+        slots = memory.slots(step)
+        if not step["kernel"].endswith("_packed"):
+            _launch(step, slots, kernels[step["kernel"]])
+            continue
+        value, at, packed = _packed(kernels[step["kernel"]][0], batch)
+        tensor = struct.pack("Q4q", packed.data_ptr(), *packed.stride())
+        _launch(step, slots, kernels[step["kernel"]], {0: (at, tensor), -1: (0, b"\1")})
+        _compare([packed], _value_of(planned, value, leaves), graph["name"])
+        found += 1
+    return found
+
+
+def _packed(text: str, batch: int) -> tuple[int, int, torch.Tensor]:
+    """(number of the packed value, where its tensor is among the operands, room for it)."""
+    place = re.search(r"return operands\.(v(\d+)_\w+)\.at<f32>", text)
+    operands = re.findall(r"Tensor (\w+);  // f\w+ \[(.*)\]", text)
+    at = [name for name, _ in operands].index(place[1])
+    sizes = [batch if size == "B" else int(size) for size in operands[at][1].split(", ")]
+    return int(place[2]), at * _TENSOR_BYTES, torch.full(sizes, float("nan"))
+
+
+def _value_of(graph: dict, value: int, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    """By the CPU's program."""
+    values = graph["values"][: value + 1]
+    known = sum(v["op"] in ("input", "parameter", "buffer") for v in values)
+    part = {**graph, "values": values, "updates": []}
+    part["results"] = [{"name": "value", "value": value}]
+    return run_on_cpu(part, leaves[:known])[0]
 
 
 def run(graph: dict, leaves: list[torch.Tensor], batch: int) -> tuple[list, list]:
@@ -79,32 +126,44 @@ def run(graph: dict, leaves: list[torch.Tensor], batch: int) -> tuple[list, list
     axes, dense, of this batch size."""
     program = _program(graph)
     executable = program.explain(batch)["executable"]
-    kernels = {
+    kernels = _kernels(executable)
+    leaves, results = [leaf.clone() for leaf in leaves], _results(program, batch)
+    memory = _Memory([*leaves, *results], executable["workspace_bytes"])
+    for step in executable["program"]["steps"]:
+        if step["kind"] == "library_product":
+            _multiply(step, [where for _, where in memory.slots(step)])
+        else:
+            _launch(step, memory.slots(step), kernels[step["kernel"]])
+    return results, leaves
+
+
+class _Memory:
+    """A call's tensors, and its workspace, into which nothing has been written."""
+
+    def __init__(self, tensors: list[torch.Tensor], workspace_bytes: int) -> None:
+        self._tensors = tensors
+        self._memory = torch.full((workspace_bytes + 2 * _ALIGNMENT,), 255, dtype=torch.uint8)
+        self._workspace = _aligned(self._memory.data_ptr(), _ALIGNMENT)
+
+    def slots(self, step: dict) -> list[tuple[int, int]]:
+        """(where in the arguments, address)."""
+        return [(at, self._address(*place)) for at, *place in step["arguments"]["slots"]]
+
+    def _address(self, base: int, tensor: int, offset: int) -> int:
+        if base == _NONE:
+            return 0
+        assert base in (_TENSOR, _WORKSPACE)
+        start = self._tensors[tensor].data_ptr() if base == _TENSOR else self._workspace
+        return start + offset
+
+
+def _kernels(executable: dict) -> dict[str, tuple[str, tuple]]:
+    return {
         entry: (kernel["text"], tuple(kernel["entries"]))
         for sweep in executable["sweeps"]
         for kernel in sweep["kernels"]
         for entry in kernel.get("entries", ())
     }
-    leaves = [leaf.clone() for leaf in leaves]
-    results = [_unwritten(result, batch) for result in program.signature.results]
-    tensors = [*leaves, *results]
-    size = executable["workspace_bytes"] + 2 * _ALIGNMENT
-    memory = torch.full((size,), 255, dtype=torch.uint8)
-    workspace = _aligned(memory.data_ptr(), _ALIGNMENT)
-
-    def address(base: int, tensor: int, offset: int) -> int:
-        if base == _NONE:
-            return 0
-        assert base in (_TENSOR, _WORKSPACE)
-        return offset + (tensors[tensor].data_ptr() if base == _TENSOR else workspace)
-
-    for step in executable["program"]["steps"]:
-        slots = [(at, address(*place)) for at, *place in step["arguments"]["slots"]]
-        if step["kind"] == "library_product":
-            _multiply(step, [where for _, where in slots])
-        else:
-            _launch(step, slots, kernels[step["kernel"]])
-    return results, leaves
 
 
 def run_on_cpu(graph: dict, leaves: list[torch.Tensor]) -> tuple[list, list]:
@@ -124,8 +183,10 @@ def leaves_of(graph: dict, batch: int) -> list[torch.Tensor]:
     return [_filled(*pair, batch, generator) for pair in zip(signature.leaves, values)]
 
 
-def _program(graph: dict) -> Program:
-    return Program(graph, device="cuda", precision="ieee", options=OPTIONS)
+def _program(graph: dict, own_products: bool = False) -> Program:
+    options = OWN_PRODUCTS if own_products else OPTIONS
+    precision = "fp32" if own_products else "ieee"
+    return Program(graph, device="cuda", precision=precision, options=options)
 
 
 def _filled(
@@ -144,9 +205,16 @@ def _filled(
     return numbers.to(leaf.dtype)
 
 
-def _unwritten(result: TensorSignature, batch: int) -> torch.Tensor:
-    number = float("nan") if result.dtype.is_floating_point else 1
-    return torch.full(concrete(result.shape, batch), number, dtype=result.dtype)
+def _results(program: Program, batch: int) -> list[torch.Tensor]:
+    """Room for them."""
+    return [
+        torch.full(
+            concrete(result.shape, batch),
+            float("nan") if result.dtype.is_floating_point else 1,
+            dtype=result.dtype,
+        )
+        for result in program.signature.results
+    ]
 
 
 def _aligned(address: int, alignment: int) -> int:
@@ -174,12 +242,21 @@ def _seen(address: int, sizes: tuple, strides: tuple, dtype: torch.dtype) -> tor
     return torch.frombuffer(memory, dtype=dtype).as_strided(sizes, strides)
 
 
-def _launch(step: dict, slots: list[tuple[int, int]], kernel: tuple[str, tuple]) -> None:
+def _launch(
+    step: dict,
+    slots: list[tuple[int, int]],
+    kernel: tuple[str, tuple],
+    changed: dict[int, tuple[int, bytes]] | None = None,
+) -> None:
+    """changed: by the number of an argument, bytes to put into it from a place on."""
     arguments, alignment = step["arguments"], 64
     assert not arguments["tensor_maps"]
     given = bytearray(bytes.fromhex(arguments["bytes"]))
     for at, where in slots:
         given[at : at + 8] = where.to_bytes(8, "little")
+    for number, (at, value) in (changed or {}).items():
+        at += arguments["starts"][number]
+        given[at : at + len(value)] = value
     memory = ctypes.create_string_buffer(len(given) + alignment)
     start = _aligned(ctypes.addressof(memory), alignment)
     ctypes.memmove(start, bytes(given), len(given))
@@ -226,7 +303,7 @@ def _for_host(text: str) -> str:
         operands = re.findall(r'"=?\w"\s*\((.*?)\)(?=\s*(?:[,:]|$))', match[2], re.DOTALL)
         return f"emulator::{name}({', '.join(operands)});"
 
-    text = text.replace("extern __shared__ __align__(16)", "extern EMULATOR_API")
+    text = re.sub(r"extern __shared__ __align__\(\d+\)", "extern EMULATOR_API", text)
     return re.sub(r"(?m)^#\s*pragma unroll.*$|_Pragma\(\"unroll\"\)", "", _ASM.sub(called, text))
 
 

@@ -145,3 +145,23 @@ def test_running_sums(length):
         expected = (x.double() + 1).cumsum(-1)
         assert (found - expected).norm() < 1e-5 * expected.norm()
     assert regions
+
+
+@pytest.mark.parametrize("needed", ["all", "inputs"])
+@pytest.mark.parametrize(
+    "name", selection.quick(("add_swish_tanh_gelu_hardtanh", "gelu_softmax"), NAMES)
+)
+def test_sweeps_that_pack(name, needed):
+    """Backward, where a product reads what the sweep before it makes."""
+    path = MODELS / f"{name}.py"
+    known = constants_of(path.read_text())
+    sizes = {"batch_size": 40, "in_features": 512, "out_features": 768, "num_groups": 12}
+    file = load_model_file(path, {key: value for key, value in sizes.items() if key in known})
+    module = file.make_module()
+    module.requires_grad_(needed == "all")
+    try:
+        graphs = list(graphs_of(module, file.make_inputs()))
+    except NotWholeError:
+        return
+    found = sum(emulation.check_packed(graph, sizes["batch_size"]) for graph in graphs)
+    assert found or name not in ("add_swish_tanh_gelu_hardtanh", "gelu_softmax")

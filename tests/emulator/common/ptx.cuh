@@ -16,6 +16,10 @@ namespace ingot::ptx {
 INGOT_D u32 pack_half2(float first, float second) {
   return emulator::half_of(first) | static_cast<u32>(emulator::half_of(second)) << 16;
 }
+INGOT_D void unpack_half2(u32 pair, float& first, float& second) {
+  first = emulator::of_half(static_cast<u16>(pair));
+  second = emulator::of_half(static_cast<u16>(pair >> 16));
+}
 INGOT_D u32 pack_bf16_pair(float first, float second) {
   return emulator::bf16_of(first) | static_cast<u32>(emulator::bf16_of(second)) << 16;
 }
@@ -36,7 +40,28 @@ INGOT_D void store_release(u32* flag, u32 value) {
   *flag = value;
 }
 
-// Of clusters, which the path of older devices does without.
+INGOT_D void dependency_wait() {}
+INGOT_D void launch_dependents() {}
+
+// Of clusters, which the path of older devices does without, and of packing passes.
+INGOT_D void copy_word_async(u32, const void*) {
+  std::abort();
+}
+INGOT_D void copy_word_async(u32, const void*, bool) {
+  std::abort();
+}
+INGOT_D void copy_wait_all() {
+  std::abort();
+}
+INGOT_D void store_shared_words(u32, uint4) {
+  std::abort();
+}
+INGOT_D uint4 load_shared_words(u32) {
+  std::abort();
+}
+INGOT_D float load_shared(u32) {
+  std::abort();
+}
 INGOT_D u32 shared_address(const void*) {
   std::abort();
 }
