@@ -106,7 +106,7 @@ def check_packed(graph: dict, batch: int) -> int:
 def _packed(text: str, batch: int) -> tuple[int, int, torch.Tensor]:
     """(number of the packed value, where its tensor is among the operands, room for it)."""
     place = re.search(r"return operands\.(v(\d+)_\w+)\.at<f32>", text)
-    operands = re.findall(r"Tensor (\w+);  // f\w+ \[(.*)\]", text)
+    operands = re.findall(r"Tensor (\w+);  // \w+ \[(.*)\]", text)
     at = [name for name, _ in operands].index(place[1])
     sizes = [batch if size == "B" else int(size) for size in operands[at][1].split(", ")]
     return int(place[2]), at * _TENSOR_BYTES, torch.full(sizes, float("nan"))
