@@ -178,6 +178,22 @@ def test_every_disturbed_run_begins_from_the_same_inputs_and_state():
         assert all(map(torch.equal, begin, begins[0]))
 
 
+def test_a_second_look_leaves_the_original_as_its_call_did():
+    class Counts(nn.Linear):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return super().forward(x) * self.calls
+
+    original = Reference(lambda: Counts(12, 4), [], 5, CPU)
+    call = (original.initial_state, [torch.rand(8, 12)], True, 7)
+    original.truth_and_spread(*call, ROUNDINGS)
+    spreads, _ = original.spread_again(*call, ROUNDINGS, runs=4)
+    assert 1e-9 < spreads[0].relative_error < 1e-5
+    assert original._exact.calls == 1
+
+
 def test_what_has_been_written_is_no_leaf_any_more():
     weight, x = torch.rand(4, 4).double(), torch.rand(4, 4).double()
     disturbance = Disturbance(ROUNDINGS, Forms(), [weight])

@@ -15,7 +15,7 @@ from .cotangents import has_error
 from .criteria import GRADIENT_FACTOR, SPREAD_FACTOR, Spread, judge
 from .execution import same_bits, same_structure
 from .measures import measure
-from .reference import DISTURBED_RUNS, Reference, Results, in_fp64, rows_of
+from .reference import Reference, Results, in_fp64, rows_of
 from .result import AccuracyRow, VerifyResult
 from .settings import without_own
 from .trial import Trial
@@ -67,7 +67,7 @@ class Judge:
             call = (before, trial.values, trial.training, seed)
             truth = self.reference.truth(*call, trial.cotangents)
         else:
-            truth, *spreads = self._truth_and_spreads(trial, before, seed)
+            truth, *spreads = self.reference.truth_and_spread(*self._asked(trial, before, seed))
         if truth.error is not None:
             raise OriginalNotInFp64Error(
                 f"{self.result.original}: the original runs in its own type, but in fp64 raises "
@@ -77,13 +77,11 @@ class Judge:
             self._spreads[key] = spreads
         return truth, spreads
 
-    def _truth_and_spreads(
-        self, trial: Trial, before: dict, seed: int, runs: int = DISTURBED_RUNS
-    ) -> tuple:
+    def _asked(self, trial: Trial, before: dict, seed: int) -> tuple:
+        """A call, as the disturbed runs take it."""
         dtype = self.reference.parameter_dtype(trial.values)
         roundings = Roundings.of(self.result.precision, dtype, trial.model)
-        call = (before, trial.values, trial.training, seed)
-        return self.reference.truth_and_spread(*call, roundings, trial.cotangents, runs)
+        return before, trial.values, trial.training, seed, roundings, trial.cotangents
 
     def judge_call(
         self,
@@ -115,7 +113,8 @@ class Judge:
             # call do not know that statistics have moved.
             if self._second_looks:
                 self._second_looks -= 1
-                spreads = self._truth_and_spreads(trial, before, seed, _MORE_RUNS)[1:]
+                asked = self._asked(trial, before, seed)
+                spreads = self.reference.spread_again(*asked, runs=_MORE_RUNS)
             self._gradients = earlier
             del self.result.accuracy[rows:]
             problem = self._judge_results(*judged, spreads, named=True)

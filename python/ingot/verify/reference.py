@@ -217,6 +217,15 @@ class Reference:
         self._own_type = own_type(state or passing.tensors_of(values))
         return passing.map_tensors(values, in_fp64)
 
+    def spread_again(self, *call, runs: int) -> list:
+        """What truth_and_spread gives beside the truth, of a call whose truth is known: what the
+        module keeps as mere attributes stays as that call has left it."""
+        left = Hidden(self._exact)
+        try:
+            return list(self.truth_and_spread(*call, runs=runs)[1:])
+        finally:
+            left.restore()
+
     def _call(self, module: torch.nn.Module, inputs: list, cotangents: Cotangents | None) -> tuple:
         """(outputs, structure, which have a derivative, gradients or None)."""
         own = self._own_type if module is self._exact else None
