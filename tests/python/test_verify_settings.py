@@ -86,7 +86,7 @@ import warnings
 import torch
 
 warnings.simplefilter("ignore")
-torch.backends.cudnn.benchmark = True
+torch.utils.deterministic.fill_uninitialized_memory = False
 torch.set_printoptions(precision=3)
 
 class Model(torch.nn.Linear):
@@ -114,7 +114,7 @@ def test_what_the_original_changes_the_candidate_may(tmp_path):
                 results[name] = verify_pair(*files, options)
     finally:
         torch.set_printoptions(profile="default")
-        backends.cudnn.benchmark = False
+        torch.utils.deterministic.fill_uninitialized_memory = True
     assert results["model.py"].verified
     failures = [check.message for check in results["new.py"].failures]
     assert failures == ["loading it changes print options precision: 4 → 2"]
