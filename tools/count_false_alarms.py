@@ -2,7 +2,7 @@
 models of tests/models, by many seeds.
 
     python count_false_alarms.py [--models TEXT] [--part I/N] [--seeds FIRST COUNT] [--seconds N]
-                                 [--device cpu] [--rounded tf32|bf16|fp16] [--set NAME=VALUE ...]
+                                 [--device cpu] [--rounded tf32|bf16] [--set NAME=VALUE ...]
 
 The judgement is verify's own; the candidate runs in this process, which is honest, and not in a
 worker: a run then takes a second rather than ten. Prints each refusal and the count; exits with 1
@@ -56,7 +56,6 @@ def to_tf32(value: torch.Tensor) -> torch.Tensor:
 ROUNDINGS = {
     "tf32": to_tf32,
     "bf16": lambda value: value.bfloat16().float(),
-    "fp16": lambda value: value.half().float(),
 }
 
 
