@@ -79,6 +79,17 @@ def test_what_is_disturbed_has_its_derivative(function):
         assert (found.grad - true.grad).norm() < 0.5 * true.grad.norm()
 
 
+def test_rows_share_the_rounding_of_their_softmaxs_sum():
+    x = torch.rand(50, 4000) / 10
+    result, (leaf,) = disturbed(lambda x: torch.log_softmax(x, 1), x)
+    error = (result - torch.log_softmax(leaf, 1)).detach()
+    shared = error.mean(1, keepdim=True)
+    assert shared.norm() * 4000**0.5 > 0.5 * (error - shared).norm()
+    scaled, (leaf,) = disturbed(lambda x: torch.softmax(x, 1), x)
+    relative = (scaled / torch.softmax(leaf, 1)).detach() - 1
+    assert relative.mean(1).norm() * 4000**0.5 > 0.5 * relative.norm()
+
+
 def test_measures_leave_out_what_the_outputs_type_cannot_hold():
     truth = torch.tensor([[1.0, 1e60], [2.0, 1.0]], dtype=torch.float64)
     found = torch.tensor([[1.1, 1e60], [2.0, 1.0]], dtype=torch.float64)

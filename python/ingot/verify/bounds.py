@@ -110,6 +110,8 @@ class Disturbance(TorchDispatchMode):
         if func in _SUMS and args[0].is_floating_point():
             self._disturb_sum(first, *args[:3])
             return result
+        if func in _SOFTMAXES and first.numel():
+            self._disturb_softmax(func, first, *args[:2])
         self._disturb(first)
         if isinstance(result, tuple) and func.name().endswith("_backward"):
             for other in result[1:]:  # gradients of parameters: sums over the batch
@@ -158,6 +160,20 @@ class Disturbance(TorchDispatchMode):
         most = least + self._roundings.pointwise
         size = torch.minimum(_finite_or_none(self._pointwise_size(result)), most)
         result.add_(self._noise(result).mul_(size))
+
+    def _disturb_softmax(
+        self, func: Any, result: torch.Tensor, value: torch.Tensor, dim: int
+    ) -> None:
+        """All of a row share the roundings of its sum. They show where a gradient subtracts the
+        row's mean, as an entropy's does."""
+        if func is _aten._log_softmax.default:
+            exact = torch.logsumexp(value, dim, keepdim=True)
+            disturbed = exact.clone()
+            self._disturb_logsumexp(disturbed, value, dim, keepdim=True)
+            result.add_(torch.where(torch.isfinite(exact), exact - disturbed, 0.0))
+        else:
+            of_rows = self._noise(result.amax(dim, keepdim=True))
+            result.mul_(of_rows.mul_(self._roundings.pointwise).add_(1))
 
     def _disturb_statistics(
         self,
@@ -371,6 +387,7 @@ _BATCH_NORM_GRADIENTS = {
         args[6],
     ),
 }
+_SOFTMAXES = frozenset({_aten._softmax.default, _aten._log_softmax.default})
 _SUMS = frozenset({_aten.sum.dim_IntList, _aten.sum.default})
 # They copy, choose or set values: nothing is rounded. A disturbed maximum would be none of the
 # values that it is of, and have no derivative.
