@@ -480,15 +480,16 @@ INGOT_D void store_streamed(void* address, const T& value) {
   }
 }
 
-// --- flags in global memory, between blocks of a grid ----------------------------------------
+// --- words in global memory, between blocks of a grid ----------------------------------------
+// Of 64 bits, read and written whole; nothing else is ordered by them.
 
-INGOT_D u32 load_acquire(const u32* flag) {
-  u32 value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(flag) : "memory");
+INGOT_D u64 load_relaxed(const u64* word) {
+  u64 value;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
   return value;
 }
-INGOT_D void store_release(u32* flag, u32 value) {
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
+INGOT_D void store_relaxed(u64* word, u64 value) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
 // Programmatic dependent launch: wait for the kernels before this one in the stream, and allow the

@@ -1,8 +1,8 @@
 // Rows cut into pieces that many blocks work on: what is done with a piece, and where blocks meet.
 //
 // A piece is kPiece consecutive elements, kVectors vectors of each thread. The states of a row's
-// pieces lie in memory. The block that leaves the last one merges all, in their order, and raises
-// the row's flag, for which whoever finishes pieces of the row waits.
+// pieces lie in memory. The block that leaves the last one merges all, in their order, and leaves
+// the row's state, for which whoever finishes pieces of the row waits.
 //
 //   rows_in_waves.cuh      a block for some pieces' stages; what is read again lies in the L2 cache
 //   rows_resident.cuh      blocks that stay, and keep what they have folded
@@ -16,15 +16,62 @@
 
 namespace ingot {
 
-// What tasks meet in: the ticket; a flag a row and phase, which counts the pieces that came, and
-// one more when they are merged; states of pieces and of rows, each phase's in room of its own.
+// States on their way from block to block. Each word lies beside a mark in 64 bits, which are read
+// and written whole: who sees the mark has the word, so that no block waits until its results are
+// in memory, nor empties its L1 cache, as it would at a fence. (The idea of NCCL's LL protocol.)
+template <class State>
+struct MarkedStates {
+  static constexpr int kWords = sizeof(State) / 4;
+  static constexpr u64 kMark = u64{1} << 32;
+  static_assert(sizeof(State) % 4 == 0);
+  union Words {
+    State state;
+    u32 word[kWords];
+    INGOT_D Words() {}
+  };
+  u64* memory;
+  i64 count;
+
+  INGOT_D void write(i64 index, const State& state) const {
+    Words words;
+    words.state = state;
+    INGOT_UNROLL
+    for (int w = 0; w < kWords; ++w) {
+      ptx::store_relaxed(memory + w * count + index, kMark | words.word[w]);
+    }
+  }
+  // Whether it has been written; all of its words are asked for at once.
+  INGOT_D bool read(i64 index, State& state) const {
+    u64 read[kWords];
+    INGOT_UNROLL
+    for (int w = 0; w < kWords; ++w) read[w] = ptx::load_relaxed(memory + w * count + index);
+    Words words;
+    bool all = true;
+    INGOT_UNROLL
+    for (int w = 0; w < kWords; ++w) {
+      all = all && read[w] >= kMark;
+      words.word[w] = static_cast<u32>(read[w]);
+    }
+    state = words.state;
+    return all;
+  }
+  INGOT_D State wait(i64 index) const {
+    State state;
+    while (!read(index, state)) {
+    }
+    return state;
+  }
+  INGOT_D u64* end() const { return memory + kWords * count; }
+};
+
+// What tasks meet in: the ticket; how many pieces came, a row and phase; states of pieces and of
+// rows, each phase's in room of its own.
 template <class Body, i64 Pieces>
 struct PieceMemory {
-  static constexpr u32 kMerged = static_cast<u32>(Pieces) + 1;
   u32* counters;
   u32 rows;
   template <int P>
-  using Monoid = decltype(Body::monoid(Index<P>{}));
+  using States = MarkedStates<typename decltype(Body::monoid(Index<P>{}))::State>;
 
   INGOT_D PieceMemory(void* memory, i64 all_rows)
       : counters(static_cast<u32*>(memory)), rows(static_cast<u32>(all_rows)) {}
@@ -32,21 +79,21 @@ struct PieceMemory {
   INGOT_D i64 pieces_of_all() const { return static_cast<i64>(rows) * Pieces; }
   INGOT_D u32* ticket() const { return counters; }
   template <int P>
-  INGOT_D u32* flag(i64 row) const {
+  INGOT_D u32* arrived(i64 row) const {
     return counters + 1 + P * rows + row;
   }
-  // Of a phase: `Pieces` states a row, then one a row.
   template <int P>
-  INGOT_D unsigned char* pieces() const {
+  INGOT_D States<P> pieces() const {
     if constexpr (P == 0) {
-      return reinterpret_cast<unsigned char*>(counters) + wave_counter_bytes(rows, Body::kPhases);
+      return {reinterpret_cast<u64*>(counters) + wave_counter_bytes(rows, Body::kPhases) / 8,
+              pieces_of_all()};
     } else {
-      return merged<P - 1>() + Monoid<P - 1>::bytes(rows);
+      return {merged<P - 1>().end(), pieces_of_all()};
     }
   }
   template <int P>
-  INGOT_D unsigned char* merged() const {
-    return pieces<P>() + Monoid<P>::bytes(static_cast<i64>(rows) * Pieces);
+  INGOT_D States<P> merged() const {
+    return {pieces<P>().end(), rows};
   }
 };
 
@@ -57,9 +104,10 @@ struct RowPieces {
   using Value = typename Body::Value;
   template <int P>
   using Monoid = decltype(Body::monoid(Index<P>{}));
-  static constexpr int kVectors = wave_vectors(V);
-  static constexpr i64 kPiece = static_cast<i64>(Threads) * V * kVectors;
-  static constexpr i64 kPieces = wave_pieces(Body::kRow, V, Threads);
+  static constexpr i64 kPiece = wave_piece(V);
+  static constexpr i64 kPieces = wave_pieces(Body::kRow, V);
+  static constexpr int kVectors = kPiece / (Threads * V);
+  static_assert(kVectors * Threads * V == kPiece);
   using Memory = PieceMemory<Body, kPieces>;
 
   // Where a piece lies. What blocks agree on is computed when it is asked for, not held.
@@ -133,55 +181,28 @@ struct RowPieces {
   template <int P>
   INGOT_D static bool leave(const typename Monoid<P>::State& state, const Memory& memory,
                             const Piece& piece) {
-    const i64 count = memory.pieces_of_all();
-    Monoid<P>::write(memory.template pieces<P>(), count, piece.index, state);
-    __threadfence();
-    return atomicAdd(memory.template flag<P>(piece.row()), 1u) == Memory::kMerged - 2;
+    memory.template pieces<P>().write(piece.index, state);
+    return atomicAdd(memory.template arrived<P>(piece.row()), 1u) == kPieces - 1;
   }
 
-  // Merges the states of a row's pieces, which all were left, and raises its flag.
+  // Merges the states of a row's pieces, which all were left, and leaves the row's.
   template <int P>
   INGOT_D static void merge_row(const Memory& memory, i64 row) {
     using M = Monoid<P>;
     __shared__ TeamStorage<M, Threads> storage;
-    const i64 count = memory.pieces_of_all(), begin = row * kPieces;
-    __threadfence();
     auto all = M::identity();
     for (i64 i = threadIdx.x; i < kPieces; i += Threads) {
-      all = M::merge(all, M::read(memory.template pieces<P>(), count, begin + i));
+      all = M::merge(all, memory.template pieces<P>().wait(row * kPieces + i));
     }
     all = merge_team<M, Threads>(all, storage);
-    if (threadIdx.x == 0) {
-      M::write(memory.template merged<P>(), memory.rows, row, all);
-      ptx::store_release(memory.template flag<P>(row), Memory::kMerged);
-    }
+    if (threadIdx.x == 0) memory.template merged<P>().write(row, all);
   }
 
-  // Phases 0 ... P of the row: each begins behind the one before.
-  template <int P>
-  INGOT_D static bool is_merged(const Memory& memory, i64 row) {
-    return ptx::load_acquire(memory.template flag<P>(row)) == Memory::kMerged;
-  }
-  template <int P>
-  INGOT_D static typename Monoid<P>::State merged(const Memory& memory, i64 row) {
-    return Monoid<P>::read(memory.template merged<P>(), memory.rows, row);
-  }
-
-  // Until they are merged.
-  template <int P>
-  INGOT_D static void wait(const Memory& memory, i64 row) {
-    if (threadIdx.x == 0) {
-      while (!is_merged<P>(memory, row)) {
-      }
-    }
-    __syncthreads();
-  }
-
-  // Phases 0 ... S - 1 of a piece, which are merged; phase 0 is evaluated.
+  // Phases 0 ... S - 1 of a piece, whose row's states are there; phase 0 is evaluated.
   template <int S, int P>
   INGOT_D static void resolve(const Operands& operands, const Memory& memory, Held& held) {
     if constexpr (P < S) {
-      const auto state = merged<P>(memory, held.piece.row());
+      const auto state = memory.template merged<P>().wait(held.piece.row());
       Body::template resolve<P>(operands, state, held.piece.b(), held.piece.e(), held.row);
       if constexpr (P + 1 < S) evaluate<P + 1>(operands, held);
       resolve<S, P + 1>(operands, memory, held);
@@ -209,12 +230,15 @@ struct RowPieces {
   }
 };
 
-// Before the sweep, on the same memory. counters: wave_counters(). Grid: one block.
+// Before the sweep, on the same memory: bytes, a multiple of 16. Grid: kWaveBeginBlocks.
 template <int Threads>
-INGOT_D void begin_waves(void* memory, i64 counters) {
+INGOT_D void begin_waves(void* memory, i64 bytes) {
   let_next_kernel_start();
   wait_for_previous_kernel();
-  for (i64 i = threadIdx.x; i < counters; i += Threads) static_cast<u32*>(memory)[i] = 0;
+  const i64 step = static_cast<i64>(gridDim.x) * Threads;
+  for (i64 i = static_cast<i64>(blockIdx.x) * Threads + threadIdx.x; i < bytes / 16; i += step) {
+    static_cast<uint4*>(memory)[i] = uint4{0, 0, 0, 0};
+  }
 }
 
 }  // namespace ingot

@@ -16,7 +16,7 @@
 // by earlier tasks, and as a rule is done.
 //
 // Blocks draw tasks by a ticket: a block waits for such as run already, and none need be resident
-// beside another. States, flags and the body: row_pieces.cuh.
+// beside another. States and the body: row_pieces.cuh.
 #pragma once
 
 #include "common/dependent_launch.cuh"
@@ -59,7 +59,9 @@ struct RowsInWaves : RowPieces<Body, V, Threads> {
                                 Held& held) {
     if constexpr (S > 0) {
       if (held.is) {
-        Base::template wait<S - 1>(memory, held.piece.row());
+        // By one thread first: blocks that wait ask no oftener than they must.
+        if (threadIdx.x == 0) memory.template merged<S - 1>().wait(held.piece.row());
+        __syncthreads();
         Base::template resolve<S, 0>(operands, memory, held);
       }
     }

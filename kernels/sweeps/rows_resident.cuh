@@ -4,18 +4,21 @@
 // As many blocks as are there at once stay, and draw pieces of the rows by a ticket, all in one
 // order. A block does, over and over:
 //
-//   reads a piece; finishes the oldest piece that it keeps, whose row is merged; folds what it has
-//   read, keeps its live values in shared memory, and leaves its state
+//   folds a piece, which lies in the L2 cache, and leaves its state; asks for the next to be
+//   brought there; finishes the oldest piece that it keeps, whose row is merged; keeps the one it
+//   has folded
 //
 // so that the reads of one piece and the writes of another are under way together, and a row's
-// states have as long to come together as the blocks have room for other pieces.
+// states have as long to come together as the blocks have room for other pieces. Whatever one
+// thread asks memory for (a ticket, whether a piece was its row's last, a row's state) it tells the
+// others at the only barrier there is, that of the fold, by when it is there.
 //
 // No block waits for one that need not be there. Pieces are drawn in order: a block that has drawn
 // one of a later row knows that all pieces of the row that it waits for are drawn, and by blocks
 // that wait, if at all, for earlier rows. Where a row is not drawn whole yet and there is no room,
 // which is so where few blocks are there, a piece is folded and not kept, and read again.
 //
-// Of one phase. States, flags and the body: row_pieces.cuh.
+// Of one phase. States and the body: row_pieces.cuh.
 #pragma once
 
 #include "common/dependent_launch.cuh"
@@ -93,9 +96,10 @@ struct RowsResident : RowPieces<Body, V, Threads> {
     Base::finish_row(operands, held);
   }
 
-  // What threads tell each other once a piece: whether the piece before was its row's last to be
-  // left, and the state of the oldest piece's row, if it is merged.
+  // What threads tell each other once a piece: the one to be folded next; whether the one folded
+  // before was its row's last; and the state of the oldest piece's row, if it is merged.
   struct Meeting {
+    u32 next;
     bool last, is_merged;
     typename Monoid::State state;
   };
@@ -121,8 +125,9 @@ struct RowsResident : RowPieces<Body, V, Threads> {
       if (!all && row == drawn) return;
       auto state = meeting.state;
       if (!is_known) {
-        Base::template wait<0>(memory, row);
-        state = Base::template merged<0>(memory, row);
+        if (threadIdx.x == 0) memory.template merged<0>().wait(row);
+        __syncthreads();
+        state = memory.template merged<0>().wait(row);
       }
       finish_front(operands, memory, queue, state);
       is_known = false;
@@ -130,25 +135,43 @@ struct RowsResident : RowPieces<Body, V, Threads> {
     }
   }
 
-  // Merges the row of the piece that was left before where that was its last, before anything is
-  // waited for; and asks for the oldest piece's, by a thread of another warp meanwhile.
-  INGOT_D static void meet(const Memory& memory, const Queue& queue, u32 before, bool was_last,
-                           Meeting& meeting) {
-    if (threadIdx.x == 0) meeting.last = was_last;
-    if (threadIdx.x == 32) {
-      const i64 row = queue.count > 0 ? queue.piece().row() : 0;
-      meeting.is_merged = queue.count > 0 && Base::template is_merged<0>(memory, row);
-      if (meeting.is_merged) meeting.state = Base::template merged<0>(memory, row);
+  INGOT_D static void prefetch(const Operands& operands, u32 index, u32 pieces) {
+    if (index >= pieces) return;
+    const Piece piece{index};
+    INGOT_UNROLL
+    for (int k = 0; k < kVectors; ++k) {
+      if (piece.inside(k)) Body::prefetch(operands, piece.b(), piece.e() + piece.at(k));
     }
-    __syncthreads();
-    if (meeting.last) Base::template merge_row<0>(memory, Piece{before}.row());
+  }
+
+  // Of thread 0: the ticket behind the piece that is folded, and whether the one before was its
+  // row's last to be left.
+  struct Drawn {
+    u32 ticket = 0;
+    bool was_last = false;
+  };
+
+  // Before the barrier behind which threads meet. Another warp asks for the row's state.
+  INGOT_D static void tell(const Memory& memory, const Queue& queue, const Drawn& drawn,
+                           Meeting& meeting) {
+    if (threadIdx.x == 0) {
+      meeting.next = drawn.ticket;
+      meeting.last = drawn.was_last;
+    }
+    if (threadIdx.x == 32) {
+      // A piece that is alone was pushed behind the last barrier: only thread 0 can see which.
+      const bool seen = queue.count > 1;
+      meeting.is_merged =
+          seen && memory.template merged<0>().read(queue.piece().row(), meeting.state);
+    }
   }
 
   INGOT_D static void run(const Operands& operands, i64 rows, void* all_memory) {
     __shared__ u32 entries[Queue::kEntries];
-    __shared__ u32 drawn;
-    __shared__ Meeting meeting;
-    __shared__ TeamStorage<Monoid, Threads> storage;
+    __shared__ u32 first;
+    // In turns: what one piece's barrier has told is read until the next one's.
+    __shared__ Meeting meetings[2];
+    __shared__ TeamStorage<Monoid, Threads> storages[2];
     const Memory memory(all_memory, rows);
     const u32 pieces = static_cast<u32>(rows * kPieces);
     const u32 room = static_cast<u32>(Shared::vectors() / kVectors);
@@ -156,37 +179,40 @@ struct RowsResident : RowPieces<Body, V, Threads> {
     let_next_kernel_start();
     wait_for_previous_kernel();
 
-    // Of thread 0: the ticket behind the drawn one, and whether the piece before was its row's last
-    // to be left. Both are on their way while the next piece is read.
-    u32 ticket = 0;
-    bool was_last = false;
+    Drawn drawn;
     if (threadIdx.x == 0) {
-      drawn = atomicAdd(memory.ticket(), 1u);
-      ticket = atomicAdd(memory.ticket(), 1u);
+      first = atomicAdd(memory.ticket(), 1u);
+      drawn.ticket = atomicAdd(memory.ticket(), 1u);
     }
     __syncthreads();
-    u32 before = 0, index = drawn;
-    __syncthreads();
-    for (;;) {
-      const bool is_last = index >= pieces;
+    u32 before = 0, index = first;
+    int turn = 0;
+    for (; index < pieces; turn ^= 1) {
+      Meeting& meeting = meetings[turn];
       Held held(operands, index, pieces);
       typename Base::template Values<0> x;
-      if (!is_last) Base::template evaluate<0>(operands, held, x);
-      meet(memory, queue, before, was_last, meeting);
-      make_room(operands, memory, queue, meeting, is_last, held.piece.row());
-      if (is_last) return;
+      Base::template evaluate<0>(operands, held, x);
+      tell(memory, queue, drawn, meeting);
+      const auto state =
+          merge_team<Monoid, Threads>(Base::template lift<0>(held.piece, x), storages[turn]);
+      const u32 next = meeting.next;
+      prefetch(operands, next, pieces);
+      if (threadIdx.x == 0) {
+        drawn.was_last = Base::template leave<0>(state, memory, held.piece);
+        drawn.ticket = atomicAdd(memory.ticket(), 1u);
+      }
+      // Before anything is waited for.
+      if (meeting.last) Base::template merge_row<0>(memory, Piece{before}.row());
+      make_room(operands, memory, queue, meeting, false, held.piece.row());
       if (!queue.full()) keep(held, queue.slot(queue.kept));
       queue.push(index);
-      if (threadIdx.x == 0) drawn = ticket;
-      const auto state =
-          merge_team<Monoid, Threads>(Base::template lift<0>(held.piece, x), storage);
-      if (threadIdx.x == 0) {
-        was_last = Base::template leave<0>(state, memory, held.piece);
-        ticket = atomicAdd(memory.ticket(), 1u);
-      }
       before = index;
-      index = drawn;
+      index = next;
     }
+    tell(memory, queue, drawn, meetings[turn]);
+    __syncthreads();
+    if (meetings[turn].last) Base::template merge_row<0>(memory, Piece{before}.row());
+    make_room(operands, memory, queue, meetings[turn], true, 0);
   }
 };
 

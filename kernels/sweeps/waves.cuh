@@ -1,18 +1,17 @@
-// How rows_in_waves.cuh cuts its work, for host and device: plain C++, shared by the run time and
-// by standalone files.
+// How rows_in_waves.cuh and rows_resident.cuh cut their work, for host and device: plain C++,
+// shared by the run time and by standalone files.
 #pragma once
 
 #include "common/types.cuh"
 
 namespace ingot {
 
-// Vectors of a piece that a thread holds.
-INGOT_HD constexpr int wave_vectors(int width) {
-  return width >= 8 ? 2 : width >= 4 ? 4 : 8;
+// Elements of a piece. Of single ones a thread would hold too many.
+INGOT_HD constexpr i64 wave_piece(int width) {
+  return width > 1 ? 8192 : 4096;
 }
-INGOT_HD constexpr i64 wave_pieces(i64 row, int width, int threads) {
-  const i64 piece = static_cast<i64>(width) * threads * wave_vectors(width);
-  return (row + piece - 1) / piece;
+INGOT_HD constexpr i64 wave_pieces(i64 row, int width) {
+  return (row + wave_piece(width) - 1) / wave_piece(width);
 }
 
 // Pieces between two stages of one: all of a row's, and of those that are under way on a large GPU
@@ -27,17 +26,16 @@ INGOT_HD constexpr i64 wave_tasks(i64 rows, i64 pieces, int phases) {
   return rows * pieces + phases * wave_lag(pieces);
 }
 
-// The ticket and the flags, behind which states begin.
-INGOT_HD constexpr i64 wave_counters(i64 rows, int phases) {
-  return 1 + rows * phases;
-}
+// The ticket, and how many pieces of each row and phase have come. States begin behind them.
 INGOT_HD constexpr i64 wave_counter_bytes(i64 rows, int phases) {
-  return (4 * wave_counters(rows, phases) + 15) / 16 * 16;
+  return (4 * (1 + rows * phases) + 15) / 16 * 16;
 }
-// All of the memory. state: bytes of a state of all phases together, each rounded up to eight.
+// All of the memory, which is zero at the beginning. state: bytes of a state of all phases
+// together, each rounded up to eight; they lie in words of twice the size (row_pieces.cuh).
 INGOT_HD constexpr i64 wave_bytes(i64 rows, i64 pieces, int phases, i64 state) {
-  const i64 padding = 4 * state;  // arrays begin on multiples of 16
-  return wave_counter_bytes(rows, phases) + rows * (pieces + 1) * state + padding;
+  return wave_counter_bytes(rows, phases) + (rows * (pieces + 1) * 2 * state + 15) / 16 * 16;
 }
+// Blocks that set it to zero.
+inline constexpr i64 kWaveBeginBlocks = 64;
 
 }  // namespace ingot

@@ -41,7 +41,7 @@ int64_t blocks_of(const KernelSource& source, const KernelEntry& entry, int64_t 
     case KernelRole::rows_packed:
       return entry.tiles * up(rows_of(source, batch), entry.per_block);
     case KernelRole::waves_begin:
-      return 1;
+      return kWaveBeginBlocks;
     case KernelRole::waves:
       if (entry.stay > 0) return std::min(entry.stay, rows_of(source, batch) * entry.tiles);
       return wave_tasks(rows_of(source, batch), entry.tiles, source.phases);

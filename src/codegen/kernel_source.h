@@ -31,7 +31,7 @@ enum class KernelRole : uint8_t {
   merge,          // (operands, partials, splits)
   rows,           // (operands, rows)
   rows_packed,    // (operands, rows, packed, exponents, plain)
-  waves_begin,    // (operands, memory, counters)
+  waves_begin,    // (operands, memory, bytes)
   waves,          // (operands, rows, memory)
   groups,         // (operands, samples)
 };
@@ -44,7 +44,8 @@ struct KernelEntry {
   bool odd = false;          // whole vectors lie where sweeps/odd_rows.cuh says
   bool across_rows = false;  // vectors go on from one row of a sample into the next
   int threads = 0;
-  int64_t tiles = 1;  // blocks along a sample's elements, columns or a row's; of waves, pieces
+  int64_t tiles = 1;  // blocks along a sample's elements, columns or a row's; pieces of waves, and
+                      // the most of any variant (waves_begin)
   int64_t stay = 0;   // waves: where blocks stay, and draw one piece after another, their number
   int64_t per_block = 1;  // samples (map), samples of one step (columns) or rows (rows)
   // Shared memory that it makes use of where it is launched with it: the right results need none.

@@ -8,7 +8,7 @@
 namespace ingot {
 namespace {
 
-constexpr int64_t kLoopedThreads = 512, kSmallLoopThreads = 256, kPieceThreads = 512;
+constexpr int64_t kLoopedThreads = 512, kSmallLoopThreads = 256;
 constexpr int64_t kLine = 128;  // bytes; half of them where elements are read one by one
 // Of a row that loops, of one of the blocks that share it; twice as many where none are live.
 constexpr int64_t kBlockElements = int64_t{5} << 12;
@@ -21,6 +21,9 @@ constexpr int64_t kMultiprocessorBytes = int64_t{228} << 10, kNotKeptBytes = 102
 // less than this part, others are done in waves (8 MB were faster by a fifth, 1.5 MB slower by a
 // tenth), or by large blocks where small ones would.
 constexpr int64_t kLeastKept = 4;
+// Threads of a piece in waves, of which three blocks or two fit, and of one that stays: few, each
+// with many vectors, since merging their states takes as many instructions as folding does.
+constexpr int64_t kWaveThreads = 512, kResidentThreads = 256;
 // Blocks that stay on a multiprocessor; what each takes of its shared memory for a list of a row's
 // pieces, and how many those may be.
 constexpr int kResidentBlocks = 2;
@@ -106,8 +109,8 @@ bool loops_faster(const RowNeeds& row, int64_t team, int width) {
 RowCut cut_in_waves(const RowNeeds& row, int width) {
   RowCut cut;
   cut.kernel = RowTemplate::waves;
-  cut.team = kPieceThreads;
-  cut.blocks = wave_pieces(row.elements, width, kPieceThreads);
+  cut.team = kWaveThreads;
+  cut.blocks = wave_pieces(row.elements, width);
   // Threads hold a piece for each stage.
   cut.at_once = row.phases > 1 ? 1 : row.one_live && width <= 4 ? 3 : 2;
   cut.streams = true;
@@ -121,12 +124,12 @@ std::optional<RowCut> cut_resident(const RowNeeds& row, int width, const Target&
   if (row.phases != 1 || !has_live(row) || row.weighted || row.odd || width > 4) return {};
   RowCut cut;
   cut.kernel = RowTemplate::resident;
-  cut.team = kPieceThreads;
-  cut.blocks = wave_pieces(row.elements, width, kPieceThreads);
+  cut.team = kResidentThreads;
+  cut.blocks = wave_pieces(row.elements, width);
   cut.at_once = kResidentBlocks;
   cut.stay = kResidentBlocks * target.units;
   cut.streams = true;
-  const int64_t piece = wave_vectors(width) * vector_bytes(row, cut, width);
+  const int64_t piece = wave_piece(width) / (cut.team * width) * vector_bytes(row, cut, width);
   const int64_t bytes = std::min<int64_t>(
       kMultiprocessorBytes / kResidentBlocks - kNotKeptBytes - kQueueBytes, target.shared_bytes);
   cut.shared_bytes = bytes / piece * piece;

@@ -289,7 +289,21 @@ class RowsWriter {
     const bool packs = packed_ != kNoValue;
     return fmt::format(kFunctions, index, resolve_text(-1), phase_branches, resolve_branches,
                        finish.text(4), packs ? ", float (&packed)[V]" : "", finish_row.text(4)) +
-           (packs ? place_function() : "");
+           (packs ? place_function() : "") + prefetch_function();
+  }
+
+  // What phase 0 reads of an element, of rows that stay: into the L2 cache.
+  std::string prefetch_function() {
+    if (across() || cut().kernel != RowTemplate::resident) return "";
+    FunctionWriter writer(context_, nullptr);
+    for (const ValueId value : context_.sweep().loads) {
+      const auto found = evaluated_.find(value);
+      if (found == evaluated_.end() || found->second > 0 || context_.counts(value)) continue;
+      writer.statement(fmt::format("ptx::prefetch_line({});", writer.address(value)));
+    }
+    return fmt::format(
+        "  INGOT_D static void prefetch(const Operands& operands, i64 b, {} e) {{\n{}  }}\n",
+        context_.index_type(), writer.text(4));
   }
 
   // Where the packed value is stored: apart from finish(), so that all operands of a row are loaded
@@ -416,7 +430,9 @@ class RowsWriter {
   void write_kernels(UnitParts& parts) {
     const RowCut first = cut();
     const RowCut narrow = narrow_cut();
-    if (in_pieces(first.kernel)) begin_pieces(parts, {first.kernel, narrow.kernel});
+    if (in_pieces(first.kernel)) {
+      begin_pieces(parts, {first.kernel, narrow.kernel}, std::max(first.blocks, narrow.blocks));
+    }
     KernelEntry entry;
     entry.name = source_.name;
     entry.width = width();
@@ -462,7 +478,7 @@ class RowsWriter {
     source_.entries.push_back(std::move(entry));
   }
 
-  void begin_pieces(UnitParts& parts, const std::set<RowTemplate>& kernels) {
+  void begin_pieces(UnitParts& parts, const std::set<RowTemplate>& kernels, int64_t most_pieces) {
     parts.includes.pop_back();
     for (const RowTemplate kernel : kernels) {
       parts.includes.push_back(fmt::format("sweeps/{}.cuh", name_of_pieces(kernel)));
@@ -475,9 +491,10 @@ class RowsWriter {
     entry.name = source_.name + "_begin";
     entry.role = KernelRole::waves_begin;
     entry.threads = kBeginThreads;
+    entry.tiles = most_pieces;
     parts.kernels.push_back(
-        kernel_text(entry.name, functor_, entry.threads, "void* memory, ingot::i64 counters",
-                    fmt::format("begin_waves<{}>(memory, counters)", entry.threads)));
+        kernel_text(entry.name, functor_, entry.threads, "void* memory, ingot::i64 bytes",
+                    fmt::format("begin_waves<{}>(memory, bytes)", entry.threads)));
     source_.entries.push_back(entry);
   }
 

@@ -95,7 +95,7 @@ KernelLowering::KernelLowering(KernelSource source, Modules& modules)
 size_t KernelLowering::scratch_bytes(int64_t batch) const {
   size_t bytes = 0;
   for (const KernelEntry& entry : source_.entries) {
-    if (entry.role == KernelRole::waves) {
+    if (entry.role == KernelRole::waves_begin) {
       const int64_t needed =
           wave_bytes(rows_of(source_, batch), entry.tiles, source_.phases, source_.state_bytes);
       bytes = std::max(bytes, align_up(static_cast<size_t>(needed), kWorkspaceAlignment));
@@ -183,9 +183,10 @@ void KernelLowering::lower(const Lowering& to, const Override& instead, int64_t 
         break;
       case KernelRole::waves_begin:
         arguments.add_address(to.scratch);
-        arguments.add(wave_counters(rows_of(source_, to.batch), source_.phases));
+        arguments.add(wave_bytes(rows_of(source_, to.batch), entry.tiles, source_.phases,
+                                 source_.state_bytes));
         to.overwrite(to.scratch, scratch_bytes(to.batch));
-        to.name("flags and states of rows", to.scratch, scratch_bytes(to.batch));
+        to.name("states of rows and their pieces", to.scratch, scratch_bytes(to.batch));
         break;
       case KernelRole::waves:
         arguments.add(rows_of(source_, to.batch));

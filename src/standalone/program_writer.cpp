@@ -5,6 +5,7 @@
 
 #include "codegen/type_names.h"
 #include "support/error.h"
+#include "sweeps/waves.cuh"
 
 namespace ingot::standalone {
 namespace {
@@ -141,19 +142,20 @@ class ProgramWriter {
         case KernelRole::groups:
           blocks = arguments = samples;
           break;
-        case KernelRole::waves_begin:
-          blocks = "1";
-          arguments =
-              fmt::format("workspace, wave_counters({}, {})", rows_of(source), source.phases);
+        case KernelRole::waves_begin: {
+          const std::string bytes = fmt::format("wave_bytes({}, {}, {}, {})", rows_of(source),
+                                                entry->tiles, source.phases, source.state_bytes);
+          blocks = std::to_string(kWaveBeginBlocks);
+          arguments = "workspace, " + bytes;
+          scratch_.insert(fmt::format("size_t({})", bytes));
           break;
+        }
         case KernelRole::waves:
           blocks = entry->stay > 0 ? fmt::format("std::min<int64_t>({}, {} * {})", entry->stay,
                                                  rows_of(source), entry->tiles)
                                    : fmt::format("wave_tasks({}, {}, {})", rows_of(source),
                                                  entry->tiles, source.phases);
           arguments = rows_of(source) + ", workspace";
-          scratch_.insert(fmt::format("size_t(wave_bytes({}, {}, {}, {}))", rows_of(source),
-                                      entry->tiles, source.phases, source.state_bytes));
           break;
         case KernelRole::rows:
         case KernelRole::rows_packed:

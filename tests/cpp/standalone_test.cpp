@@ -165,17 +165,19 @@ TEST(Standalone, TakesTheTilesThatTheLibraryPlans) {
 }
 
 TEST(Standalone, GivesRowsInWavesTheirMemory) {
-  const auto check = [](int64_t features, const std::string& bytes, const std::string& blocks) {
+  const auto check = [](int64_t features, const std::string& bytes, const std::string& blocks,
+                        const std::string& threads) {
     const auto program = softmax_of(3, features);
     const std::string text = source_of(*program);
     EXPECT_THAT(text, HasSubstr(bytes));
-    const size_t begin = text.find("_begin, 1, 1024,"), rows = text.find(blocks + ", 512,");
+    const size_t begin = text.find("_begin, 64, 1024,"), rows = text.find(blocks + threads);
     ASSERT_NE(begin, std::string::npos);
     ASSERT_NE(rows, std::string::npos) << blocks;
-    EXPECT_LT(begin, rows) << "flags are lowered first";
+    EXPECT_LT(begin, rows) << "states are set to zero first";
   };
-  check(1 << 23, "wave_bytes(batch * 3, 1024, 1, 8)", "wave_tasks(batch * 3, 1024, 1)");
-  check(1 << 21, "wave_bytes(batch * 3, 256, 1, 8)", "std::min<int64_t>(264, batch * 3 * 256)");
+  check(1 << 23, "wave_bytes(batch * 3, 2048, 1, 8)", "wave_tasks(batch * 3, 1024, 1)", ", 512,");
+  check(1 << 21, "wave_bytes(batch * 3, 512, 1, 8)", "std::min<int64_t>(264, batch * 3 * 256)",
+        ", 256,");
 }
 
 TEST(Standalone, HoldsNoCodeThatItsModelDoesNotCall) {

@@ -33,12 +33,14 @@ template <class T>
 INGOT_D void store_streamed(void* address, const T& value) {
   std::memcpy(address, &value, sizeof(T));
 }
-INGOT_D u32 load_acquire(const u32* flag) {
-  return *flag;
+INGOT_D u64 load_relaxed(const u64* word) {
+  return *word;
 }
-INGOT_D void store_release(u32* flag, u32 value) {
-  *flag = value;
+INGOT_D void store_relaxed(u64* word, u64 value) {
+  *word = value;
 }
+
+INGOT_D void prefetch_line(const void*) {}
 
 INGOT_D void dependency_wait() {}
 INGOT_D void launch_dependents() {}
