@@ -16,6 +16,18 @@
 
 namespace ingot {
 
+// An element of a sample as the first of its thread's in a piece, and how far it lies behind that,
+// where a piece is one feature after another: all of a thread's vectors share one address, and what
+// is one value for all features is read once a piece.
+struct InPiece {
+  u32 first;
+  i64 offset;
+};
+template <class Place>
+inline constexpr bool kIsInPiece = false;
+template <>
+inline constexpr bool kIsInPiece<InPiece> = true;
+
 // States on their way from block to block. Each word lies beside a mark in 64 bits, which are read
 // and written whole: who sees the mark has the word, so that no block waits until its results are
 // in memory, nor empties its L1 cache, as it would at a fence. (The idea of NCCL's LL protocol.)
@@ -102,12 +114,14 @@ struct RowPieces {
   using Operands = typename Body::Operands;
   using Row = typename Body::Row;
   using Value = typename Body::Value;
+  using Place = typename Body::Place;
   template <int P>
   using Monoid = decltype(Body::monoid(Index<P>{}));
   static constexpr i64 kPiece = wave_piece(V);
   static constexpr i64 kPieces = wave_pieces(Body::kRow, V);
   static constexpr int kVectors = kPiece / (Threads * V);
   static_assert(kVectors * Threads * V == kPiece);
+  static constexpr bool kWhole = Body::kRow % kPiece == 0;  // all of its pieces
   using Memory = PieceMemory<Body, kPieces>;
 
   // Where a piece lies. What blocks agree on is computed when it is asked for, not held.
@@ -121,8 +135,22 @@ struct RowPieces {
     INGOT_D i64 at(int k) const {
       return number() * kPiece + (static_cast<i64>(k) * Threads + threadIdx.x) * V;
     }
-    INGOT_D bool inside(int k) const { return at(k) < Body::kRow; }
-    INGOT_D bool whole() const { return (number() + 1) * kPiece <= Body::kRow; }
+    INGOT_D bool inside(int k) const { return kWhole || at(k) < Body::kRow; }
+    INGOT_D bool whole() const { return kWhole || (number() + 1) * kPiece <= Body::kRow; }
+
+    INGOT_D static Place place(i64 first, i64 offset) {
+      if constexpr (kIsInPiece<Place>) {
+        return {static_cast<u32>(first), offset};
+      } else {
+        return static_cast<Place>(first + offset);
+      }
+    }
+    INGOT_D Place begin() const { return place(e() + number() * kPiece, 0); }
+    // Of vector k. Past the row's end: the thread's first vector again, or the row's last.
+    INGOT_D Place place(int k) const {
+      const i64 first = inside(0) ? at(0) : Body::kRow - V;
+      return place(e() + first, inside(k) ? static_cast<i64>(k) * Threads * V : 0);
+    }
   };
 
   // A piece on its way through a stage. Some tasks have none for a stage.
@@ -135,19 +163,17 @@ struct RowPieces {
     INGOT_D Held(const Operands& operands, i64 index, i64 pieces)
         : piece{index >= 0 && index < pieces ? static_cast<u32>(index) : 0},
           is(index >= 0 && index < pieces) {
-      Body::row(operands, piece.b(), piece.e(), row);
+      Body::row(operands, piece.b(), piece.begin(), row);
     }
   };
   template <int P>
   using Values = Value[kVectors][Monoid<P>::kCount][V];
 
-  // Past the row's end: the last vector again.
   template <int P>
   INGOT_D static void evaluate(const Operands& operands, Held& held, Values<P>& x) {
     INGOT_UNROLL
     for (int k = 0; k < kVectors; ++k) {
-      const i64 at = held.piece.inside(k) ? held.piece.at(k) : Body::kRow - V;
-      Body::template phase<P, V>(operands, held.row, held.piece.b(), held.piece.e() + at,
+      Body::template phase<P, V>(operands, held.row, held.piece.b(), held.piece.place(k),
                                  held.element[k], x[k]);
     }
   }
@@ -203,7 +229,7 @@ struct RowPieces {
   INGOT_D static void resolve(const Operands& operands, const Memory& memory, Held& held) {
     if constexpr (P < S) {
       const auto state = memory.template merged<P>().wait(held.piece.row());
-      Body::template resolve<P>(operands, state, held.piece.b(), held.piece.e(), held.row);
+      Body::template resolve<P>(operands, state, held.piece.b(), held.piece.begin(), held.row);
       if constexpr (P + 1 < S) evaluate<P + 1>(operands, held);
       resolve<S, P + 1>(operands, memory, held);
     }
@@ -214,8 +240,7 @@ struct RowPieces {
     INGOT_UNROLL
     for (int k = 0; k < kVectors; ++k) {
       if (piece.inside(k)) {
-        Body::template finish<V>(operands, held.row, piece.b(), piece.e() + piece.at(k),
-                                 held.element[k]);
+        Body::template finish<V>(operands, held.row, piece.b(), piece.place(k), held.element[k]);
       }
     }
     finish_row(operands, held);
@@ -225,7 +250,7 @@ struct RowPieces {
   INGOT_D static void finish_row(const Operands& operands, const Held& held) {
     const Piece& piece = held.piece;
     if (piece.number() == 0 && threadIdx.x == 0) {
-      Body::finish_row(operands, held.row, piece.b(), piece.e());
+      Body::finish_row(operands, held.row, piece.b(), piece.begin());
     }
   }
 };

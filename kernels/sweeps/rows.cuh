@@ -17,7 +17,8 @@
 //   static constexpr bool kNeedsIndex;                  some reduction is an ArgMax
 //   using Value = float;  static Together<...> monoid(Index<P>);   declared only
 //   using Place = i64;                                 of an element in its sample; or u32; or an
-//                                                      InRow, of rows in registers: "i64 e" below
+//                                                      InRow, of rows in registers, or an InPiece
+//                                                      (row_pieces.cuh): "i64 e" below
 //   struct Operands, Row;                              Row: values that are one a row
 //   template <int V> struct Element;                   values that live across reductions
 //   static void row(const Operands&, i64 b, i64 e, Row&);        before any reduction

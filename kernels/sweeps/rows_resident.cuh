@@ -9,9 +9,9 @@
 //   has folded
 //
 // so that the reads of one piece and the writes of another are under way together, and a row's
-// states have as long to come together as the blocks have room for other pieces. Whatever one
-// thread asks memory for (a ticket, whether a piece was its row's last, a row's state) it tells the
-// others at the only barrier there is, that of the fold, by when it is there.
+// states have as long to come together as the blocks have room for other pieces. What one thread
+// asks memory for it tells the others at a barrier when it is there: a ticket and the state of the
+// oldest piece's row with the fold, whether the piece was its row's last behind the writes.
 //
 // No block waits for one that need not be there. Pieces are drawn in order: a block that has drawn
 // one of a later row knows that all pieces of the row that it waits for are drawn, and by blocks
@@ -88,16 +88,16 @@ struct RowsResident : RowPieces<Body, V, Threads> {
       INGOT_UNROLL
       for (int n = 0; n < N; ++n) {
         if (held.piece.inside(k + n)) {
-          Body::template finish<V>(operands, held.row, held.piece.b(),
-                                   held.piece.e() + held.piece.at(k + n), element[n]);
+          Body::template finish<V>(operands, held.row, held.piece.b(), held.piece.place(k + n),
+                                   element[n]);
         }
       }
     }
     Base::finish_row(operands, held);
   }
 
-  // What threads tell each other once a piece: the one to be folded next; whether the one folded
-  // before was its row's last; and the state of the oldest piece's row, if it is merged.
+  // What threads tell each other of a piece: with its fold, the one to be folded next, and the
+  // state of the oldest piece's row, if it is merged; at its end, whether it was its row's last.
   struct Meeting {
     u32 next;
     bool last, is_merged;
@@ -109,7 +109,7 @@ struct RowsResident : RowPieces<Body, V, Threads> {
     const Piece piece = queue.piece();
     Held held(operands, piece.index, memory.pieces_of_all());
     if (!queue.front_is_kept()) Base::template evaluate<0>(operands, held);
-    Body::template resolve<0>(operands, state, piece.b(), piece.e(), held.row);
+    Body::template resolve<0>(operands, state, piece.b(), piece.begin(), held.row);
     if (queue.front_is_kept()) {
       finish_kept<2>(operands, held, queue.slot(0));
     } else {
@@ -125,9 +125,11 @@ struct RowsResident : RowPieces<Body, V, Threads> {
       if (!all && row == drawn) return;
       auto state = meeting.state;
       if (!is_known) {
-        if (threadIdx.x == 0) memory.template merged<0>().wait(row);
+        __shared__ typename Monoid::State waited;
+        __syncthreads();  // all have read what was waited for before
+        if (threadIdx.x == 0) waited = memory.template merged<0>().wait(row);
         __syncthreads();
-        state = memory.template merged<0>().wait(row);
+        state = waited;
       }
       finish_front(operands, memory, queue, state);
       is_known = false;
@@ -140,38 +142,23 @@ struct RowsResident : RowPieces<Body, V, Threads> {
     const Piece piece{index};
     INGOT_UNROLL
     for (int k = 0; k < kVectors; ++k) {
-      if (piece.inside(k)) Body::prefetch(operands, piece.b(), piece.e() + piece.at(k));
+      if (piece.inside(k)) {
+        Body::template prefetch<V>(operands, piece.b(), piece.place(k));
+      }
     }
   }
 
-  // Of thread 0: the ticket behind the piece that is folded, and whether the one before was its
-  // row's last to be left.
-  struct Drawn {
-    u32 ticket = 0;
-    bool was_last = false;
-  };
-
-  // Before the barrier behind which threads meet. Another warp asks for the row's state.
-  INGOT_D static void tell(const Memory& memory, const Queue& queue, const Drawn& drawn,
-                           Meeting& meeting) {
-    if (threadIdx.x == 0) {
-      meeting.next = drawn.ticket;
-      meeting.last = drawn.was_last;
-    }
-    if (threadIdx.x == 32) {
-      // A piece that is alone was pushed behind the last barrier: only thread 0 can see which.
-      const bool seen = queue.count > 1;
-      meeting.is_merged =
-          seen && memory.template merged<0>().read(queue.piece().row(), meeting.state);
-    }
+  // By a thread of another warp than that which draws pieces.
+  INGOT_D static void ask_for_front(const Memory& memory, const Queue& queue, Meeting& meeting) {
+    if (threadIdx.x != 32) return;
+    meeting.is_merged =
+        queue.count > 0 && memory.template merged<0>().read(queue.piece().row(), meeting.state);
   }
 
   INGOT_D static void run(const Operands& operands, i64 rows, void* all_memory) {
     __shared__ u32 entries[Queue::kEntries];
-    __shared__ u32 first;
-    // In turns: what one piece's barrier has told is read until the next one's.
-    __shared__ Meeting meetings[2];
-    __shared__ TeamStorage<Monoid, Threads> storages[2];
+    __shared__ Meeting meeting;
+    __shared__ TeamStorage<Monoid, Threads> storage;
     const Memory memory(all_memory, rows);
     const u32 pieces = static_cast<u32>(rows * kPieces);
     const u32 room = static_cast<u32>(Shared::vectors() / kVectors);
@@ -179,40 +166,40 @@ struct RowsResident : RowPieces<Body, V, Threads> {
     let_next_kernel_start();
     wait_for_previous_kernel();
 
-    Drawn drawn;
+    u32 ticket = 0;  // of thread 0: behind the piece that is folded
     if (threadIdx.x == 0) {
-      first = atomicAdd(memory.ticket(), 1u);
-      drawn.ticket = atomicAdd(memory.ticket(), 1u);
+      meeting.next = atomicAdd(memory.ticket(), 1u);
+      ticket = atomicAdd(memory.ticket(), 1u);
     }
     __syncthreads();
-    u32 before = 0, index = first;
-    int turn = 0;
-    for (; index < pieces; turn ^= 1) {
-      Meeting& meeting = meetings[turn];
+    u32 index = meeting.next;
+    __syncthreads();
+    while (index < pieces) {
       Held held(operands, index, pieces);
       typename Base::template Values<0> x;
       Base::template evaluate<0>(operands, held, x);
-      tell(memory, queue, drawn, meeting);
+      if (threadIdx.x == 0) meeting.next = ticket;
+      ask_for_front(memory, queue, meeting);
       const auto state =
-          merge_team<Monoid, Threads>(Base::template lift<0>(held.piece, x), storages[turn]);
+          merge_team<Monoid, Threads>(Base::template lift<0>(held.piece, x), storage);
       const u32 next = meeting.next;
       prefetch(operands, next, pieces);
+      bool was_last = false;
       if (threadIdx.x == 0) {
-        drawn.was_last = Base::template leave<0>(state, memory, held.piece);
-        drawn.ticket = atomicAdd(memory.ticket(), 1u);
+        was_last = Base::template leave<0>(state, memory, held.piece);
+        ticket = atomicAdd(memory.ticket(), 1u);
       }
-      // Before anything is waited for.
-      if (meeting.last) Base::template merge_row<0>(memory, Piece{before}.row());
       make_room(operands, memory, queue, meeting, false, held.piece.row());
       if (!queue.full()) keep(held, queue.slot(queue.kept));
       queue.push(index);
-      before = index;
+      if (threadIdx.x == 0) meeting.last = was_last;
+      __syncthreads();
+      if (meeting.last) Base::template merge_row<0>(memory, held.piece.row());
       index = next;
     }
-    tell(memory, queue, drawn, meetings[turn]);
+    ask_for_front(memory, queue, meeting);
     __syncthreads();
-    if (meetings[turn].last) Base::template merge_row<0>(memory, Piece{before}.row());
-    make_room(operands, memory, queue, meetings[turn], true, 0);
+    make_room(operands, memory, queue, meeting, true, 0);
   }
 };
 

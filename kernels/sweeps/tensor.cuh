@@ -22,6 +22,11 @@ struct Tensor {
     return static_cast<T*>(data) +
            (b * strides[0] + r * strides[1] + g * strides[2] + f * strides[3]);
   }
+  // Of vectors of V features: these lie side by side.
+  template <class T, int V>
+  INGOT_D T* vector_at(i64 b, i64 r, i64 g, i64 f) const {
+    return at<T>(b, r, g, 0) + (V > 1 ? f : f * strides[3]);
+  }
 };
 
 template <class T, int V>

@@ -6,6 +6,7 @@
 #include "codegen/row_cut.h"
 #include "codegen/sweep_writers.h"
 #include "support/error.h"
+#include "sweeps/waves.cuh"
 
 namespace ingot {
 namespace {
@@ -91,8 +92,11 @@ class RowsWriter {
       context_.stream_results();
       // A piece for each stage takes all the registers that there are.
       const bool small = row_elements_ * rows_per_sample_ < int64_t{1} << 31;
-      if (in_pieces(cut().kernel) && small) context_.index_in_32_bits();
-      functions = all_functions();
+      if (in_pieces(cut().kernel) && small) {
+        functions = pieces_functions();
+      } else {
+        functions = all_functions();
+      }
     }
     UnitParts parts;
     parts.comment = sweep_comment(context_, source_.name);
@@ -185,6 +189,23 @@ class RowsWriter {
     return !across() && holds(cut()) && holds(narrow_cut()) && rows_per_sample_ < kElementsByI32;
   }
 
+  // Of a row's pieces, where they are one feature after another: what is one value for all features
+  // is then one a piece.
+  std::string pieces_functions() {
+    const int64_t features = context_.space().features;
+    if (features == row_elements_ || features % wave_piece(2) == 0) {
+      context_.index_in_pieces();
+      one_a_piece_ = true;
+      held_.clear();
+      row_fields_.clear();
+      const std::string functions = all_functions();
+      if (in_pieces(cut().kernel)) return functions;
+      one_a_piece_ = false;
+    }
+    context_.index_in_32_bits();
+    return all_functions();
+  }
+
   std::string all_functions() {
     size_t known = 0;
     std::string functions;
@@ -208,6 +229,10 @@ class RowsWriter {
     return result;
   }
 
+  // What `row` and `resolve` compute for all elements that follow.
+  bool is_field(ValueId value) const {
+    return one_a_piece_ ? context_.seen(value).features == 1 : is_one_a_row(value);
+  }
   bool is_one_a_row(ValueId value) const {
     for (const Axis axis : {kRows, kGroups, kFeatures}) {
       if ((inside_ & axis_bit(axis)) && context_.seen(value).extent(axis, 1) > 1) return false;
@@ -240,7 +265,7 @@ class RowsWriter {
   FunctionWriter element_writer(int at) {
     return FunctionWriter(context_, [this, at](ValueId value) -> std::optional<Reference> {
       if (context_.is_constant(value)) return std::nullopt;
-      if (is_one_a_row(value)) return row_field(value);
+      if (is_field(value)) return row_field(value);
       if (!context_.seen(value).batched && context_.space().batched) return std::nullopt;
       // Asked again by the function that asked first, it is that function's own: compositions ask
       // without computing what they skip.
@@ -302,6 +327,7 @@ class RowsWriter {
       writer.statement(fmt::format("ptx::prefetch_line({});", writer.address(value)));
     }
     return fmt::format(
+        "  template <int V>\n"
         "  INGOT_D static void prefetch(const Operands& operands, i64 b, {} e) {{\n{}  }}\n",
         context_.index_type(), writer.text(4));
   }
@@ -528,7 +554,7 @@ class RowsWriter {
   AxisMask inside_ = 0;
   int64_t row_elements_ = 1, rows_per_sample_ = 1, inner_ = 1;
   int phases_ = 0, odd_width_ = 0;
-  bool needs_index_ = false;
+  bool needs_index_ = false, one_a_piece_ = false;
   std::map<ValueId, int> evaluated_;  // element values, and the phase that computes them
   std::set<ValueId> held_, row_fields_;
 };

@@ -113,6 +113,21 @@ void SweepContext::index_in_rows(AxisMask row) {
   }
 }
 
+void SweepContext::index_in_pieces() {
+  index_type_ = "InPiece";
+  const Shape& all = space();
+  const int64_t inner = all.features, middle = inner * all.groups;
+  coordinates_[kFeatures] =
+      fmt::format("(i64{{{}}} + e.offset)", position("e.first", 1, inner, all.rows * all.groups));
+  coordinates_[kGroups] = position("e.first", inner, all.groups, all.rows);
+  coordinates_[kRows] = position("e.first", middle, all.rows, 1);
+}
+
+void SweepContext::index_in_32_bits() {
+  index_type_ = "u32";
+  coordinates_.clear();
+}
+
 int SweepContext::widest() const {
   for (const auto* part : {&sweep_.loads, &sweep_.stores}) {
     for (const ValueId value : *part) {

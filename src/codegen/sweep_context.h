@@ -53,6 +53,9 @@ class SweepContext {
   void index_in_rows(AxisMask row);
   bool is_apart(ValueId value, bool written) const { return apart_.contains({value, written}); }
   void move_apart(ValueId value, bool written) { apart_.insert({value, written}); }
+  // It is the first of its thread's in a piece of one feature after another, and a distance.
+  void index_in_pieces();
+  bool indexes_in_pieces() const { return index_type_ == "InPiece"; }
   // The type of an element's index in the functor, and its coordinates where that is no number.
   const std::string& index_type() const { return index_type_; }
   const std::map<Axis, std::string>& coordinates() const { return coordinates_; }
@@ -62,7 +65,7 @@ class SweepContext {
   bool streams_results() const { return streams_; }
 
   // Of less than 2^31 elements.
-  void index_in_32_bits() { index_type_ = "u32"; }
+  void index_in_32_bits();
 
   // Largest vector width that the sweep's feature extent and dtypes suit (1, 2, 4 or 8).
   int width() const;

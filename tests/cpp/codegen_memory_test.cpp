@@ -92,7 +92,7 @@ TEST(CodegenMemory, RowsThatAllMultiprocessorsKeepAreDoneByBlocksThatStay) {
     const KernelSource source = along_rows(op, kRow);
     EXPECT_THAT(source.text, HasSubstr("rows_resident<"));
     EXPECT_THAT(source.text, HasSubstr("store_streamed"));
-    EXPECT_THAT(source.text, HasSubstr("i64 b, u32 e")) << "a shorter index, for registers";
+    EXPECT_THAT(source.text, HasSubstr("i64 b, InPiece e")) << "one address for all vectors";
     ASSERT_EQ(source.entries.size(), 3u);
     const KernelEntry &begin = source.entries[0], &rows = source.entries[1];
     EXPECT_EQ(begin.role, KernelRole::waves_begin);
