@@ -16,11 +16,14 @@ constexpr int64_t kMostBlocks = 8;
 // Of a multiprocessor's shared memory, what the blocks of looping rows that are there at once do
 // not keep values in: the system's, and their states.
 constexpr int64_t kMultiprocessorBytes = int64_t{228} << 10, kNotKeptBytes = 1024 + 2048;
-// Rows of which a cluster keeps less than two thirds stay in all multiprocessors' shared memory (of
-// 1.5 MB faster by a tenth, of 1 MB slower by a thirtieth) where they fit. Where a cluster keeps
-// less than this part, others are done in waves (8 MB were faster by a fifth, 1.5 MB slower by a
-// tenth), or by large blocks where small ones would.
-constexpr int64_t kLeastKept = 4;
+// Rows of so many elements stay in all multiprocessors' shared memory where they fit (of half a
+// megabyte faster by a seventh, of a quarter no faster). Where a cluster keeps less than this part,
+// others are done in waves (8 MB were faster by a fifth, 1.5 MB slower by a tenth), or by large
+// blocks where small ones would.
+constexpr int64_t kLeastResident = int64_t{1} << 17, kLeastKept = 4;
+// With weights of so many elements at most: more are not in the L2 cache any longer when the next
+// row reads them, and it is faster to have only these there (16 rows of 16 MB: by a tenth).
+constexpr int64_t kMostWeights = int64_t{1} << 20;
 // Threads of a piece in waves, of which three blocks or two fit, and of one that stays: few, each
 // with many vectors, since merging their states takes as many instructions as folding does.
 constexpr int64_t kWaveThreads = 512, kResidentThreads = 256;
@@ -118,10 +121,9 @@ RowCut cut_in_waves(const RowNeeds& row, int width) {
 }
 
 // Rows that the whole GPU keeps: all of one row's pieces, and one more that each block has drawn.
-// Not those in 16 bits, of which a piece is half as many bytes, nor where weights are read again
-// for each row: neither was faster.
 std::optional<RowCut> cut_resident(const RowNeeds& row, int width, const Target& target) {
-  if (row.phases != 1 || !has_live(row) || row.weighted || row.odd || width > 4) return {};
+  if (row.phases != 1 || !has_live(row) || row.odd) return {};
+  if (row.weighted && row.elements > kMostWeights) return {};
   RowCut cut;
   cut.kernel = RowTemplate::resident;
   cut.team = kResidentThreads;
@@ -169,7 +171,7 @@ RowCut cut_row(const RowNeeds& row, int width, const Target& target) {
   const RowCut looped = cut_looped(row, width, target);
   const int64_t live = vectors_of(row, looped, width) * vector_bytes(row, looped, width);
   if (looped.shared_bytes == 0) return looped;
-  if (2 * live > 3 * looped.shared_bytes) {
+  if (row.elements >= kLeastResident) {
     if (const auto resident = cut_resident(row, width, target)) return *resident;
   }
   return live > kLeastKept * looped.shared_bytes ? cut_in_waves(row, width) : looped;

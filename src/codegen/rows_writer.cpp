@@ -319,7 +319,9 @@ class RowsWriter {
 
   // What phase 0 reads of an element, of rows that stay: into the L2 cache.
   std::string prefetch_function() {
-    if (across() || cut().kernel != RowTemplate::resident) return "";
+    const bool stays =
+        cut().kernel == RowTemplate::resident || narrow_cut().kernel == RowTemplate::resident;
+    if (across() || !stays) return "";
     FunctionWriter writer(context_, nullptr);
     for (const ValueId value : context_.sweep().loads) {
       const auto found = evaluated_.find(value);

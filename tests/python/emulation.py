@@ -169,6 +169,12 @@ def _kernels(executable: dict) -> dict[str, tuple[str, tuple]]:
     }
 
 
+def kernels_of(graph: dict, batch: int) -> list[str]:
+    """Their text."""
+    executable = _program(graph).explain(batch)["executable"]
+    return [text for text, _ in _kernels(executable).values()]
+
+
 def run_on_cpu(graph: dict, leaves: list[torch.Tensor]) -> tuple[list, list]:
     """The same by the CPU's program."""
     results = _program(graph).signature.results

@@ -3,6 +3,7 @@ beside the CPU's program of the same graph."""
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import selection
 import torch
 from ingot import model_capture
+from ingot.capture import gains
 from ingot.capture.backward_operators import BACKWARD_OPERATORS
 from ingot.capture.captured import Region
 from ingot.capture.derivative import derivative_of
@@ -123,7 +125,7 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize("length", [768, 4097, 65535, pytest.param(393216, marks=THOROUGH)])
+@pytest.mark.parametrize("length", [768, 4097, 65535, 131072, pytest.param(393220, marks=THOROUGH)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("name", WRITTEN)
 def test_kernels_of_rows(name, dtype, length):
@@ -132,6 +134,33 @@ def test_kernels_of_rows(name, dtype, length):
     assert regions
     for region, _ in regions:
         emulation.check(region.graph, 3)
+
+
+LONG_ROWS = {
+    "groups": (nn.GroupNorm(2, 8), (2, 8, 256, 256), "rows_resident"),
+    "weights": (nn.LayerNorm(1 << 17), (2, 1 << 17), "rows_resident"),
+    "many weights": (nn.LayerNorm((1 << 20) + 8), (1, (1 << 20) + 8), "rows_in_waves"),
+    "two phases": (
+        Written(lambda x: F.layer_norm(torch.softmax(x, 1), x.shape[1:])),
+        (1, 1 << 21),
+        "rows_in_waves",
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("name", selection.quick(("groups", "many weights"), LONG_ROWS))
+def test_kernels_of_pieces(name, dtype, monkeypatch):
+    """Of rows that many blocks share, in the order in which one block alone would draw them."""
+    monkeypatch.setattr(gains, "takes_everything", True)
+    module, shape, template = LONG_ROWS[name]
+    module = copy.deepcopy(module).to(dtype)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.uniform_()
+    ((region, _),) = regions_of(module, [torch.randn(shape).to(dtype)], False)
+    assert any(f"{template}<" in text for text in emulation.kernels_of(region.graph, shape[0]))
+    emulation.check(region.graph, shape[0])
 
 
 @pytest.mark.parametrize("length", [100, 4097])

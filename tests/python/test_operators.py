@@ -7,6 +7,7 @@ from pathlib import Path
 import ingot
 import pytest
 import torch
+from ingot import model_capture
 from ingot.capture import gains
 from torch import nn
 from torch.nn import functional as F
@@ -266,3 +267,23 @@ def test_windows_with_gradients_are_pytorchs(everything):
         each(x).square().sum().backward()
     for one, other in zip(optimised.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "pays"),
+    [
+        (lambda x: F.layer_norm(x, x.shape[1:]), (2, 1 << 17), True),
+        (lambda x: F.layer_norm(x, x.shape[1:]), (2, 2, 1 << 16), True),
+        (lambda x: F.layer_norm(x, x.shape[2:]), (2, 4, 1 << 15), False),
+        (lambda x: torch.softmax(x, -1), (1, 1 << 19), True),
+        (lambda x: torch.softmax(x, -1), (1, 1 << 17), False),
+        (lambda x: torch.softmax(x, 1), (1, 1 << 19, 2), False),
+        (lambda x: F.group_norm(x, 1), (1, 4, 1 << 16), True),
+        (lambda x: F.group_norm(x, 4), (1, 4, 1 << 16), False),
+        (lambda x: F.instance_norm(x), (1, 2, 1 << 17), True),
+    ],
+)
+def test_few_long_rows_pay_alone(function, shape, pays):
+    """Of each of which PyTorch's kernel has one block."""
+    made = model_capture.capture(Function(function), (torch.randn(shape),), device_type="cuda")
+    assert bool(made.regions) is pays

@@ -25,8 +25,8 @@ from torch.nn import functional as F
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "python"))
 
 LENGTHS = (
-    *(77, 1001, 4099, 12289, 32769, 50257, 50260, 65535, 131073, 393215),
-    *(393220, (1 << 20) + 1, (3 << 20) + 4, 5 << 20),
+    *(77, 1001, 4099, 12289, 32769, 50257, 50260, 65535, 131072, 131073, 393215),
+    *(393220, 1 << 20, (1 << 20) + 1, (3 << 20) + 4, 5 << 20),
 )
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ELEMENTS = 1 << 21

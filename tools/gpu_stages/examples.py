@@ -136,6 +136,7 @@ def call_long_rows() -> None:
         (torch.nn.Softmax(dim=1), images.to(torch.bfloat16).repeat(2, 1, 1, 1).view(256, -1)),
         (torch.nn.GroupNorm(1, 16), images),
         (torch.nn.LayerNorm((16, 256, 256)), images),
+        (torch.nn.Softmax(dim=1), images.reshape(1, -1)),
     ):
         optimized = ingot.optimize(module.cuda(), [x])
         with torch.no_grad():

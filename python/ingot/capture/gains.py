@@ -12,6 +12,7 @@ than the bytes ask for, or more time over them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -140,14 +141,47 @@ _ALONE: dict[str, tuple[float, Callable[[torch.fx.Node], bool]]] = {
 }
 
 
+# Seconds that PyTorch's kernels of these take for each element of a row (H200, rows of 262144 to
+# 2^20): one block has all of it, so that a few long rows leave most multiprocessors idle.
+_OF_ONE_BLOCK = {
+    "softmax": 0.23e-9,
+    "log_softmax": 0.21e-9,
+    "layer_norm": 0.97e-9,
+    "rms_norm": 0.43e-9,
+    "group_norm": 0.40e-9,
+    "instance_norm": 0.74e-9,
+}
+# What must be saved of that, for the host's time, and bytes that ours moves in a second.
+_LEAST_SECONDS, _BYTES_A_SECOND = 50e-6, 3e12
+
+
 def pays_alone(node: torch.fx.Node) -> bool:
     """Whether an operator is worth a region of its own, where no gradients are needed."""
     if node.op != "call_function" or operator_name(node) not in _ALONE:
         return False
     least, fits = _ALONE[operator_name(node)]
-    if _takes_batch_away(node) or not _has_bytes(node, least):
+    if _takes_batch_away(node) or not _has_bytes(node, 0 if _keeps_a_block_long(node) else least):
         return False
     return takes_everything or fits(node)
+
+
+def _keeps_a_block_long(node: torch.fx.Node) -> bool:
+    seconds, value = _OF_ONE_BLOCK.get(operator_name(node)), node.args[0].meta["val"]
+    if seconds is None or not _elements_of_row(node):
+        return False
+    ours = 2 * size_in_bytes(value) / _BYTES_A_SECOND
+    return _elements_of_row(node) * seconds - ours > _LEAST_SECONDS
+
+
+def _elements_of_row(node: torch.fx.Node) -> int:
+    """Of those in _OF_ONE_BLOCK; 0: its rows do not lie one element after another."""
+    name, sizes = operator_name(node), [hint(size) for size in node.args[0].meta["val"].shape]
+    if name in ("softmax", "log_softmax"):
+        return sizes[-1] if sizes and node.args[1] % len(sizes) == len(sizes) - 1 else 0
+    if name in ("layer_norm", "rms_norm"):
+        return math.prod(sizes[-len(node.args[1]) :])
+    groups = node.args[1] if name == "group_norm" else sizes[1]
+    return math.prod(sizes[1:]) // max(groups, 1)
 
 
 def _takes_batch_away(node: torch.fx.Node) -> bool:
