@@ -61,11 +61,13 @@ class ErrorModel(enum.Enum):
 
 @dataclass(frozen=True)
 class Spread:
-    """Root mean square over the disturbed runs of the error, by the same measures."""
+    """Root mean square over the disturbed runs of the error, by the same measures; and the most
+    elements of a run that are NaN or Inf where the truth's are not, or the reverse."""
 
     relative_error: float
     worst_row_error: float
     scaled_error: float
+    nonfinite_mismatches: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,8 @@ def judge(
     """Whether a candidate's error is within what the error model allows. unit_roundoff: of the
     type in which the result is stored. eager_factor: how much more of eager's error is allowed than
     for outputs."""
-    if candidate.nonfinite_mismatches:
+    # An infinite multiple of what is nearly zero has the sign that rounding gives it.
+    if candidate.nonfinite_mismatches > SPREAD_FACTOR * spread.nonfinite_mismatches:
         return Judgement(
             False,
             f"{candidate.nonfinite_mismatches} elements are NaN or Inf where the original's are "

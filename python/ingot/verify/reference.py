@@ -27,6 +27,9 @@ from .scalars import ElementByElement
 from .terms import Forms
 
 DISTURBED_RUNS = 3
+# For so many elements one may be infinite, or not a number, by rounding alone. (A zero that is
+# disturbed is none any longer, and an infinite multiple of it a number that the truth's is not.)
+_ELEMENTS_OF_ONE_BEYOND = 10_000
 _NO_MODE: contextlib.AbstractContextManager = contextlib.nullcontext()
 
 
@@ -430,8 +433,8 @@ def _spreads(truth: Results, runs: Iterable[Results], dtype: torch.dtype) -> tup
         for found, exact, value, rows in compared:
             if value is not None and value.shape == exact.shape:
                 found.append(_difference(exact, value, rows, dtype))
-    named = {name: _spread(found) for name, found in named_found.items()}
-    return [_spread(found) for found in outputs_found], named
+    named = {name: _spread(exact_of[name], found) for name, found in named_found.items()}
+    return [_spread(*pair) for pair in zip(truth.outputs, outputs_found)], named
 
 
 def _difference(
@@ -448,9 +451,11 @@ def share_of_unlike(exact: torch.Tensor, value: torch.Tensor) -> float:
     return float((exact != value).double().mean()) if exact.numel() else 0.0
 
 
-def _spread(found: list) -> Spread:
+def _spread(exact: torch.Tensor, found: list) -> Spread:
     def mean(name: str) -> float:
         values = [getattr(m, name) for m in found]  # squares of which a float may not hold
         return math.hypot(*values) / math.sqrt(len(values)) if values else 0.0
 
-    return Spread(mean("relative_error"), mean("worst_row_error"), mean("scaled_error"))
+    beyond = max((m.nonfinite_mismatches for m in found), default=0)
+    beyond = min(beyond, exact.numel() // _ELEMENTS_OF_ONE_BEYOND)
+    return Spread(mean("relative_error"), mean("worst_row_error"), mean("scaled_error"), beyond)
