@@ -29,21 +29,13 @@ sys.path.insert(0, str(ROOT / "python"))
 
 import torch  # noqa: E402
 from ingot.cli.optimize import _rendering  # noqa: E402
-from ingot.model_file import load_model_file  # noqa: E402
+from ingot.model_file import constants_of, load_model_file  # noqa: E402
 from ingot.verify import VerifyOptions, ahead, verify_pair  # noqa: E402
+from ingot.verify.bounds import PRODUCTS  # noqa: E402
 from ingot.verify.candidate import CandidateError  # noqa: E402
 from ingot.verify.result import PairError  # noqa: E402
 from ingot.verify.worker import Worker  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
-aten = torch.ops.aten
-# Where the operands of a product are among its arguments.
-PRODUCTS = {
-    aten.mm.default: (0, 1),
-    aten.bmm.default: (0, 1),
-    aten.addmm.default: (1, 2),
-    aten.baddbmm.default: (1, 2),
-}
 
 
 def to_tf32(value: torch.Tensor) -> torch.Tensor:
@@ -67,10 +59,9 @@ class Rounded(TorchDispatchMode):
         self._round = ROUNDINGS[policy]
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        args = list(args)
-        for place in PRODUCTS.get(func, ()):
-            if args[place].dtype is torch.float32:
-                args[place] = self._round(args[place])
+        operands = PRODUCTS[func](args) if func in PRODUCTS else ()
+        rounded = {id(v): self._round(v) for v in operands if v.dtype is torch.float32}
+        args = [rounded.get(id(value), value) for value in args]
         return func(*args, **(kwargs or {}))
 
 
@@ -164,9 +155,9 @@ def main() -> int:
 
 def overrides(model: Path, settings: list) -> dict:
     """Of the settings NAME=VALUE those whose names the file gives a value."""
-    text = model.read_text(encoding="utf-8")
+    known = constants_of(model.read_text(encoding="utf-8"))
     pairs = [setting.split("=") for setting in settings]
-    return {name: int(value) for name, value in pairs if f"\n{name} = " in text}
+    return {name: int(value) for name, value in pairs if name in known}
 
 
 def write(model: Path, folder: Path, device: str) -> Path | None:

@@ -139,10 +139,14 @@ int SweepContext::widest() const {
   return 4;
 }
 
-int SweepContext::width() const {
+int SweepContext::widest_of(int64_t elements) const {
   int width = widest();
-  while (width > 1 && space().features % width != 0) width /= 2;
+  while (width > 1 && elements % width != 0) width /= 2;
   return width;
+}
+
+int SweepContext::width() const {
+  return widest_of(space().features);
 }
 
 bool SweepContext::counts(ValueId value) const {
@@ -186,8 +190,7 @@ int SweepContext::width_across_rows() const {
   };
   if (!std::all_of(sweep_.loads.begin(), sweep_.loads.end(), fits)) return 0;
   if (!std::all_of(sweep_.stores.begin(), sweep_.stores.end(), like_space)) return 0;
-  int width = widest();
-  while (width > 1 && elements % width != 0) width /= 2;
+  const int width = widest_of(elements);
   return width > this->width() ? width : 0;
 }
 

@@ -101,6 +101,7 @@ class SweepContext {
   bool across_rows_ = false;
 
   int widest() const;
+  int widest_of(int64_t elements) const;  // that divides them
 };
 
 }  // namespace ingot

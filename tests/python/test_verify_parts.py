@@ -12,7 +12,7 @@ import torch
 from ingot.verify import ahead, blocks, execution, judging, reference, trials
 from ingot.verify.bounds import Roundings
 from ingot.verify.cotangents import Cotangents
-from ingot.verify.criteria import ErrorModel
+from ingot.verify.criteria import ErrorModel, judge
 from ingot.verify.families import HOSTILE_BATCH, hostile_batch, hostile_families
 from ingot.verify.measures import Measures, measure
 from ingot.verify.randomness import Randomness
@@ -246,7 +246,16 @@ def test_large_models_on_a_cpu_get_fewer_rows_and_the_same_families():
 
 def test_a_spread_may_exceed_what_squares_can_hold():
     found = [Measures(1e-3, 3e200, 1e-3, 0, 0), Measures(1e-3, 4e200, 1e-3, 0, 0)]
-    assert reference._spread(found).worst_row_error == pytest.approx(5e200 / 2**0.5)
+    assert reference._spread(found, torch.ones(2)).worst_row_error == pytest.approx(5e200 / 2**0.5)
+
+
+def test_few_elements_may_be_infinite_by_rounding():
+    found = [Measures(1e-3, 1e-3, 1e-3, 0, beyond) for beyond in (0, 3, 1)]
+    assert reference._spread(found, torch.empty(100_000)).nonfinite_mismatches == 3
+    spread = reference._spread(found, torch.empty(20_000))
+    assert spread.nonfinite_mismatches == 2
+    for beyond, passes in ((8, True), (9, False)):
+        assert judge(Measures(0.0, 0.0, 0.0, 0, beyond), None, spread, 1e-7).passed is passes
 
 
 def test_derivatives_element_by_element_send_a_nan_where_scalar_kernels_do():

@@ -82,7 +82,7 @@ class Disturbance(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if func in _PRODUCTS:
+        if func in PRODUCTS:
             return self._product(func, args, kwargs)
         if func._schema.is_mutable:
             self._note_written(func, args, kwargs)
@@ -265,7 +265,7 @@ class Disturbance(TorchDispatchMode):
         )
 
     def _product(self, func: Any, args: tuple, kwargs: dict) -> torch.Tensor:
-        operands = _PRODUCTS[func](args)
+        operands = PRODUCTS[func](args)
         number, self._number = self._number, self._number + 1
         # A leaf's storage is held by whoever named it, so that its address is its own.
         kept = _storages(_tensors((args, kwargs))) <= self._leaves
@@ -358,7 +358,8 @@ def _tensors(tree: Any) -> list:
 
 
 _aten = torch.ops.aten
-_PRODUCTS: dict = {
+# (first operand, second) of arguments.
+PRODUCTS: dict = {
     _aten.mm.default: lambda args: (args[0], args[1]),
     _aten.bmm.default: lambda args: (args[0], args[1]),
     _aten.addmm.default: lambda args: (args[1], args[2]),

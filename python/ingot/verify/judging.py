@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,6 +33,21 @@ _SECOND_LOOKS = 8  # at so many calls of a candidate, at most: that of a wrong o
 
 class OriginalNotInFp64Error(Exception):
     """The original runs in its own type and not in fp64: there is no truth to compare with."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call that is judged. before: the state; eager, truth: what the original makes of it;
+    reply, received: what the candidate's worker says and sends."""
+
+    trial: Trial
+    before: dict
+    seed: int
+    eager: Results
+    truth: Results
+    reply: dict
+    received: dict
+    outputs: list
 
 
 class Judge:
@@ -106,8 +122,8 @@ class Judge:
                 f"{_gradient_name(without[0])}, of what was made of it in fp64 there is none"
             )
         earlier, rows = self._gradients, len(self.result.accuracy)
-        judged = (trial, before, eager, reply, received, outputs, seed, truth)
-        problem = self._judge_results(*judged, spreads, named=False)
+        judged = _Call(trial, before, seed, eager, truth, reply, received, outputs)
+        problem = self._judge_results(judged, spreads, named=False)
         if problem[0]:
             # Few runs hardly show what is rare, a value that changes sides; those of an earlier
             # call do not know that statistics have moved.
@@ -117,39 +133,26 @@ class Judge:
                 spreads = self.reference.spread_again(*asked, runs=_MORE_RUNS)
             self._gradients = earlier
             del self.result.accuracy[rows:]
-            problem = self._judge_results(*judged, spreads, named=True)
+            problem = self._judge_results(judged, spreads, named=True)
         self._history.remember(trial, before, outputs)
         return problem
 
-    def _judge_results(
-        self,
-        trial: Trial,
-        before: dict,
-        eager: Results,
-        reply: dict,
-        received: dict,
-        outputs: list,
-        seed: int,
-        truth: Results,
-        spreads: Sequence,
-        named: bool,
-    ) -> tuple:
+    def _judge_results(self, call: _Call, spreads: Sequence, named: bool) -> tuple:
         """named: whether what is wrong is to get a name, which may take long."""
-        call = (trial, before, eager, truth, outputs, received, seed, reply["call"])
-        problem = self._judge_values(*call, spreads, named)
-        if eager.gradients is not None:
-            again = self._element_by_element(trial, before, seed)
-            found = self._judge_gradients(trial, eager, truth, reply, received, spreads[1], again)
+        problem = self._judge_values(call, spreads, named)
+        if call.eager.gradients is not None:
+            found = self._judge_gradients(call, spreads[1])
             problem = problem if problem[0] else found
         return problem
 
-    def _element_by_element(self, trial: Trial, before: dict, seed: int) -> Callable | None:
+    def _element_by_element(self, call: _Call) -> Callable | None:
         """For the name of a gradient, what it is without vectorised kernels, which on a CPU may
         send a NaN elsewhere."""
         if self.device.type != "cpu":
             return None
-        call = (before, trial.values, trial.training, seed, trial.cotangents)
-        made = functools.cache(lambda: self.reference.eager_element_by_element(*call).gradients)
+        trial = call.trial
+        asked = (call.before, trial.values, trial.training, call.seed, trial.cotangents)
+        made = functools.cache(lambda: self.reference.eager_element_by_element(*asked).gradients)
         return lambda key: (made() or {}).get(key)
 
     def _judge_conduct(
@@ -226,19 +229,9 @@ class Judge:
                 return f"going backwards changes the gradient of output {i}", "input tampering"
         return "", ""
 
-    def _judge_values(
-        self,
-        trial: Trial,
-        before: dict,
-        eager: Results,
-        truth: Results,
-        outputs: list,
-        received: dict,
-        seed: int,
-        call: Any,
-        all_spreads: Sequence,
-        named: bool,
-    ) -> tuple:
+    def _judge_values(self, call: _Call, all_spreads: Sequence, named: bool) -> tuple:
+        trial, before, eager, truth = call.trial, call.before, call.eager, call.truth
+        outputs, received = call.outputs, call.received
         spreads, named_spreads = all_spreads
         problem: tuple = ("", "")
         for i, (output, own) in enumerate(zip(outputs, eager.outputs, strict=True)):
@@ -261,7 +254,8 @@ class Judge:
                 random=eager.drew,
             )
             if message and not problem[0]:
-                wrong = tricks.Wrong(trial, before, seed, call, i, output, exact)
+                asked = call.seed, call.reply["call"]
+                wrong = tricks.Wrong(trial, before, *asked, i, output, exact)
                 problem = (message, self._history.name_trick(wrong) if named else "")
         for key, exact, own in _left_behind(eager, truth):
             kind, name = _kind_and_name(key)
@@ -298,23 +292,16 @@ class Judge:
                 )
         return problem
 
-    def _judge_gradients(
-        self,
-        trial: Trial,
-        eager: Results,
-        truth: Results,
-        reply: dict,
-        received: dict,
-        spreads: dict,
-        again: Callable | None,
-    ) -> tuple:
-        """By the criteria of outputs, beside eager's own gradients of the same call. again: of
-        `_element_by_element`."""
+    def _judge_gradients(self, call: _Call, spreads: dict) -> tuple:
+        """By the criteria of outputs, beside eager's own gradients of the same call."""
+        trial, eager, truth, received = call.trial, call.eager, call.truth, call.received
+        again = self._element_by_element(call)
         found_here = {k: v for k, v in received.items() if k[:2] == "dp" or k[:2] == "di"}
         earlier, self._gradients = self._gradients, [*self._gradients, found_here][-_CALLS_KEPT:]
-        if reply["requires_grad"] != eager.requires_grad:
+        with_derivative = call.reply["requires_grad"]
+        if with_derivative != eager.requires_grad:
             return (
-                f"of its outputs {reply['requires_grad']} have a derivative, of the original's "
+                f"of its outputs {with_derivative} have a derivative, of the original's "
                 f"{eager.requires_grad}",
                 tricks.DETACHED,
             )

@@ -433,8 +433,8 @@ def _spreads(truth: Results, runs: Iterable[Results], dtype: torch.dtype) -> tup
         for found, exact, value, rows in compared:
             if value is not None and value.shape == exact.shape:
                 found.append(_difference(exact, value, rows, dtype))
-    named = {name: _spread(exact_of[name], found) for name, found in named_found.items()}
-    return [_spread(*pair) for pair in zip(truth.outputs, outputs_found)], named
+    outputs = [_spread(*pair) for pair in zip(outputs_found, truth.outputs)]
+    return outputs, {name: _spread(found, exact_of[name]) for name, found in named_found.items()}
 
 
 def _difference(
@@ -451,7 +451,7 @@ def share_of_unlike(exact: torch.Tensor, value: torch.Tensor) -> float:
     return float((exact != value).double().mean()) if exact.numel() else 0.0
 
 
-def _spread(exact: torch.Tensor, found: list) -> Spread:
+def _spread(found: list, exact: torch.Tensor) -> Spread:
     def mean(name: str) -> float:
         values = [getattr(m, name) for m in found]  # squares of which a float may not hold
         return math.hypot(*values) / math.sqrt(len(values)) if values else 0.0

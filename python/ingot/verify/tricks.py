@@ -38,6 +38,8 @@ WRONG_GRADIENT = "wrong gradient"
 KNOWN_SHAPES = "fitted to the checker's sizes"
 
 _CALLS_KEPT = 6
+# Wrong results that are looked at a moment later; the others are taken for as the last of them was.
+_LOOKS_AGAIN = 3
 # A lower precision shows as a small, regular error (fp16 1e-4, tf32 3e-4, bf16 3e-3, fp8 4e-2).
 _LOWER_PRECISION = 0.06
 # An explanation holds where it leaves this part of the error.
@@ -82,14 +84,14 @@ class History:
         self._evidence = evidence
         self._calls: list = []
         self._named: dict = {}  # by mode: finding a name is dear
+        self._looks_again, self._was_late = _LOOKS_AGAIN, False
 
     def remember(self, trial: Any, before: dict, outputs: list) -> None:
         self._calls = ([*self._calls, (trial, before, outputs)])[-_CALLS_KEPT:]
 
     def name_trick(self, wrong: Wrong) -> str:
         """The trick that this wrong output looks like, or ""."""
-        later = self._evidence.read_again(wrong.call)
-        if later is not None and not same_bits(later[wrong.index], wrong.output):
+        if self._comes_late(wrong):
             return LATE
         finite = bool(torch.isfinite(wrong.truth).all())
         if finite and not bool(torch.isfinite(wrong.output).all()):
@@ -106,6 +108,13 @@ class History:
             c.mode == "training" and c.outcome == "failed" for c in self._result.checks
         )
         return "" if wrong.trial.training or wrong_in_training else EVAL_ONLY
+
+    def _comes_late(self, wrong: Wrong) -> bool:
+        if self._looks_again:
+            self._looks_again -= 1
+            later = self._evidence.read_again(wrong.call)
+            self._was_late = later is not None and not same_bits(later[wrong.index], wrong.output)
+        return self._was_late
 
     def _failed_before(self) -> bool:
         return any(c.outcome == "failed" for c in self._result.checks)
