@@ -132,7 +132,9 @@ print(len(module.ingot_report()["operators_replaced"]))
 """
 
 
-@pytest.mark.parametrize(("asked", "taken"), [("all", "2"), ("", "0")])
+@pytest.mark.parametrize(
+    ("asked", "taken"), [("all", "2"), pytest.param("", "0", marks=pytest.mark.thorough)]
+)
 def test_the_environment_may_ask_for_all(asked, taken):
     environment = {**os.environ, "INGOT_TAKE": asked}
     run = [sys.executable, "-c", TAKEN]

@@ -8,6 +8,7 @@ import itertools
 
 import ingot
 import pytest
+import selection
 import torch
 from ingot.live import lengths
 from live import regions_run
@@ -109,7 +110,7 @@ def _gradients(module, result, given):
 
 
 @pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("batch", selection.quick([3], [1, 3]))
 def test_two_captures_serve_all_lengths(batch, gradients):
     optimised, eager = _pair(Encoder)
     with torch.set_grad_enabled(gradients):
@@ -228,7 +229,7 @@ class Modulated(nn.Module):
         return torch.softmax(self.last(y), -1), y.mean(1)
 
 
-@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("gradients", selection.quick([True], [False, True]))
 def test_operands_of_other_shapes(gradients):
     optimised, eager = _pair(Modulated)
     with torch.set_grad_enabled(gradients):

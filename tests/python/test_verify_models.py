@@ -286,7 +286,7 @@ class Model""",
     [
         pytest.param(1, True, marks=pytest.mark.thorough),
         (2, True),
-        (3, False),
+        pytest.param(3, False, marks=pytest.mark.thorough),
     ],
 )
 def test_a_gradient_that_is_slightly_off_once_is_asked_for_again(tmp_path, times, verified):
@@ -300,7 +300,9 @@ def test_a_gradient_that_is_slightly_off_once_is_asked_for_again(tmp_path, times
     assert all(row.candidate.relative_error < 1e-5 for row in result.accuracy) == verified
 
 
-@pytest.mark.parametrize(("times", "verified"), [(1, True), (3, False)])
+@pytest.mark.parametrize(
+    ("times", "verified"), [pytest.param(1, True, marks=pytest.mark.thorough), (3, False)]
+)
 def test_a_kink_of_hostile_inputs_is_asked_for_again(tmp_path, times, verified):
     """Beyond a clamp's bounds nearly all of the gradient is zero: one element is a tenth of it."""
     original = model("return self.gemm(x)")

@@ -551,4 +551,18 @@ BUGS = [
         "        return operand\n",
         "python tests/python/test_tensors_of_one_number.py",
     ),
+    Bug(
+        "pieces that span groups take one group's values",
+        "src/codegen/rows_writer.cpp",
+        "if (features == row_elements_ || features % wave_piece(2) == 0) {",
+        "if (true) {",
+        "python tests/python/test_emulated_kernels.py::test_kernels_of_pieces",
+    ),
+    Bug(
+        "a vector past the row's end counts",
+        "kernels/sweeps/row_pieces.cuh",
+        "if (piece.inside(k)) state = M::merge(",
+        "state = M::merge(",
+        "python tests/python/test_emulated_kernels.py::test_kernels_of_pieces",
+    ),
 ]
