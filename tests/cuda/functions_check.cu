@@ -47,6 +47,12 @@ struct Rsqrt {
   __device__ static double absolute(double) { return 1e300; }
   __device__ static double relative(double) { return 0x1p-22; }
 };
+struct Log {
+  static constexpr const char* kName = "log";
+  __device__ static Point at(float a) { return {math::log(a), log(double(a))}; }
+  __device__ static double absolute(double) { return 1e300; }
+  __device__ static double relative(double a) { return a < 0x1p-126 ? 3.2e-7 : 1.3e-7; }
+};
 struct CoarseExp {
   static constexpr const char* kName = "coarse::exp";
   __device__ static Point at(float a) {
@@ -145,10 +151,10 @@ unsigned run(Worst* worst) {
 int main() {
   Worst* worst = nullptr;
   if (cudaMallocManaged(&worst, sizeof *worst) != cudaSuccess) return 2;
-  const unsigned wrong = run<OnePlusErf>(worst) + run<OnePlusTanh>(worst) +
-                         run<ExpOfMinusSquare>(worst) + run<Rsqrt>(worst) + run<CoarseExp>(worst) +
-                         run<CoarseSigmoid>(worst) + run<CoarseSilu>(worst) +
-                         run<CoarseTanh>(worst) + run<CoarseOnePlusErf>(worst);
+  const unsigned wrong =
+      run<OnePlusErf>(worst) + run<OnePlusTanh>(worst) + run<ExpOfMinusSquare>(worst) +
+      run<Rsqrt>(worst) + run<Log>(worst) + run<CoarseExp>(worst) + run<CoarseSigmoid>(worst) +
+      run<CoarseSilu>(worst) + run<CoarseTanh>(worst) + run<CoarseOnePlusErf>(worst);
   std::printf("%u wrong\n", wrong);
   return wrong ? 1 : 0;
 }

@@ -167,10 +167,13 @@ inline void min_NaN_f32(float& result, float a, float b) {
 inline void rcp_approx_ftz_f32(float& result, float a) {
   result = 1.f / a;
 }
+inline constexpr float kSmallestNormal = 1.17549435e-38f;
 inline void ex2_approx_ftz_f32(float& result, float a) {
-  constexpr float kSmallestNormal = 1.17549435e-38f;
   result = std::exp2(a);
   if (result < kSmallestNormal) result = 0;
+}
+inline void lg2_approx_ftz_f32(float& result, float a) {
+  result = std::log2(std::fabs(a) < kSmallestNormal ? 0 * a : a);
 }
 inline void rsqrt_approx_f32(float& result, float a) {
   result = rsqrtf(a);

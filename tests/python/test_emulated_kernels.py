@@ -140,7 +140,7 @@ TYPES = [torch.float32, torch.bfloat16]
 LONG_ROWS = {
     "groups": (nn.GroupNorm(2, 8), (2, 8, 256, 256), "rows_resident"),
     "groups that pieces span": (nn.GroupNorm(2, 8), (2, 8, 200, 200), "rows_resident"),
-    "many weights": (nn.LayerNorm((1 << 20) + 8), (1, (1 << 20) + 8), "rows_in_waves"),
+    "many weights": (nn.LayerNorm((1 << 20) + 8), (5, (1 << 20) + 8), "rows_folded"),
     "weights": (nn.LayerNorm(1 << 17), (2, 1 << 17), "rows_resident"),
     "two phases": (
         Written(lambda x: F.layer_norm(torch.softmax(x, 1), x.shape[1:])),
@@ -163,6 +163,21 @@ def test_kernels_of_pieces(name, dtype, monkeypatch):
     ((region, _),) = regions_of(module, [torch.randn(shape).to(dtype)], False)
     assert any(f"{template}<" in text for text in emulation.kernels_of(region.graph, shape[0]))
     emulation.check(region.graph, shape[0])
+
+
+def test_logarithms():
+    """Of numbers of every magnitude, and of those that have none or an infinite one."""
+    bits = torch.arange(1 << 23, 0x7F800000, 99991, dtype=torch.int32)
+    near_one = 1 + torch.arange(-2000, 2000) * 2.0**-18
+    subnormal = torch.tensor([1, 3, 1 << 22, (1 << 23) - 1], dtype=torch.int32).view(torch.float32)
+    special = torch.tensor([0, -0.0, torch.inf, -torch.inf, torch.nan, -1, -1e-40])
+    x = torch.cat([special, subnormal, bits.view(torch.float32), near_one])[None]
+    ((region, _),) = regions_of(Written(lambda x: -(torch.log(x) * 2)), [x], False)
+    (found,), _ = emulation.run(region.graph, [x], 1)
+    found, expected = found.double().flatten(), -2 * x.double().log().flatten()
+    torch.testing.assert_close(found, expected, rtol=3.2e-7, atol=0, equal_nan=True)
+    normal = slice(len(special) + len(subnormal), None)
+    torch.testing.assert_close(found[normal], expected[normal], rtol=1.3e-7, atol=0)
 
 
 @pytest.mark.parametrize("length", [100, 4097])
