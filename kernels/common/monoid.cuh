@@ -86,7 +86,8 @@ struct Moments {
 };
 
 // log Σ exp(x) held as (max, Σ exp(x − max)): the online softmax of Milakov and Gimelshein (2018).
-template <class T>
+// Coarse: where all that follows from the sum is rounded to 16 bits.
+template <class T, bool Coarse = false>
 struct LogSumExp {
   struct State {
     T max, sum;
@@ -97,8 +98,15 @@ struct LogSumExp {
     const T top = Max<T>::merge({a.max}, {b.max}).value;
     return {top, sum_relative_to(a, top) + sum_relative_to(b, top)};
   }
+  INGOT_HD static T exp(T x) {
+    if constexpr (Coarse) {
+      return math::coarse::exp(x);
+    } else {
+      return math::exp(x);
+    }
+  }
   // Σ exp(x − top) for a top that is the state's own maximum or lies above it.
-  INGOT_HD static T sum_relative_to(State s, T top) { return s.sum * math::exp(below(s.max, top)); }
+  INGOT_HD static T sum_relative_to(State s, T top) { return s.sum * exp(below(s.max, top)); }
   // x − top, but 0 where they are equal: −inf − −inf is NaN, and an empty state contributes
   // nothing. A selection, so that exp() follows without a branch.
   INGOT_HD static T below(T x, T top) { return x == top ? T(0) : x - top; }

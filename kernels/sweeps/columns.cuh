@@ -190,10 +190,12 @@ struct InnerPlace {
     return {b + Threads / kVectors + (beyond >= 0), beyond >= 0 ? beyond : beyond + kVectors};
   }
   INGOT_D i64 index() const { return (b * kVectors + vector) * V; }
-  INGOT_D i64 entry() const { return b / Body::kLeading; }
+  // b is never negative: without its sign the divisions are shorter.
+  INGOT_D i64 entry() const { return static_cast<i64>(static_cast<u64>(b) / Body::kLeading); }
+  INGOT_D i64 piece() const { return static_cast<i64>(static_cast<u64>(b) % Body::kLeading); }
   // An element of the batch entry. Of fewer than 2^32 a division takes a third of the instructions.
   INGOT_D i64 element(i64 column) const {
-    const i64 e = Body::flat(column, b % Body::kLeading * Body::kInner + vector * V);
+    const i64 e = Body::flat(column, piece() * Body::kInner + vector * V);
     constexpr i64 kElements = Body::kColumns * Body::kInner * Body::kLeading;
     return kElements >> 32 == 0 ? static_cast<i64>(static_cast<u32>(e)) : e;
   }

@@ -85,21 +85,20 @@ struct Fold<Moments<C>> {
 };
 
 // The maximum first, then one exponential a value.
-template <class C>
-struct Fold<LogSumExp<C>> {
+template <class C, bool Coarse>
+struct Fold<LogSumExp<C, Coarse>> {
+  using M = LogSumExp<C, Coarse>;
   template <class T, int N>
-  INGOT_D static typename LogSumExp<C>::State lift(const T (&x)[N], i64, i64) {
+  INGOT_D static typename M::State lift(const T (&x)[N], i64, i64) {
     typename Max<C>::State top = Max<C>::lift(x[0]);
     INGOT_UNROLL
     for (int i = 1; i < N; ++i) top = Max<C>::merge(top, Max<C>::lift(x[i]));
+    // Else infinity would be taken from infinity. Where the maximum is none that is finite, no sum
+    // but 0 or infinity makes no difference.
+    const C base = top.value - top.value == C(0) ? top.value : C(0);
     C sum = C(0);
-    if (top.value - top.value == C(0)) {  // or some difference is that of infinities
-      INGOT_UNROLL
-      for (int i = 0; i < N; ++i) sum += math::exp(x[i] - top.value);
-    } else {
-      INGOT_UNROLL
-      for (int i = 0; i < N; ++i) sum += math::exp(LogSumExp<C>::below(x[i], top.value));
-    }
+    INGOT_UNROLL
+    for (int i = 0; i < N; ++i) sum += M::exp(x[i] - base);
     return {top.value, sum};
   }
 };
@@ -198,12 +197,12 @@ struct LaneMerge {
 };
 
 // The maximum of all lanes first, then one exponential instead of two a step.
-template <class C, int Lanes>
-struct LaneMerge<LogSumExp<C>, Lanes> {
-  using State = typename LogSumExp<C>::State;
+template <class C, bool Coarse, int Lanes>
+struct LaneMerge<LogSumExp<C, Coarse>, Lanes> {
+  using State = typename LogSumExp<C, Coarse>::State;
   INGOT_D static State run(State state) {
     const C top = LaneMerge<Max<C>, Lanes>::run({state.max}).value;
-    const C sum = LogSumExp<C>::sum_relative_to(state, top);
+    const C sum = LogSumExp<C, Coarse>::sum_relative_to(state, top);
     return {top, LaneMerge<Sum<C>, Lanes>::run({sum}).value};
   }
 };

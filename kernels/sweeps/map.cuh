@@ -11,6 +11,8 @@
 //
 // The body (generated):
 //   static constexpr i64 kElements;
+//   static constexpr bool kBySamples;                 blocks follow each other along the samples,
+//                                                     not the elements: so much is shared by them
 //   using Index = …;                                  holds kElements
 //   struct Operands;                                  tensors read, then tensors written
 //   template <int V> struct Feature, Element;         per element: shared by samples; own
@@ -31,8 +33,14 @@ template <class Body, int V, int Lanes, int Rows, int Unroll>
 INGOT_D void map_sweep(const typename Body::Operands& operands, i64 samples) {
   constexpr i64 kVectors = Body::kElements / V;
   constexpr u32 kTiles = static_cast<u32>((kVectors + Lanes - 1) / Lanes);
-  const i64 vector = static_cast<i64>(blockIdx.x % kTiles) * Lanes + threadIdx.x % Lanes;
-  const i64 first = static_cast<i64>(blockIdx.x / kTiles) * (Rows * Unroll) + threadIdx.x / Lanes;
+  u32 tile = blockIdx.x % kTiles, group = blockIdx.x / kTiles;
+  if constexpr (Body::kBySamples) {
+    const u32 groups = gridDim.x / kTiles;
+    tile = blockIdx.x / groups;
+    group = blockIdx.x % groups;
+  }
+  const i64 vector = static_cast<i64>(tile) * Lanes + threadIdx.x % Lanes;
+  const i64 first = static_cast<i64>(group) * (Rows * Unroll) + threadIdx.x / Lanes;
 
   let_next_kernel_start();
   wait_for_previous_kernel();

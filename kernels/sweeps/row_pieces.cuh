@@ -6,6 +6,7 @@
 //
 //   rows_in_waves.cuh      a block for some pieces' stages; what is read again lies in the L2 cache
 //   rows_resident.cuh      blocks that stay, and keep what they have folded
+//   rows_folded.cuh        blocks that stay, where nothing is finished but the rows' states
 //
 // The body is that of rows.cuh.
 #pragma once
@@ -211,16 +212,21 @@ struct RowPieces {
     return atomicAdd(memory.template arrived<P>(piece.row()), 1u) == kPieces - 1;
   }
 
-  // Merges the states of a row's pieces, which all were left, and leaves the row's.
+  // The states of a row's pieces, which all were left, merged.
   template <int P>
-  INGOT_D static void merge_row(const Memory& memory, i64 row) {
+  INGOT_D static typename Monoid<P>::State merged_row(const Memory& memory, i64 row) {
     using M = Monoid<P>;
     __shared__ TeamStorage<M, Threads> storage;
     auto all = M::identity();
     for (i64 i = threadIdx.x; i < kPieces; i += Threads) {
       all = M::merge(all, memory.template pieces<P>().wait(row * kPieces + i));
     }
-    all = merge_team<M, Threads>(all, storage);
+    return merge_team<M, Threads>(all, storage);
+  }
+  // Leaves the row's state.
+  template <int P>
+  INGOT_D static void merge_row(const Memory& memory, i64 row) {
+    const auto all = merged_row<P>(memory, row);
     if (threadIdx.x == 0) memory.template merged<P>().write(row, all);
   }
 

@@ -79,7 +79,7 @@ std::string FunctionWriter::flat_index(const Shape& extents) {
 std::string FunctionWriter::address(ValueId value, bool written) {
   const bool vector = has_lanes(value) && !context_.is_of_rows(value);
   const std::string field = context_.operand(value, written, vector);
-  const bool in_vectors = vector && context_.indexes_in_pieces();
+  const bool in_vectors = vector && context_.addresses_vectors();
   return fmt::format("operands.{}.{}{}>({})", field, in_vectors ? "vector_at<" : "at<",
                      storage_type(context_.dtype_in_memory(value)) + (in_vectors ? ", V" : ""),
                      index_arguments(context_.seen(value)));

@@ -20,6 +20,11 @@ constexpr int kInnerChunk = 4, kInnerElements = 16;
 // are small, so that all of them are under way at once.
 constexpr int64_t kFewColumns = 16, kPieceVectors = 1024;
 constexpr int kFewColumnsThreads = 128;
+// Threads of a multiprocessor that the compiler is told of where the body loads so few tensors that
+// none of their vectors leaves its registers: left to itself it takes fewer registers, and waits
+// for one vector after the other.
+constexpr int kFewColumnsAtOnce = 1024;
+constexpr size_t kFewLoads = 2;
 // Of an element, from which on what it is computed by takes all the threads that there can be.
 constexpr double kMuchWork = 40;
 constexpr int kMergeLanes = 16;     // columns of a merging block
@@ -117,6 +122,7 @@ class ColumnsWriter {
     source_.leading = leading_ ? extent_over(s.space, reduced_)
                                : pieces_of(source_.columns, inner_, context_.width());
     inner_ /= leading_ ? 1 : source_.leading;
+    if (has_few_columns()) context_.address_vectors();
     functor_ = functor_name(source_.name);
   }
 
@@ -144,6 +150,7 @@ class ColumnsWriter {
     const std::string declarations = body.declarations();
     const std::string tail = tail_text();
     chunk_ = body.loads() > 1 ? kChunkOfSeveral : kChunk;
+    has_few_loads_ = body.loads() <= kFewLoads;
 
     UnitParts parts;
     parts.comment = sweep_comment(context_, source_.name);
@@ -190,9 +197,9 @@ class ColumnsWriter {
           for (size_t n = 0; n < states_.size(); ++n) {
             const auto& finishes = states_[n].finishes;
             if (std::find(finishes.begin(), finishes.end(), value) == finishes.end()) continue;
-            const std::string text =
-                finish_expression(context_.node(value).finish, states_[n].monoid, value_type_,
-                                  "state" + together_member(n));
+            const std::string text = finish_expression(context_.node(value).finish,
+                                                       context_.monoid(states_[n], value_type_),
+                                                       "state" + together_member(n));
             return Reference{fmt::format("static_cast<{}>({})", context_.type_of(value), text),
                              context_.type_of(value)};
           }
@@ -214,7 +221,7 @@ class ColumnsWriter {
   std::string constants() {
     std::vector<std::string> monoids;
     for (const SharedState& state : states_) {
-      monoids.push_back(monoid_type(state.monoid, value_type_));
+      monoids.push_back(context_.monoid(state, value_type_));
       source_.state_bytes += (state_bytes(state.monoid, value_type_) + 7) / 8 * 8;
     }
     return fmt::format(
@@ -277,13 +284,16 @@ class ColumnsWriter {
         entry.role = KernelRole::columns_inner;
         entry.tiles = source_.columns;
         if (has_few_columns() && work() < kMuchWork) entry.threads = kFewColumnsThreads;
+        const bool bounded = has_few_columns() && has_few_loads_;
+        const int at_once = bounded ? kFewColumnsAtOnce / entry.threads : 0;
         const int64_t vectors = inner_ / w;
         entry.per_block = std::max<int64_t>(1, 4 * entry.threads / vectors);
         parts.kernels.push_back(
             kernel_text(entry.name, functor_, entry.threads, parameters,
                         fmt::format("columns_inner_sweep<ingot::{}, {}, {}, {}>", functor_, w,
                                     entry.threads, std::min(kInnerChunk, kInnerElements / w)) +
-                            arguments));
+                            arguments,
+                        1, at_once));
       }
       source_.entries.push_back(entry);
     }
@@ -325,6 +335,7 @@ class ColumnsWriter {
   bool leading_ = true;
   int64_t inner_ = 1;  // of a sample or a piece of one
   int chunk_ = kChunk;
+  bool has_few_loads_ = false;
   std::string value_type_, functor_;
 };
 

@@ -32,6 +32,9 @@ class DeviceFunctions {
   };
   std::optional<Composition> composition(ValueId id);
 
+  // Whether all that follows from a value is rounded to 16 bits.
+  bool is_rounded(ValueId id) const { return readers_.rounded[static_cast<size_t>(id)]; }
+
  private:
   std::string division(const Node& node, const std::string& a, const std::string& b,
                        bool is_rounded);
@@ -43,8 +46,7 @@ class DeviceFunctions {
   const std::vector<ValueId>& readers_of(ValueId id) const {
     return readers_.of[static_cast<size_t>(id)];
   }
-  bool is_rounded(ValueId id) const { return readers_.rounded[static_cast<size_t>(id)]; }
-  // Whether that is done to the value itself, to bf16.
+  // Whether the value itself is, to bf16.
   bool is_rounded_to_bf16(ValueId id) const;
 
   const Graph& graph_;

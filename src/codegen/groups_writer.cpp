@@ -129,7 +129,7 @@ class GroupsWriter {
     }
     *traits +=
         fmt::format("  INGOT_D static GroupReduction<{}, {}, {}, {}> reduction(Index<{}>);\n",
-                    monoid_type(state.monoid, type), type, groups, count, r);
+                    context_.monoid(state, type), type, groups, count, r);
 
     FunctionWriter* self = nullptr;
     FunctionWriter writer(
@@ -143,10 +143,10 @@ class GroupsWriter {
                            flat.empty() ? "0" : flat, writer.text(6));
     std::string lines;
     for (const ValueId value : state.finishes) {
-      lines +=
-          fmt::format("      results.{}[group] = static_cast<{}>({});\n", context_.name_of(value),
-                      context_.type_of(value),
-                      finish_expression(context_.node(value).finish, state.monoid, type, "state"));
+      lines += fmt::format(
+          "      results.{}[group] = static_cast<{}>({});\n", context_.name_of(value),
+          context_.type_of(value),
+          finish_expression(context_.node(value).finish, context_.monoid(state, type), "state"));
     }
     *resolves += fmt::format("{} (R == {}) {{\n{}    }}", branch, r, lines);
   }

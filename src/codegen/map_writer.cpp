@@ -16,6 +16,8 @@ constexpr int kHeldVectors = 8;
 // Fewer elements are moved one by one where no vector divides them.
 constexpr int64_t kLeastOdd = 1024;
 constexpr int64_t kIndex32 = int64_t{1} << 31;
+// Bytes that samples share, from which on the L2 cache does not hold them from sample to sample.
+constexpr int64_t kMuchShared = int64_t{8} << 20;
 // Values that a thread loads at once where operands lie turned, and shared ones with them.
 constexpr int64_t kTurnedValues = 16, kMostTurnedValues = 96;
 
@@ -84,6 +86,8 @@ KernelSource write_map(const Plan& plan, int sweep) {
                             elements, context.index_type()),
                 values);
   const std::string& functor = parts.functor;
+  const bool by_samples = 4 * elements * values.shared_lanes >= kMuchShared;
+  parts.members.insert(0, fmt::format("  static constexpr bool kBySamples = {};\n", by_samples));
 
   // What depends on the element alone, and samples share, stands at another place of a vector for
   // each of them.

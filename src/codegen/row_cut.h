@@ -19,6 +19,7 @@ struct RowNeeds {
   bool one_live = true;     // value, or none
   bool small_state = true;  // one monoid, and not moments
   bool weighted = false;    // reads what has an element for each of the row's, for all rows
+  bool stores = true;       // results of each element
   bool odd = false;         // no vector divides it: sweeps/odd_rows.cuh
 };
 
@@ -27,18 +28,20 @@ enum class RowTemplate : uint8_t {
   looped,     // rows_looped
   waves,      // rows_in_waves
   resident,   // rows_resident
+  folded,     // rows_folded
 };
 
 // Whether blocks share rows piece by piece, and meet in memory.
 constexpr bool in_pieces(RowTemplate kernel) {
-  return kernel == RowTemplate::waves || kernel == RowTemplate::resident;
+  return kernel == RowTemplate::waves || kernel == RowTemplate::resident ||
+         kernel == RowTemplate::folded;
 }
 
 struct RowCut {
   RowTemplate kernel = RowTemplate::registers;
   int64_t team = 1, teams = 1;  // threads of a row, and rows of a block (registers)
-  int64_t blocks = 1;           // that share a row (looped), or pieces of a row (waves, resident)
-  int64_t stay = 0;             // blocks of the whole GPU (resident)
+  int64_t blocks = 1;           // that share a row (looped), or pieces of a row (in pieces)
+  int64_t stay = 0;             // blocks of the whole GPU (resident, folded)
   int64_t shared_bytes = 0;
   int at_once = 0;       // blocks that a multiprocessor is to have, where that is known
   bool streams = false;  // results are written past the cache, which is to keep operands

@@ -16,7 +16,9 @@ constexpr int kBeginThreads = 1024;
 
 // A template's name and its header's, of those that cut rows into pieces.
 const char* name_of_pieces(RowTemplate kernel) {
-  return kernel == RowTemplate::resident ? "rows_resident" : "rows_in_waves";
+  return kernel == RowTemplate::resident ? "rows_resident"
+         : kernel == RowTemplate::folded ? "rows_folded"
+                                         : "rows_in_waves";
 }
 
 // Members of the functor: {0} is the type of an element's index.
@@ -245,14 +247,21 @@ class RowsWriter {
     return {"row." + context_.name_of(value), context_.type_of(value)};
   }
 
+  // Kernels of several phases have no registers left for coarse exponentials: nvcc interleaves more
+  // of those.
+  std::string monoid(const SharedState& state) const {
+    return phases_ > 1 ? monoid_type(state.monoid, value_type_)
+                       : context_.monoid(state, value_type_);
+  }
+
   std::optional<Reference> finished(ValueId value, int phase) const {
     size_t index = 0;
     for (size_t n = 0; n < states_.size(); ++n) {
       if (phase_of_state_[n] != phase) continue;
       const auto& finishes = states_[n].finishes;
       if (std::find(finishes.begin(), finishes.end(), value) != finishes.end()) {
-        const std::string text = finish_expression(context_.node(value).finish, states_[n].monoid,
-                                                   value_type_, "state" + together_member(index));
+        const std::string text = finish_expression(context_.node(value).finish, monoid(states_[n]),
+                                                   "state" + together_member(index));
         return Reference{fmt::format("static_cast<{}>({})", context_.type_of(value), text),
                          context_.type_of(value)};
       }
@@ -389,7 +398,7 @@ class RowsWriter {
     for (int p = 0; p < phases_; ++p) {
       std::vector<std::string> monoids;
       for (size_t n = 0; n < states_.size(); ++n) {
-        if (phase_of_state_[n] == p) monoids.push_back(monoid_type(states_[n].monoid, value_type_));
+        if (phase_of_state_[n] == p) monoids.push_back(monoid(states_[n]));
       }
       text += fmt::format("  INGOT_D static Together<{}> monoid(Index<{}>);\n",
                           fmt::join(monoids, ", "), p);
@@ -451,6 +460,9 @@ class RowsWriter {
     const std::vector<ValueId>& loads = context_.sweep().loads;
     needs.weighted = std::any_of(loads.begin(), loads.end(),
                                  [&](ValueId value) { return context_.lies_otherwise(value); });
+    const std::vector<ValueId>& stores = context_.sweep().stores;
+    needs.stores = std::any_of(stores.begin(), stores.end(),
+                               [&](ValueId value) { return !is_one_a_row(value); });
     needs.odd = odd_width_ > 0;
     return needs;
   }
@@ -493,6 +505,7 @@ class RowsWriter {
         break;
       case RowTemplate::waves:
       case RowTemplate::resident:
+      case RowTemplate::folded:
         of = fmt::format("{}<ingot::{}, {}, {}>", name_of_pieces(cut.kernel), functor_, entry.width,
                          cut.team);
         parameters = "ingot::i64 rows, void* memory";

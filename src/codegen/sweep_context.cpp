@@ -80,6 +80,15 @@ std::string SweepContext::operand(ValueId value, bool written, bool vector) {
   return name_of(value) + (written ? "_out" : "");
 }
 
+std::string SweepContext::monoid(const SharedState& state, const std::string& value_type) const {
+  const auto is_rounded = [this](ValueId value) {
+    return node(value).finish == Finish::max_exponent || functions_.is_rounded(value);
+  };
+  const bool coarse = state.monoid == MonoidKind::log_sum_exp && value_type == "float" &&
+                      std::all_of(state.finishes.begin(), state.finishes.end(), is_rounded);
+  return coarse ? "LogSumExp<float, true>" : monoid_type(state.monoid, value_type);
+}
+
 std::string SweepContext::operands_struct() const {
   std::string text = "  struct Operands {\n";
   for (const KernelOperand& operand : operands_) {
@@ -115,6 +124,7 @@ void SweepContext::index_in_rows(AxisMask row) {
 
 void SweepContext::index_in_pieces() {
   index_type_ = "InPiece";
+  address_vectors();
   const Shape& all = space();
   const int64_t inner = all.features, middle = inner * all.groups;
   coordinates_[kFeatures] =

@@ -38,6 +38,8 @@ class SweepContext {
   DType dtype_in_memory(ValueId value) const;
   std::string type_of(ValueId value) const { return compute_type(node(value).dtype); }
   DeviceFunctions& functions() { return functions_; }
+  // The monoid of reductions that share a state, of values of this type.
+  std::string monoid(const SharedState& state, const std::string& value_type) const;
   // v7_sub, v3_gemm_weight
   std::string name_of(ValueId value) const;
 
@@ -55,7 +57,9 @@ class SweepContext {
   void move_apart(ValueId value, bool written) { apart_.insert({value, written}); }
   // It is the first of its thread's in a piece of one feature after another, and a distance.
   void index_in_pieces();
-  bool indexes_in_pieces() const { return index_type_ == "InPiece"; }
+  // Vectors are addressed as such: their features lie side by side, which saves a multiplication.
+  void address_vectors() { addresses_vectors_ = true; }
+  bool addresses_vectors() const { return addresses_vectors_; }
   // The type of an element's index in the functor, and its coordinates where that is no number.
   const std::string& index_type() const { return index_type_; }
   const std::map<Axis, std::string>& coordinates() const { return coordinates_; }
@@ -99,6 +103,7 @@ class SweepContext {
   std::map<Axis, std::string> coordinates_;
   bool streams_ = false;
   bool across_rows_ = false;
+  bool addresses_vectors_ = false;
 
   int widest() const;
   int widest_of(int64_t elements) const;  // that divides them

@@ -71,8 +71,7 @@ std::string monoid_type(MonoidKind monoid, const std::string& value_type) {
   return fmt::format("{}<{}>", name, value_type);
 }
 
-std::string finish_expression(Finish finish, MonoidKind monoid, const std::string& value_type,
-                              const std::string& state) {
+std::string finish_expression(Finish finish, const std::string& monoid, const std::string& state) {
   const char* reader = "value";
   switch (finish) {
     case Finish::sum:
@@ -99,7 +98,7 @@ std::string finish_expression(Finish finish, MonoidKind monoid, const std::strin
       reader = "sum_exp";
       break;
   }
-  return fmt::format("{}::{}({})", monoid_type(monoid, value_type), reader, state);
+  return fmt::format("{}::{}({})", monoid, reader, state);
 }
 
 std::string together_member(size_t index) {

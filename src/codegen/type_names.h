@@ -19,8 +19,7 @@ std::string identifier(std::string_view text);
 // "Moments<float>"; the type of a reduction's argument is the monoid's.
 std::string monoid_type(MonoidKind monoid, const std::string& value_type);
 // What a reduction reads off `state`, an expression of the monoid's state.
-std::string finish_expression(Finish finish, MonoidKind monoid, const std::string& value_type,
-                              const std::string& state);
+std::string finish_expression(Finish finish, const std::string& monoid, const std::string& state);
 // ".first", ".others.first", ...: the i-th of `count` states of Together<...>.
 std::string together_member(size_t index);
 // Upper bound of the bytes of a state.

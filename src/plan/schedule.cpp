@@ -20,6 +20,11 @@ constexpr int64_t kLargestSharedSample = int64_t{1} << 15;
 // follow from what was stored.)
 constexpr size_t kMostReduced = 4;
 
+// Of longer rows weights, one an element, leave the L2 cache of a GPU before the next row's sweep
+// reads them: a sweep of its own over all samples (the map's blocks share what these have in
+// common) reads them once, and the elements again. (H200, layer norms of 16 MB rows: DESIGN §3.)
+constexpr int64_t kLongestWeightedRow = int64_t{1} << 20;
+
 // Products of 16 bits whose K is shorter gain by an epilogue that reads what another one gave. Of
 // longer ones it waits for that longer than one sweep over both takes: a gate and an up projection
 // in bf16 on an H100, epilogues' time over two bare products' and a sweep's: 1.15 and 1.08 at
@@ -361,11 +366,23 @@ class Scheduler {
       return meeting.via == Via::rows && whole && fits(node.shape, group.space);
     }
     if (cut_views_ && node.shape != group.space) return false;
+    if (meeting.via == Via::rows && forgets_weights(group)) return false;
     const auto common = Factoring::common(group.factoring, factoring(id), total);
     if (!common || (meeting.via == Via::product && *common != group.factoring)) return false;
     if (meeting.via == Via::product && !keeps(group, id)) return false;
     group.factoring = *common;
     return true;
+  }
+
+  // Whether what follows from the group's rows is computed apart from them.
+  bool forgets_weights(const Group& group) const {
+    if (target_.device != Target::Device::cuda || !group.space.batched) return false;
+    const int64_t row = group.space.only(group.axes).static_elements();
+    if (row <= kLongestWeightedRow) return false;
+    return std::any_of(graph_.nodes.begin(), graph_.nodes.end(), [&](const Node& node) {
+      return node.kind == NodeKind::leaf && !node.shape.batched &&
+             node.shape.static_elements() >= row;
+    });
   }
 
   Label label_row_reduction(ValueId id) {

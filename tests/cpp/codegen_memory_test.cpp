@@ -111,6 +111,25 @@ TEST(CodegenMemory, RowsThatAllMultiprocessorsKeepAreDoneByBlocksThatStay) {
   }
 }
 
+TEST(CodegenMemory, LongRowsOfWhichStatesAloneAreWantedAreFoldedByBlocksThatStay) {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const KernelSource source = along_rows("logsumexp", 1 << 17, dtype);
+    EXPECT_THAT(source.text, HasSubstr("rows_folded<"));
+    ASSERT_EQ(source.entries.size(), 3u);
+    EXPECT_EQ(source.entries[0].role, KernelRole::waves_begin);
+    EXPECT_EQ(source.entries[1].role, KernelRole::waves);
+    EXPECT_EQ(source.entries[1].stay % 4, 0) << "four blocks a multiprocessor";
+    EXPECT_EQ(source.entries[1].shared_bytes, 0);
+  }
+  EXPECT_THAT(along_rows("logsumexp", 1 << 16).text, HasSubstr("rows_looped<"));
+  EXPECT_THAT(along_rows("logsumexp", (1 << 17) + 1).text, HasSubstr("rows_looped<"));
+}
+
+TEST(CodegenMemory, ExponentialsOfSumsThatAreRoundedTo16BitsAreCoarse) {
+  EXPECT_THAT(along_rows("softmax", 1024, DType::bf16).text, HasSubstr("LogSumExp<float, true>"));
+  EXPECT_THAT(along_rows("softmax", 1024, DType::f32).text, HasSubstr("LogSumExp<float>"));
+}
+
 TEST(CodegenMemory, LongerRowsAreDoneInWaves) {
   constexpr int64_t kRow = 1 << 23, kRows = 6, kPieces = kRow / (512 * 4 * 4);
   const KernelSource source = along_rows("softmax", kRow);
@@ -150,6 +169,9 @@ TEST(CodegenMemory, AllOfAFewSamplesIsSummedByManyBlocks) {
   EXPECT_EQ((64 << 16) / 4 % source.leading, 0) << "equal pieces of whole vectors";
   EXPECT_GE(blocks_of(source, source.entries.front(), 8), 1000);
   EXPECT_THAT(source.text, HasSubstr("merge_sweep<ingot::FusedSumStatistics, 1, 512>"));
+  // All of these are there at once, and the compiler knows it.
+  EXPECT_THAT(source.text, HasSubstr("__launch_bounds__(128, 8) fused_sum_statistics("));
+  EXPECT_THAT(source.text, HasSubstr("vector_at<f32, V>"));
   // Of a size that nothing divides, the samples alone are shared out.
   const KernelSource prime = reduced({true, 1, 1, 1000003}, axis_bit(kBatch) | axis_bit(kFeatures));
   EXPECT_EQ(prime.leading, 1);

@@ -286,6 +286,24 @@ TEST(Plan, StoresWhatGrowsFromLayerToLayerOnAGpu) {
   }
 }
 
+TEST(Plan, ReadsTheWeightsOfVeryLongRowsInASweepOverAllSamplesOnAGpu) {
+  const auto kinds_of = [](int64_t features, bool on_gpu) {
+    GraphBuilder builder;
+    const ValueId x = builder.leaf(LeafRole::input, "x", DType::f32, {true, 1, 1, features});
+    const ValueId w = builder.leaf(LeafRole::parameter, "w", DType::f32, {false, 1, 1, features});
+    const OperatorCall call{{x}, {{"axes", std::vector<int64_t>{kFeatures}}}};
+    const ValueId y = apply_operator(builder, "layer_norm", call);
+    builder.result(builder.pointwise(PointwiseOp::mul_, {y, w}), "y");
+    Target target = target_with(true);
+    if (on_gpu) target.device = Target::Device::cuda;
+    return kinds(make_plan(builder.take(), target, Precision::fp32));
+  };
+  constexpr int64_t kLongest = 1 << 20;
+  EXPECT_THAT(kinds_of(kLongest, true), ElementsAre(SweepKind::rows));
+  EXPECT_THAT(kinds_of(kLongest + 1, true), ElementsAre(SweepKind::rows, SweepKind::map));
+  EXPECT_THAT(kinds_of(kLongest + 1, false), ElementsAre(SweepKind::rows));
+}
+
 TEST(Plan, CutsSweepsOfRowsThatWouldReduceTooMuchOnAGpu) {
   // The norms of all layers, computed again from what was stored of each.
   constexpr int kLayers = 40;
