@@ -93,12 +93,14 @@ struct Fold<LogSumExp<C, Coarse>> {
     typename Max<C>::State top = Max<C>::lift(x[0]);
     INGOT_UNROLL
     for (int i = 1; i < N; ++i) top = Max<C>::merge(top, Max<C>::lift(x[i]));
-    // Else infinity would be taken from infinity. Where the maximum is none that is finite, no sum
-    // but 0 or infinity makes no difference.
-    const C base = top.value - top.value == C(0) ? top.value : C(0);
     C sum = C(0);
-    INGOT_UNROLL
-    for (int i = 0; i < N; ++i) sum += M::exp(x[i] - base);
+    if (top.value - top.value == C(0)) {  // or some difference is that of infinities
+      INGOT_UNROLL
+      for (int i = 0; i < N; ++i) sum += M::exp(x[i] - top.value);
+    } else {
+      INGOT_UNROLL
+      for (int i = 0; i < N; ++i) sum += M::exp(M::below(x[i], top.value));
+    }
     return {top.value, sum};
   }
 };

@@ -22,7 +22,8 @@ constexpr size_t kMostReduced = 4;
 
 // Of longer rows weights, one an element, leave the L2 cache of a GPU before the next row's sweep
 // reads them: a sweep of its own over all samples (the map's blocks share what these have in
-// common) reads them once, and the elements again. (H200, layer norms of 16 MB rows: DESIGN §3.)
+// common) reads them once, and the elements again. (H200, a layer norm of 16 rows of 16 MB: 2.25
+// times a copy of its bytes, 1.58 in two sweeps.)
 constexpr int64_t kLongestWeightedRow = int64_t{1} << 20;
 
 // Products of 16 bits whose K is shorter gain by an epilogue that reads what another one gave. Of
