@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -29,6 +30,16 @@ def one_of_each(cases: Iterable, kind: Callable[[Any], Any], step: int = 1) -> l
 def every(step: int, cases: Iterable) -> list:
     """Of cases that are alike, the first and each `step`-th after it."""
     return [case if at % step == 0 else _thorough(case) for at, case in enumerate(cases)]
+
+
+def checkered(*lists: Iterable) -> list:
+    """Of all combinations, each second one in every direction."""
+    cases = product(*map(enumerate, lists))
+    marks = {0: (), 1: (pytest.mark.thorough,)}
+    return [
+        pytest.param(*(value for _, value in case), marks=marks[sum(at for at, _ in case) % 2])
+        for case in cases
+    ]
 
 
 def _thorough(case: Any) -> Any:

@@ -366,7 +366,7 @@ from torch import nn
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm = nn.GroupNorm(8, 64)
+        self.norm = nn.GroupNorm(32, 64)
 
     def forward(self, x):
         return self.norm(x)

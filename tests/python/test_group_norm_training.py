@@ -1,6 +1,7 @@
 """Training through chains of group norms behind convolutions, which regions take where it pays."""
 
 import pytest
+import selection
 import torch
 from ingot.capture import gains, merged_axes, normalisations
 from test_conv_training import (
@@ -55,8 +56,7 @@ def lies_last(module: nn.Module, *inputs: torch.Tensor) -> list:
     return [module.to(memory_format=form), *(x.to(memory_format=form) for x in inputs)]
 
 
-@pytest.mark.parametrize("innermost", [False, True])
-@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize(("innermost", "name"), selection.checkered([False, True], ACTIVATIONS))
 def test_activations(name, innermost):
     torch.manual_seed(1)
     made, x = Net(ACTIVATIONS[name]), torch.randn(4, 3, 6, 5)

@@ -4,6 +4,7 @@ import copy
 
 import ingot
 import pytest
+import selection
 import torch
 from ingot.capture import gains
 from ingot.capture.captured import TorchStep
@@ -211,8 +212,9 @@ def regions_with_parts(module: nn.Module) -> list:
     ]
 
 
-@pytest.mark.parametrize("groups", [HEADS, 2, 1])
-@pytest.mark.parametrize("setting", ["fp32", "bf16", "autocast"])
+@pytest.mark.parametrize(
+    ("groups", "setting"), selection.checkered([HEADS, 2, 1], ["fp32", "bf16", "autocast"])
+)
 def test_rotary_attention_has_regions_forward_and_backward(taken, groups, setting):
     torch.manual_seed(4)
     dtype = torch.bfloat16 if setting == "bf16" else torch.float32

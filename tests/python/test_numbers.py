@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import selection
 import torch
 from live import compare
 from torch import nn
@@ -38,9 +39,9 @@ class Model(nn.Module):
         return torch.tanh(self.last(self.function(torch.relu(self.first(x)), number)))
 
 
-@pytest.mark.parametrize("kind", [int, float, "attribute"])
-@pytest.mark.parametrize("function", FORMS.values(), ids=FORMS)
-def test_one_region_serves_all(function, kind):
+@pytest.mark.parametrize(("form", "kind"), selection.checkered(FORMS, [int, float, "attribute"]))
+def test_one_region_serves_all(form, kind):
+    function = FORMS[form]
     regions = []
 
     def script(module):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import ingot
 import pytest
+import selection
 import torch
 from ingot.model_capture import capture
 from live import programs_of
@@ -42,9 +43,9 @@ def _calls(module, batches, training: bool, half: bool) -> list:
     return found
 
 
-@pytest.mark.parametrize("half", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "training"])
-@pytest.mark.parametrize("model", MODULES)
+@pytest.mark.parametrize(
+    ("half", "training", "model"), selection.checkered([False, True], [False, True], MODULES)
+)
 def test_results_are_eagers_for_any_batch(model, training, half):
     torch.manual_seed(0)
     module = model(*SIZES).train(training)

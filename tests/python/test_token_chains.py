@@ -101,16 +101,14 @@ def takes_chains(module):
     assert len(ways) == len(calls) and all(way.programs for way in ways)
 
 
-@pytest.mark.parametrize("kind", [PreNorm, PostNorm])
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(("kind", "norm"), selection.checkered([PreNorm, PostNorm], NORMS))
 def test_norms(kind, norm):
     three = three_of(network(kind, NORMS[norm]))
     check_against_fp64(*three, [torch.randn(3, 5, WIDTH)])
     takes_chains(three[0])
 
 
-@pytest.mark.parametrize("kind", [PreNorm, PostNorm])
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(("kind", "norm"), selection.checkered([PostNorm, PreNorm], NORMS))
 def test_autocast(kind, norm):
     three = three_of(network(kind, NORMS[norm]))
     near_under_autocast(three, torch.randn(3, 5, WIDTH), 1e-3)
@@ -120,8 +118,7 @@ def test_autocast(kind, norm):
 @pytest.mark.parametrize(
     "dtype", selection.quick([torch.bfloat16], [torch.bfloat16, torch.float16])
 )
-@pytest.mark.parametrize("kind", [PreNorm, PostNorm])
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(("kind", "norm"), selection.checkered([PreNorm, PostNorm], NORMS))
 def test_weights_of_16_bits(kind, norm, dtype):
     """As language models are tuned: no autocast, but casts that are written in the forward."""
     module, twin, exact = three_of(network(kind, NORMS[norm]).to(dtype))

@@ -71,8 +71,6 @@ _PLAYED = (
     "zeroes its input",
     "leaves the running statistics",
     "hands out one buffer again and again",
-    "returns a lazy tensor",
-    "changes the matmul precision",
     "dies",
 )
 
@@ -93,7 +91,7 @@ def _tricks(name: str) -> str:
     return adversaries.CASES[name].trick.split(" or ")[0]
 
 
-@pytest.mark.parametrize("name", selection.one_of_each(adversaries.CASES, _tricks, step=7))
+@pytest.mark.parametrize("name", selection.one_of_each(adversaries.CASES, _tricks, step=9))
 def test_adversary_is_caught_and_named(tmp_path, name):
     case = adversaries.CASES[name]
     options = {"hostile": case.hostile, **(_TIMED if case.timed else {}), **case.options}

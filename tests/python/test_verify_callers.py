@@ -286,8 +286,6 @@ _TELLING = (
     "takes the gradient for dense",
     "writes the gradients itself, over earlier ones",
     "takes rows for adjacent where columns are",
-    "the other input's gradient where both ask for one alone",
-    "other names of arguments",
     "no gradient by a second way back",
     "an old state_dict",
 )
