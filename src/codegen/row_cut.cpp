@@ -124,17 +124,24 @@ RowCut cut_in_waves(const RowNeeds& row, int width) {
   return cut;
 }
 
+// Pieces of rows, drawn by so many blocks of each multiprocessor, which stay.
+RowCut cut_by_drawing(RowTemplate kernel, const RowNeeds& row, int width, int at_once,
+                      const Target& target) {
+  RowCut cut;
+  cut.kernel = kernel;
+  cut.team = kResidentThreads;
+  cut.blocks = wave_pieces(row.elements, width);
+  cut.at_once = at_once;
+  cut.stay = at_once * target.units;
+  cut.streams = true;
+  return cut;
+}
+
 // Rows that the whole GPU keeps: all of one row's pieces, and one more that each block has drawn.
 std::optional<RowCut> cut_resident(const RowNeeds& row, int width, const Target& target) {
   if (row.phases != 1 || !has_live(row) || row.odd) return {};
   if (row.weighted && row.elements > kMostWeights) return {};
-  RowCut cut;
-  cut.kernel = RowTemplate::resident;
-  cut.team = kResidentThreads;
-  cut.blocks = wave_pieces(row.elements, width);
-  cut.at_once = kResidentBlocks;
-  cut.stay = kResidentBlocks * target.units;
-  cut.streams = true;
+  RowCut cut = cut_by_drawing(RowTemplate::resident, row, width, kResidentBlocks, target);
   const int64_t piece = wave_piece(width) / (cut.team * width) * vector_bytes(row, cut, width);
   const int64_t bytes = std::min<int64_t>(
       kMultiprocessorBytes / kResidentBlocks - kNotKeptBytes - kQueueBytes, target.shared_bytes);
@@ -145,14 +152,7 @@ std::optional<RowCut> cut_resident(const RowNeeds& row, int width, const Target&
 }
 
 RowCut cut_folded(const RowNeeds& row, int width, const Target& target) {
-  RowCut cut;
-  cut.kernel = RowTemplate::folded;
-  cut.team = kResidentThreads;
-  cut.blocks = wave_pieces(row.elements, width);
-  cut.at_once = kFoldingBlocks;
-  cut.stay = kFoldingBlocks * target.units;
-  cut.streams = true;
-  return cut;
+  return cut_by_drawing(RowTemplate::folded, row, width, kFoldingBlocks, target);
 }
 
 RowCut cut_in_pieces(const RowNeeds& row, int width, const Target& target) {
@@ -183,11 +183,11 @@ RowCut cut_row(const RowNeeds& row, int width, const Target& target) {
     cut.teams = std::max<int64_t>(kBlockThreads / cut.team, 1);
     return cut;
   }
-  const RowCut looped = cut_looped(row, width, target);
-  const int64_t live = vectors_of(row, looped, width) * vector_bytes(row, looped, width);
   if (!row.stores && row.phases == 1 && !row.odd && row.elements >= kLeastFolded) {
     return cut_folded(row, width, target);
   }
+  const RowCut looped = cut_looped(row, width, target);
+  const int64_t live = vectors_of(row, looped, width) * vector_bytes(row, looped, width);
   if (looped.shared_bytes == 0) return looped;
   if (row.elements >= kLeastResident) {
     if (const auto resident = cut_resident(row, width, target)) return *resident;

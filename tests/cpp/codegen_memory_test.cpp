@@ -118,7 +118,8 @@ TEST(CodegenMemory, LongRowsOfWhichStatesAloneAreWantedAreFoldedByBlocksThatStay
     ASSERT_EQ(source.entries.size(), 3u);
     EXPECT_EQ(source.entries[0].role, KernelRole::waves_begin);
     EXPECT_EQ(source.entries[1].role, KernelRole::waves);
-    EXPECT_EQ(source.entries[1].stay % 4, 0) << "four blocks a multiprocessor";
+    EXPECT_EQ(source.entries[1].stay % 3, 0) << "three blocks a multiprocessor";
+    EXPECT_THAT(source.text, HasSubstr("__launch_bounds__(256, 3)"));
     EXPECT_EQ(source.entries[1].shared_bytes, 0);
   }
   EXPECT_THAT(along_rows("logsumexp", 1 << 16).text, HasSubstr("rows_looped<"));

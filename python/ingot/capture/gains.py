@@ -108,12 +108,10 @@ def _rows_are_long(node: torch.fx.Node) -> bool:
 def _finds_places_fast(node: torch.fx.Node) -> bool:
     """Of many, in rows that registers hold or in 16 bits where these lie one after another."""
     value = node.args[0].meta["val"]
-    dims = dims_from_front(named_arguments(node)["dim"], value)
-    if not dims:
-        return False
-    size = hint(value.shape[dims[0]])
-    in_rows = dims[0] == value.dim() - 1
-    return size >= _LEAST_OF_PLACES and (not in_rows or size <= _MOST_OF_PLACES or is_half(value))
+    (dim,) = dims_from_front(named_arguments(node)["dim"], value)
+    size, lies_in_rows = hint(value.shape[dim]), dim == value.dim() - 1
+    few = size <= _MOST_OF_PLACES
+    return size >= _LEAST_OF_PLACES and (not lies_in_rows or few or is_half(value))
 
 
 def _gives_values_alone(node: torch.fx.Node) -> bool:
