@@ -123,15 +123,14 @@ struct ArgMax {
     T value;
     i64 index;
   };
-  INGOT_HD static State identity() { return {-math::infinity<T>(), i64(-1)}; }
+  static constexpr i64 kNowhere = i64(1) << 62;  // behind every place
+  INGOT_HD static State identity() { return {-math::infinity<T>(), kNowhere}; }
   INGOT_HD static State lift(T x, i64 index) { return {x, index}; }
   INGOT_HD static State merge(State a, State b) {
-    if (a.index < 0) return b;
-    if (b.index < 0) return a;
     const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
-    if (a_nan != b_nan) return a_nan ? a : b;
-    if (a_nan || a.value == b.value) return a.index < b.index ? a : b;
-    return a.value > b.value ? a : b;
+    const bool equal = a_nan ? b_nan : a.value == b.value;
+    const bool above = !a_nan && !(a.value >= b.value);
+    return above || (equal && b.index < a.index) ? b : a;
   }
   INGOT_HD static i64 index(State s) { return s.index; }
 };

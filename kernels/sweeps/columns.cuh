@@ -237,7 +237,7 @@ struct InnerChunk {
         for (int i = 0; i < V; ++i) all[n][k * V + i] = x[n][i];
       }
     }
-    return Statistics::lift(all, place[0].index(), 1);
+    return Statistics::template lift<V>(all, place[0].index(), static_cast<i64>(Threads) * V);
   }
 };
 
@@ -248,8 +248,6 @@ INGOT_D void columns_inner_sweep(const typename Body::Operands& operands, i64 sa
   using Statistics = typename Body::Statistics;
   using State = typename Statistics::State;
   using Place = InnerPlace<Body, V, Threads>;
-  // Positions are told of values that follow each other alone.
-  constexpr int kChunk = Statistics::kPositions ? 1 : Chunk;
   __shared__ TeamStorage<Statistics, Threads> storage;
 
   const i64 column = blockIdx.x % static_cast<u32>(Body::kColumns);
@@ -267,15 +265,15 @@ INGOT_D void columns_inner_sweep(const typename Body::Operands& operands, i64 sa
   State state = Statistics::identity();
   Place place = Place::first(begin);
   for (;;) {
-    Place chunk[kChunk];
+    Place chunk[Chunk];
     chunk[0] = place;
     INGOT_UNROLL
-    for (int k = 1; k < kChunk; ++k) chunk[k] = chunk[k - 1].next();
-    if (chunk[kChunk - 1].b >= end) break;
+    for (int k = 1; k < Chunk; ++k) chunk[k] = chunk[k - 1].next();
+    if (chunk[Chunk - 1].b >= end) break;
     const State lifted =
-        InnerChunk<Body, V, Threads, kChunk>::lift(operands, feature, column, chunk);
+        InnerChunk<Body, V, Threads, Chunk>::lift(operands, feature, column, chunk);
     state = Statistics::merge(state, lifted);
-    place = chunk[kChunk - 1].next();
+    place = chunk[Chunk - 1].next();
   }
   for (; place.b < end; place = place.next()) {
     const Place one[1] = {place};

@@ -14,11 +14,11 @@ namespace ingot {
 template <int N>
 struct Index {};
 
-// Lifts N values of one thread into one state. `index` is the position of the first along the
-// reduced extent and `step` the distance between two (for ArgMax).
+// Lifts N values of one thread into one state. They stand along the reduced extent (for ArgMax) in
+// runs of Run neighbours: the first at `index`, the next runs `step` apart.
 template <class M>
 struct Fold {
-  template <class T, int N>
+  template <int Run, class T, int N>
   INGOT_D static typename M::State lift(const T (&x)[N], i64, i64) {
     typename M::State state = M::lift(x[0]);
     INGOT_UNROLL
@@ -29,7 +29,7 @@ struct Fold {
 
 template <class C>
 struct Fold<Average<C>> {
-  template <class T, int N>
+  template <int Run, class T, int N>
   INGOT_D static typename Average<C>::State lift(const T (&x)[N], i64, i64) {
     C sum = x[0];
     INGOT_UNROLL
@@ -38,34 +38,30 @@ struct Fold<Average<C>> {
   }
 };
 
-// Whether a state depends on where its values stood.
-template <class M>
-inline constexpr bool kReadsPositions = false;
-template <class C>
-inline constexpr bool kReadsPositions<ArgMax<C>> = true;
-
 // The maximum first, or NaN, then the first that is it.
 template <class C>
 struct Fold<ArgMax<C>> {
-  template <class T, int N>
+  template <int Run, class T, int N>
   INGOT_D static typename ArgMax<C>::State lift(const T (&x)[N], i64 index, i64 step) {
     typename Max<C>::State top = Max<C>::lift(x[0]);
     INGOT_UNROLL
     for (int i = 1; i < N; ++i) top = Max<C>::merge(top, Max<C>::lift(x[i]));
     int first = 0;
-    INGOT_UNROLL
-    for (int i = N - 1; i >= 0; --i) {
-      const C value = x[i];
-      if (value == top.value || value != value) first = i;
+    if (top.value == top.value) {
+      INGOT_UNROLL
+      for (int i = N - 1; i >= 0; --i) first = x[i] == top.value ? i : first;
+    } else {
+      INGOT_UNROLL
+      for (int i = N - 1; i >= 0; --i) first = x[i] != x[i] ? i : first;
     }
-    return {top.value, index + first * step};
+    return {top.value, index + first / Run * step + first % Run};
   }
 };
 
 // Two passes over registers: the mean, then the squares around it. No division by a variable.
 template <class C>
 struct Fold<Moments<C>> {
-  template <class T, int N>
+  template <int Run, class T, int N>
   INGOT_D static typename Moments<C>::State lift(const T (&x)[N], i64, i64) {
     C sum = C(0);
     INGOT_UNROLL
@@ -88,7 +84,7 @@ struct Fold<Moments<C>> {
 template <class C, bool Coarse>
 struct Fold<LogSumExp<C, Coarse>> {
   using M = LogSumExp<C, Coarse>;
-  template <class T, int N>
+  template <int Run, class T, int N>
   INGOT_D static typename M::State lift(const T (&x)[N], i64, i64) {
     typename Max<C>::State top = Max<C>::lift(x[0]);
     INGOT_UNROLL
@@ -121,7 +117,6 @@ template <class M, class... Rest>
 struct Together {
   using Others = Together<Rest...>;
   static constexpr int kCount = 1 + Others::kCount;
-  static constexpr bool kPositions = kReadsPositions<M> || Others::kPositions;
   struct State {
     typename M::State first;
     typename Others::State others;
@@ -130,9 +125,10 @@ struct Together {
   INGOT_D static State merge(const State& a, const State& b) {
     return {M::merge(a.first, b.first), Others::merge(a.others, b.others)};
   }
-  template <class T, int N>
+  template <int Run = 1, class T, int N>
   INGOT_D static State lift(const T (*x)[N], i64 index, i64 step) {
-    return {Fold<M>::lift(x[0], index, step), Others::lift(x + 1, index, step)};
+    return {Fold<M>::template lift<Run>(x[0], index, step),
+            Others::template lift<Run>(x + 1, index, step)};
   }
   INGOT_D static i64 bytes(i64 count) { return bytes_of_states<M>(count) + Others::bytes(count); }
   INGOT_D static void write(void* memory, i64 count, i64 index, const State& state) {
@@ -147,7 +143,6 @@ struct Together {
 template <class M>
 struct Together<M> {
   static constexpr int kCount = 1;
-  static constexpr bool kPositions = kReadsPositions<M>;
   struct State {
     typename M::State first;
   };
@@ -155,9 +150,9 @@ struct Together<M> {
   INGOT_D static State merge(const State& a, const State& b) {
     return {M::merge(a.first, b.first)};
   }
-  template <class T, int N>
+  template <int Run = 1, class T, int N>
   INGOT_D static State lift(const T (*x)[N], i64 index, i64 step) {
-    return {Fold<M>::lift(x[0], index, step)};
+    return {Fold<M>::template lift<Run>(x[0], index, step)};
   }
   INGOT_D static i64 bytes(i64 count) { return bytes_of_states<M>(count); }
   INGOT_D static void write(void* memory, i64, i64 index, const State& state) {
@@ -229,6 +224,23 @@ struct LaneMerge<Moments<C>, Lanes> {
     const C delta = state.count == C(0) ? C(0) : state.mean - mean;
     const C m2 = sum(state.m2 + state.count * delta * delta);
     return count == C(0) ? Moments<C>::identity() : State{count, mean, m2};
+  }
+};
+
+// The maximum of all lanes first, or NaN, then the first place of it.
+template <class C, int Lanes>
+struct LaneMerge<ArgMax<C>, Lanes> {
+  using State = typename ArgMax<C>::State;
+  INGOT_D static State run(State state) {
+    const C top = LaneMerge<Max<C>, Lanes>::run({state.value}).value;
+    const bool is_top = state.value == top || state.value != state.value;
+    i64 index = is_top ? state.index : ArgMax<C>::kNowhere;
+    INGOT_UNROLL
+    for (int mask = 1; mask < Lanes; mask *= 2) {
+      const i64 other = shuffle_xor(index, mask);
+      index = other < index ? other : index;
+    }
+    return {top, index};
   }
 };
 

@@ -187,7 +187,7 @@ struct RowPieces {
   template <int P>
   INGOT_D static typename Monoid<P>::State lift(const Piece& piece, const Values<P>& x) {
     using M = Monoid<P>;
-    if (Body::kNeedsIndex || !piece.whole()) {  // ArgMax wants consecutive positions
+    if (!piece.whole()) {
       auto state = M::identity();
       INGOT_UNROLL
       for (int k = 0; k < kVectors; ++k) {
@@ -201,7 +201,7 @@ struct RowPieces {
       INGOT_UNROLL
       for (int i = 0; i < kVectors * V; ++i) all[n][i] = x[i / V][n][i % V];
     }
-    return M::lift(all, 0, 1);
+    return M::template lift<V>(all, piece.at(0), static_cast<i64>(Threads) * V);
   }
 
   // Leaves the block's state of a piece, by one thread. Whether it was the row's last.

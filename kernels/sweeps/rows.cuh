@@ -14,7 +14,6 @@
 //
 // The body (generated):
 //   static constexpr i64 kRow, kRowsPerSample;  static constexpr int kPhases;
-//   static constexpr bool kNeedsIndex;                  some reduction is an ArgMax
 //   using Value = float;  static Together<...> monoid(Index<P>);   declared only
 //   using Place = i64;                                 of an element in its sample; or u32; or an
 //                                                      InRow, of rows in registers, or an InPiece
@@ -91,19 +90,14 @@ struct RegisterRow {
     // Only the last vector of a thread can lie past the end.
     constexpr int kSure = kFull ? kVectors : kVectors - 1;
     typename Monoid::State state = Monoid::identity();
-    if constexpr (Body::kNeedsIndex) {  // ArgMax wants consecutive positions
-      INGOT_UNROLL
-      for (int k = 0; k < kSure; ++k) {
-        state = Monoid::merge(state, Monoid::lift(x[k], offset(k, rank), 1));
-      }
-    } else if constexpr (kSure > 0) {
+    if constexpr (kSure > 0) {
       Value sure[kCount][kSure * V];
       INGOT_UNROLL
       for (int n = 0; n < kCount; ++n) {
         INGOT_UNROLL
         for (int i = 0; i < kSure * V; ++i) sure[n][i] = x[i / V][n][i % V];
       }
-      state = Monoid::lift(sure, 0, 1);
+      state = Monoid::template lift<V>(sure, offset(0, rank), static_cast<i64>(Team) * V);
     }
     if constexpr (!kFull) {
       constexpr int kLast = kVectors - 1;
@@ -237,22 +231,13 @@ struct RowsLooped {
       INGOT_UNROLL
       for (int k = 0; k < kAhead; ++k) Shared::put(vector + k, element[k]);
     }
-    if constexpr (Body::kNeedsIndex) {  // ArgMax wants consecutive positions
-      auto state = Monoid<P>::lift(x[0], part.at(vector), 1);
+    Value all[Monoid<P>::kCount][kAhead * V];
+    INGOT_UNROLL
+    for (int n = 0; n < Monoid<P>::kCount; ++n) {
       INGOT_UNROLL
-      for (int k = 1; k < kAhead; ++k) {
-        state = Monoid<P>::merge(state, Monoid<P>::lift(x[k], part.at(vector + k), 1));
-      }
-      return state;
-    } else {
-      Value all[Monoid<P>::kCount][kAhead * V];
-      INGOT_UNROLL
-      for (int n = 0; n < Monoid<P>::kCount; ++n) {
-        INGOT_UNROLL
-        for (int i = 0; i < kAhead * V; ++i) all[n][i] = x[i / V][n][i % V];
-      }
-      return Monoid<P>::lift(all, part.at(vector), 1);
+      for (int i = 0; i < kAhead * V; ++i) all[n][i] = x[i / V][n][i % V];
     }
+    return Monoid<P>::template lift<V>(all, part.at(vector), kStep);
   }
 
   // Fewer vectors, from one that is inside on; in the place of others the first is read again.

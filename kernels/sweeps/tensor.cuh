@@ -34,9 +34,13 @@ struct alignas(sizeof(T) * V > 16 ? 16 : sizeof(T) * V) Pack {
   T lanes[V];
 };
 
+template <class T, int V>
+INGOT_D Pack<T, V> load_pack(const T* address) {
+  return *reinterpret_cast<const Pack<T, V>*>(address);
+}
 template <class T, int V, class C>
 INGOT_D void load(const T* address, C (&values)[V]) {
-  const Pack<T, V> pack = *reinterpret_cast<const Pack<T, V>*>(address);
+  const auto pack = load_pack<T, V>(address);
   INGOT_UNROLL
   for (int i = 0; i < V; ++i) values[i] = widen(pack.lanes[i]);
 }

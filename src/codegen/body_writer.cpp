@@ -109,6 +109,11 @@ Reference FunctionWriter::load(ValueId value) {
                                 coordinate(kFeatures)));
     return {has_lanes(value) ? fmt::format("({} + i)", name) : name, type};
   }
+  if (context_.is_held_as_read(value)) {
+    head_.push_back(fmt::format("held.{} = load_pack<{}, V>({});", name,
+                                storage_type(context_.dtype_in_memory(value)), address(value)));
+    return {context_.held_as_read(value), type};
+  }
   if (has_lanes(value)) {
     head_.push_back(fmt::format("{} {}[V];", type, name));
     if (context_.is_of_rows(value)) {

@@ -28,12 +28,14 @@ constexpr int64_t kMostWeights = int64_t{1} << 20;
 // with many vectors, since merging their states takes as many instructions as folding does.
 constexpr int64_t kWaveThreads = 512, kResidentThreads = 256;
 // Rows of so many elements of which nothing is wanted but their states are folded piece by piece
-// (log-sum-exp of 1024 rows of 1.5 MB 1.00 of its bytes' time, looping 1.08; 2 of 16 MB 1.6, 5).
-constexpr int64_t kLeastFolded = int64_t{1} << 17;
+// (log-sum-exp of 1024 rows of 1.5 MB 1.00 of its bytes' time, looping 1.08; 2 of 16 MB 1.6, 5; of
+// 128256 numbers 1.15 and 1.51, of 65536 1.26 and 1.32, where the largest lies 1.09 and 1.05; of
+// 128256 in bf16 1.95 and 1.26).
+constexpr int64_t kLeastFolded = int64_t{3} << 15, kLeastFoldedOf16Bits = int64_t{1} << 17;
 constexpr int kFoldingBlocks = 3;  // on a multiprocessor: a thread loads eight vectors, or sixteen
 // Blocks that stay on a multiprocessor; what each takes of its shared memory for a list of a row's
 // pieces, and how many those may be.
-constexpr int kResidentBlocks = 2;
+constexpr int kResidentBlocks = 2, kResidentBlocksOf16Bits = 3;
 constexpr int64_t kQueueBytes = 4096, kMostPieces = kQueueBytes / 4 - 1;
 
 // The fewest lanes whose vectors, side by side, fill whole lines of memory: a warp that reads
@@ -141,10 +143,12 @@ RowCut cut_by_drawing(RowTemplate kernel, const RowNeeds& row, int width, int at
 std::optional<RowCut> cut_resident(const RowNeeds& row, int width, const Target& target) {
   if (row.phases != 1 || !has_live(row) || row.odd) return {};
   if (row.weighted && row.elements > kMostWeights) return {};
-  RowCut cut = cut_by_drawing(RowTemplate::resident, row, width, kResidentBlocks, target);
+  const bool halves = row.lane_bytes == 2 && row.other_bytes == 0;
+  RowCut cut = cut_by_drawing(RowTemplate::resident, row, width,
+                              halves ? kResidentBlocksOf16Bits : kResidentBlocks, target);
   const int64_t piece = wave_piece(width) / (cut.team * width) * vector_bytes(row, cut, width);
   const int64_t bytes = std::min<int64_t>(
-      kMultiprocessorBytes / kResidentBlocks - kNotKeptBytes - kQueueBytes, target.shared_bytes);
+      kMultiprocessorBytes / cut.at_once - kNotKeptBytes - kQueueBytes, target.shared_bytes);
   cut.shared_bytes = bytes / piece * piece;
   const bool fits = cut.blocks + cut.stay <= cut.shared_bytes / piece * cut.stay;
   if (!fits || cut.blocks > kMostPieces) return {};
@@ -183,7 +187,8 @@ RowCut cut_row(const RowNeeds& row, int width, const Target& target) {
     cut.teams = std::max<int64_t>(kBlockThreads / cut.team, 1);
     return cut;
   }
-  if (!row.stores && row.phases == 1 && !row.odd && row.elements >= kLeastFolded) {
+  const int64_t least_folded = width == 8 ? kLeastFoldedOf16Bits : kLeastFolded;
+  if (!row.stores && row.phases == 1 && !row.odd && row.elements >= least_folded) {
     return cut_folded(row, width, target);
   }
   const RowCut looped = cut_looped(row, width, target);

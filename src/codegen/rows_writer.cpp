@@ -65,7 +65,6 @@ class RowsWriter {
     }
     inner_ = inner_extent(s.space, inside_);
     for (const SharedState& state : states_) {
-      needs_index_ = needs_index_ || state.monoid == MonoidKind::argmax;
       phase_of_state_.push_back(phase(state.arg));
       phases_ = std::max(phases_, phase_of_state_.back() + 1);
     }
@@ -87,6 +86,10 @@ class RowsWriter {
     std::string functions = all_functions();
     // Rows that registers hold, and pieces of rows in waves, are whole vectors.
     if (odd_width_ > 0 && cut().kernel != RowTemplate::looped) odd_width_ = 0;
+    if (!across() && cut().kernel == RowTemplate::looped) {
+      holds_as_read_ = true;
+      functions = all_functions_anew();
+    }
     if (indexes_in_rows()) {
       context_.index_in_rows(inside_);
       functions = all_functions();
@@ -194,20 +197,24 @@ class RowsWriter {
   // Of a row's pieces, where they are one feature after another: what is one value for all features
   // is then one a piece.
   std::string pieces_functions() {
+    holds_as_read_ = true;
     const int64_t features = context_.space().features;
     if (features == row_elements_ || features % wave_piece(2) == 0) {
       context_.index_in_pieces();
       one_a_piece_ = true;
-      held_.clear();
-      row_fields_.clear();
-      const std::string functions = all_functions();
+      const std::string functions = all_functions_anew();
       if (in_pieces(cut().kernel)) return functions;
       one_a_piece_ = false;
     }
     context_.index_in_32_bits();
-    return all_functions();
+    return all_functions_anew();
   }
 
+  std::string all_functions_anew() {
+    held_.clear();
+    row_fields_.clear();
+    return all_functions();
+  }
   std::string all_functions() {
     size_t known = 0;
     std::string functions;
@@ -279,6 +286,11 @@ class RowsWriter {
       // Asked again by the function that asked first, it is that function's own: compositions ask
       // without computing what they skip.
       if (evaluated_.try_emplace(value, at).first->second == at) return std::nullopt;
+      if (const ValueId read = read_of(value); read != kNoValue) {
+        held_.insert(read);
+        context_.hold_as_read(read);
+        return Reference{context_.held_as_read(read), context_.type_of(value)};
+      }
       held_.insert(value);
       const bool lanes = context_.seen(value).features > 1;
       return Reference{fmt::format("held.{}{}", context_.name_of(value), lanes ? "[i]" : ""),
@@ -286,8 +298,22 @@ class RowsWriter {
     });
   }
 
+  // The 16-bit vector that a value to be held is, or is a widened element of; or kNoValue.
+  ValueId read_of(ValueId value) const {
+    value = context_.resolve(value);
+    const Node& node = context_.node(value);
+    if (node.kind == NodeKind::pointwise && node.op == PointwiseOp::cast_ &&
+        node.dtype == DType::f32) {
+      value = context_.resolve(node.args[0]);
+    }
+    const bool is_read = !context_.computes(value) && size_of(context_.dtype_in_memory(value)) == 2;
+    const bool in_vectors = context_.seen(value).features > 1 && !context_.is_apart(value, false);
+    return holds_as_read_ && is_read && in_vectors ? value : kNoValue;
+  }
+
   void hold(FunctionWriter& writer, int at) {
     for (const ValueId value : held_) {
+      if (context_.is_held_as_read(value)) continue;
       if (const auto found = evaluated_.find(value);
           found != evaluated_.end() && found->second == at) {
         writer.assign("held." + context_.name_of(value), value);
@@ -390,8 +416,8 @@ class RowsWriter {
     std::string text = fmt::format(
         "  static constexpr i64 kRow = {}, kRowsPerSample = {};\n"
         "  static constexpr int kPhases = {};\n"
-        "  static constexpr bool kNeedsIndex = {};\n  using Value = {};\n",
-        row_elements_, rows_per_sample_, phases_, needs_index_, value_type_);
+        "  using Value = {};\n",
+        row_elements_, rows_per_sample_, phases_, value_type_);
     text += across() ? fmt::format("  static constexpr i64 kInner = {};\n", inner_)
                      : fmt::format("  using Place = {};\n", context_.index_type());
     if (phases_ == 0) text += "  INGOT_D static Together<Sum<Value>> monoid(Index<0>);\n";
@@ -411,7 +437,11 @@ class RowsWriter {
     for (const ValueId value : row_fields_) text += field_declaration(context_, value, false);
     text += "  };\n  template <int V>\n  struct Element {\n";
     for (const ValueId value : held_) {
-      text += field_declaration(context_, value, context_.seen(value).features > 1);
+      text +=
+          context_.is_held_as_read(value)
+              ? fmt::format("    Pack<{}, V> {};\n", storage_type(context_.dtype_in_memory(value)),
+                            context_.name_of(value))
+              : field_declaration(context_, value, context_.seen(value).features > 1);
     }
     return text + "  };\n\n";
   }
@@ -450,7 +480,9 @@ class RowsWriter {
     needs.elements = row_elements_;
     needs.values = held_per_element();
     for (const ValueId value : held_) {
-      const int64_t bytes = context_.type_of(value) == "float" ? 4 : 8;
+      const int64_t bytes = context_.is_held_as_read(value)      ? 2
+                            : context_.type_of(value) == "float" ? 4
+                                                                 : 8;
       (context_.seen(value).features > 1 ? needs.lane_bytes : needs.other_bytes) += bytes;
     }
     needs.phases = phases_;
@@ -546,8 +578,16 @@ class RowsWriter {
     const auto held = [&](int64_t team) {
       return (row_elements_ + team - 1) / team * held_per_element();
     };
-    int64_t team = 1;
-    while (team < kAcrossTeam && held(team) > kHeldTarget) team *= 2;
+    // By measurement: a thread holds as many as it may, with what it reduces of each element where
+    // that is another value; but of an even number that are needed again, each of two has a half.
+    std::set<ValueId> live = held_;
+    for (const SharedState& state : states_) live.insert(state.arg);
+    const auto in_registers = [&](int64_t team) {
+      return (row_elements_ + team - 1) / team * static_cast<int64_t>(live.size());
+    };
+    const bool in_halves = !held_.empty() && row_elements_ % 2 == 0;
+    int64_t team = in_halves && held(1) > kHeldTarget ? 2 : 1;
+    while (team < kAcrossTeam && in_registers(team) > kHeldLimit) team *= 2;
     const int64_t lanes = std::max(kBlockThreads / team, kWarp);
     entry.threads = static_cast<int>(team * lanes);
     entry.per_block = lanes;
@@ -569,7 +609,7 @@ class RowsWriter {
   AxisMask inside_ = 0;
   int64_t row_elements_ = 1, rows_per_sample_ = 1, inner_ = 1;
   int phases_ = 0, odd_width_ = 0;
-  bool needs_index_ = false, one_a_piece_ = false;
+  bool one_a_piece_ = false, holds_as_read_ = false;
   std::map<ValueId, int> evaluated_;  // element values, and the phase that computes them
   std::set<ValueId> held_, row_fields_;
 };

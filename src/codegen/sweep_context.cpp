@@ -89,6 +89,10 @@ std::string SweepContext::monoid(const SharedState& state, const std::string& va
   return coarse ? "LogSumExp<float, true>" : monoid_type(state.monoid, value_type);
 }
 
+std::string SweepContext::held_as_read(ValueId value) const {
+  return fmt::format("widen(held.{}.lanes[i])", name_of(value));
+}
+
 std::string SweepContext::operands_struct() const {
   std::string text = "  struct Operands {\n";
   for (const KernelOperand& operand : operands_) {

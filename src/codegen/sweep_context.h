@@ -64,6 +64,11 @@ class SweepContext {
   const std::string& index_type() const { return index_type_; }
   const std::map<Axis, std::string>& coordinates() const { return coordinates_; }
 
+  // Vectors of 16 bits that a functor holds as they are read: half of the registers.
+  void hold_as_read(ValueId value) { held_as_read_.insert(value); }
+  bool is_held_as_read(ValueId value) const { return held_as_read_.contains(value); }
+  std::string held_as_read(ValueId value) const;  // an element of it
+
   // Results are written past the cache.
   void stream_results() { streams_ = true; }
   bool streams_results() const { return streams_; }
@@ -101,6 +106,7 @@ class SweepContext {
   Apart apart_;
   std::string index_type_ = "i64";
   std::map<Axis, std::string> coordinates_;
+  std::set<ValueId> held_as_read_;
   bool streams_ = false;
   bool across_rows_ = false;
   bool addresses_vectors_ = false;

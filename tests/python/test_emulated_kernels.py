@@ -180,6 +180,22 @@ def test_logarithms():
     torch.testing.assert_close(found[normal], expected[normal], rtol=1.3e-7, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dim"),
+    [((5, 1024), 1), ((3, 50257), 1), ((3, 131072), 1), ((3, 4096, 24), 1), ((2, 40, 17, 33), 1)],
+)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_places_of_the_largest(shape, dim, dtype, monkeypatch):
+    """The first of equals, and of NaN."""
+    monkeypatch.setattr(gains, "takes_everything", True)
+    x = (torch.randn(shape) * 4).round().to(dtype)
+    x[0].view(-1)[::997] = 100
+    x[1].view(-1)[5003 % x[1].numel() :: 7001] = torch.nan
+    ((region, _),) = regions_of(Written(lambda x: torch.argmax(x, dim)), [x], False)
+    (found,), _ = emulation.run(region.graph, [x], shape[0])
+    assert torch.equal(found.flatten().long(), torch.argmax(x, dim).flatten())
+
+
 @pytest.mark.parametrize("length", [100, 4097])
 def test_running_sums(length):
     """Which the CPU's programs do not have."""

@@ -236,6 +236,11 @@ def huber_loss(m, x, target):
     return F.smooth_l1_loss(x, target)
 
 
+@_operator((8192, 16384), _SMALL_ROWS, _probabilities)
+def logits_loss(m, x, target):
+    return F.binary_cross_entropy_with_logits(x, target)
+
+
 @_operator((8192, 16384), _SMALL_ROWS, _probabilities, first=_probabilities)
 def kl_div(m, x, target):
     return F.kl_div(torch.log(x), target, reduction="batchmean")
@@ -281,6 +286,16 @@ def max_middle(m, x):
 
 @_operator(_THREE, _SMALL_THREE)
 def argmax_middle(m, x):
+    return torch.argmax(x, dim=1)
+
+
+@_operator((16, 21, 1024, 1024), (2, 21, 12, 10))
+def argmax_channels(m, x):
+    return torch.argmax(x, dim=1)
+
+
+@_operator((1024, 128256), _SMALL_ROWS)
+def argmax_rows(m, x):
     return torch.argmax(x, dim=1)
 
 
