@@ -23,6 +23,7 @@ from ingot.capture.nodes import (
     of_each_dimension,
     only,
 )
+from ingot.capture.spelled_out import SPELLED_OUT
 from ingot.capture.surgery import Writer, example
 
 _aten = torch.ops.aten
@@ -285,6 +286,7 @@ def _nothing(writer: Writer, x, *_: Any) -> torch.fx.Node:
 
 
 _RULES: dict[Any, Callable] = {
+    **SPELLED_OUT,
     _aten.slice.Tensor: _slice,
     _aten.copy.default: _copy,
     _aten.expand_as.default: _expand_as,

@@ -89,10 +89,6 @@ _LEAST_OF_WINDOWS = 16e6  # the parts' views are some 20 µs of the host's time
 # Of a result that PyTorch wants turned (H100, a group norm of tokens and SiLU: of 42 MB in fp32
 # 0.78, in fp16 0.89 of eager's time, of 21 MB 1.05 and 1.07, of 10 MB 1.39).
 _LEAST_TURNED = 40e6
-# Of how many the largest is sought. (H200, times of a copy's, PyTorch's and ours: of 1024 in rows
-# 1.38 and 1.04, of 65536 1.20 and 1.45; of 4096 whose neighbours lie apart 1.44 and 1.14, of 21
-# both 1.5; in bf16 2.2 and 1.4 of 131072 in rows, 2.5 and 2.0 of 4096.)
-_LEAST_OF_PLACES, _MOST_OF_PLACES = 256, 4096
 # PyTorch's softmax reads rows of more once again, as it does what does not lie in rows.
 _SHARED_ROW = 48 * 1024
 
@@ -103,15 +99,6 @@ def _rows_are_long(node: torch.fx.Node) -> bool:
     (dim,) = dims_from_front(node.args[1], value)
     lies_in_rows = dim == value.dim() - 1
     return not lies_in_rows or value.shape[dim] * value.element_size() > _SHARED_ROW
-
-
-def _finds_places_fast(node: torch.fx.Node) -> bool:
-    """Of many, in rows that registers hold or in 16 bits where these lie one after another."""
-    value = node.args[0].meta["val"]
-    (dim,) = dims_from_front(named_arguments(node)["dim"], value)
-    size, lies_in_rows = hint(value.shape[dim]), dim == value.dim() - 1
-    few = size <= _MOST_OF_PLACES
-    return size >= _LEAST_OF_PLACES and (not lies_in_rows or few or is_half(value))
 
 
 def _gives_values_alone(node: torch.fx.Node) -> bool:
@@ -151,8 +138,8 @@ _ALONE: dict[str, tuple[float, Callable[[torch.fx.Node], bool]]] = {
     "amin": (128e6, _always),
     "max": (128e6, _gives_values_alone),
     "min": (128e6, _gives_values_alone),
-    "argmax": (128e6, _finds_places_fast),
-    "argmin": (128e6, _finds_places_fast),
+    "argmax": (128e6, _always),
+    "argmin": (128e6, _always),
 }
 
 

@@ -25,7 +25,7 @@ from ingot.capture.nodes import (
     named_arguments,
 )
 from ingot.capture.surgery import Writer, example
-from ingot.capture.table import HALVES
+from ingot.capture.table import HALVES, is_half
 
 _aten, _ingot = torch.ops.aten, torch.ops.ingot
 _NONE, _MEAN, _SUM = range(3)
@@ -47,11 +47,12 @@ def take_losses_apart(
             graph.erase_node(node)
 
 
-def _is_plain(*tensors: torch.fx.Node) -> bool:
-    """fp32, and of one shape."""
+def _is_plain(*tensors: torch.fx.Node, halves: bool = False) -> bool:
+    """Of one shape, in fp32 or, all of them, in the same 16 bits."""
     values = [example(tensor) for tensor in tensors]
     same = all(tuple(value.shape) == tuple(values[0].shape) for value in values)
-    return same and all(value.dtype == torch.float32 for value in values)
+    same = same and all(value.dtype == values[0].dtype for value in values)
+    return same and (values[0].dtype == torch.float32 or (halves and is_half(values[0])))
 
 
 class _Elements:
@@ -75,7 +76,7 @@ def _of_elements(each: Callable) -> Callable:
     """The rule of a loss whose elements `each` writes, of input and target of one shape."""
 
     def rule(writer: Writer, x, target, reduction: int, *settings: Any) -> torch.fx.Node | None:
-        if not _is_plain(x, target) or reduction not in (_MEAN, _SUM):
+        if not _is_plain(x, target, halves=True) or reduction not in (_MEAN, _SUM):
             return None
         of = _Elements(writer, x)
         return of.reduced(each(of, x, target, *settings), reduction)
@@ -123,6 +124,38 @@ def _divergence(of: _Elements, x, target, log_target) -> torch.fx.Node:
     entropy = of(_aten.mul.Tensor, target, of(_aten.log.default, target))
     entropy = of(_aten.masked_fill.Scalar, entropy, is_none, 0.0)
     return of(_aten.sub.Tensor, entropy, of(_aten.mul.Tensor, target, x))
+
+
+def _with_logits(writer: Writer, x, target, weight, pos_weight, reduction):
+    weights = [each for each in (weight, pos_weight) if each is not None]
+    if any(example(each).dtype != example(x).dtype for each in weights):
+        return None
+    return _of_elements(_of_logits)(writer, x, target, reduction, weight, pos_weight)
+
+
+def _of_logits(of: _Elements, x, target, weight, pos_weight) -> torch.fx.Node:
+    """(1 - t)·x - log σ(x), the logarithm (p - 1)·t + 1 times where positives count p times."""
+    logarithm = of(_aten.log_sigmoid.default, x)
+    if pos_weight is not None:
+        above = of.writer.call(_aten.sub.Tensor, example(pos_weight).shape, pos_weight, 1)
+        times = of(_aten.add.Tensor, of(_aten.mul.Tensor, above, target), 1)
+        logarithm = of(_aten.mul.Tensor, logarithm, times)
+    others = of(_aten.mul.Tensor, of(_aten.rsub.Scalar, target, 1), x)
+    each = of(_aten.sub.Tensor, others, logarithm)
+    return each if weight is None else of(_aten.mul.Tensor, each, weight)
+
+
+def _poisson(writer: Writer, x, target, log_input, full, eps, reduction) -> torch.fx.Node | None:
+    if full:
+        return None
+    return _of_elements(_of_rate)(writer, x, target, reduction, log_input, eps)
+
+
+def _of_rate(of: _Elements, x, target, log_input, eps) -> torch.fx.Node:
+    """e^x - t·x, of a rate r itself r - t·log(r + eps)."""
+    rate = of(_aten.exp.default, x) if log_input else x
+    logarithm = x if log_input else of(_aten.log.default, of(_aten.add.Tensor, x, eps))
+    return of(_aten.sub.Tensor, rate, of(_aten.mul.Tensor, target, logarithm))
 
 
 def _triplet(writer: Writer, x, positive, negative, margin, p, eps, swap, reduction):
@@ -238,6 +271,8 @@ _RULES: dict[Any, Callable] = {
     _aten.smooth_l1_loss.default: _smooth_l1,
     _aten.huber_loss.default: _of_elements(_huber),
     _aten.kl_div.default: _of_elements(_divergence),
+    _aten.binary_cross_entropy_with_logits.default: _with_logits,
+    _aten.poisson_nll_loss.default: _poisson,
     _aten.triplet_margin_loss.default: _triplet,
     _aten.cross_entropy_loss.default: _cross_entropy,
 }

@@ -147,6 +147,63 @@ for _name in "lt le gt ge eq ne".split():
     TABLE[f"aten::{_name}"] = _comparison(_name)
 
 
+def _times(factor: float) -> Row:
+    return lambda call: pointwise(call, "mul", [call.value("self"), factor])
+
+
+TABLE["aten::deg2rad"], TABLE["aten::rad2deg"] = _times(math.pi / 180), _times(180 / math.pi)
+TABLE["aten::positive"] = lambda call: call.tensor("self")
+
+
+@row("aten::frac")
+def _frac(call: Call) -> Value:
+    x = call.value("self")
+    return pointwise(call, "sub", [x, pointwise(call, "trunc", [x])])
+
+
+@row("aten::logit")
+def _logit(call: Call) -> Value:
+    x, eps = call.value("self"), call.get("eps")
+    if eps is not None:
+        x = pointwise(call, "clamp", [x], {"min": eps, "max": 1 - eps})
+    odds = pointwise(call, "div", [x, pointwise(call, "sub", [1, x])])
+    return pointwise(call, "log", [odds])
+
+
+@row("aten::xlogy")
+def _xlogy(call: Call) -> Value:
+    """a·log b, and 0 where a is, but NaN of NaN."""
+    a, b = call["self"], call["other"]
+    product = pointwise(call, "mul", [a, pointwise(call, "log", [b])])
+    of_zero = _chosen(call, "eq", [a, 0.0], 0.0, product)
+    return _chosen(call, "ne", [b, b], math.nan, of_zero)
+
+
+@row("aten::special_entr")
+def _entropy(call: Call) -> Value:
+    """-x·log x; 0 of 0, and minus infinity below."""
+    x = call.value("self")
+    product = pointwise(call, "neg", [pointwise(call, "mul", [x, pointwise(call, "log", [x])])])
+    of_zero = _chosen(call, "eq", [x, 0.0], 0.0, product)
+    return _chosen(call, "lt", [x, 0.0], -math.inf, of_zero)
+
+
+@row("aten::rrelu")
+def _rrelu(call: Call) -> Value:
+    if call.get("training", False):
+        raise UnfitError("it draws random numbers")
+    slope = (call.number("lower") + call.number("upper")) / 2
+    return pointwise(call, "leaky_relu", [call.value("self")], {"negative_slope": slope})
+
+
+@row("aten::fmax", "aten::fmin")
+def _of_numbers(call: Call) -> Value:
+    """The other one, where one is NaN."""
+    a, b = call["self"], call["other"]
+    extreme = pointwise(call, call["name"].rpartition("f")[2] + "imum", [a, b])
+    return _chosen(call, "ne", [a, a], b, _chosen(call, "ne", [b, b], a, extreme))
+
+
 @row("aten::round")
 def _round(call: Call) -> Value:
     if call.get("decimals", 0) != 0:
@@ -156,6 +213,34 @@ def _round(call: Call) -> Value:
 
 TABLE["aten::logical_not"] = lambda call: pointwise(call, "logical_not", [call["self"]])
 TABLE["aten::isnan"] = lambda call: pointwise(call, "ne", [call["self"], call["self"]])
+
+
+def _flags(*comparisons: tuple[str, float], joined: str = "logical_or") -> Row:
+    """Of what memory holds, whether one of the comparisons with a number holds, or all."""
+
+    def take(call: Call) -> Value:
+        x = call.tensor("self")
+        if x.dtype not in FLOATING:
+            raise UnfitError(f"{x.dtype} arithmetic")
+        x = _in_memory(call, x, set())
+        flags = [pointwise(call, op, [x, number]) for op, number in comparisons]
+        return functools.reduce(lambda a, b: pointwise(call, joined, [a, b]), flags)
+
+    return take
+
+
+_ABOVE_ALL, _BELOW_ALL = ("eq", math.inf), ("eq", -math.inf)
+TABLE["aten::isposinf"], TABLE["aten::isneginf"] = _flags(_ABOVE_ALL), _flags(_BELOW_ALL)
+TABLE["aten::isinf"] = _flags(_ABOVE_ALL, _BELOW_ALL)
+TABLE["aten::isfinite"] = _flags(("lt", math.inf), ("gt", -math.inf), joined="logical_and")
+
+
+@row("aten::logical_xor", "aten::bitwise_xor", "aten::__xor__")
+def _xor(call: Call) -> Value:
+    operands = [call["self"], call["other"]]
+    if call.dtype != torch.bool or not all(isinstance(o, (Value, Leaf)) for o in operands):
+        raise UnfitError(f"{call.dtype} arithmetic")
+    return pointwise(call, "ne", [pointwise(call, "logical_not", [o]) for o in operands])
 
 
 def _bitwise(op: str) -> Row:
