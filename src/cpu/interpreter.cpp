@@ -447,7 +447,7 @@ void clear_states(ReduceMonoid monoid, TileStates states, int64_t n) {
       break;
     case ReduceMonoid::argmax:
       first = -infinity;
-      second = -1;
+      second = static_cast<double>(ArgMax<double>::kNowhere);
       break;
     default:
       break;
