@@ -48,7 +48,8 @@ def chosen(
     given["taken"] = dict.fromkeys(computing, 1)
     given["turning"] = list(filter(turns_tokens, graph.nodes))
     given |= {"needing": set(computing), "computes": set(computing).__contains__}
-    cut = SimpleNamespace(waits_for_host=waits, **given)
+    nears = device_type == "cuda" and nears_the_host([*graph.nodes, *beside], True)
+    cut = SimpleNamespace(waits_for_host=waits, nears_host_in_16_bits=nears, **given)
     return pays_in_few_bits(cut, computing)
 
 
@@ -208,6 +209,15 @@ class Images(nn.Module):
 def test_small_images_are_nearly_the_hosts():
     small, large = (in_fp32(graph_of(Images(64, 8), 32, 64, s, s)) for s in (14, 112))
     assert nears_the_host(small.nodes, True) and not nears_the_host(large.nodes, True)
+
+
+def test_what_few_operators_gain_in_16_bits_is_not_seen_beside_small_images():
+    """Which take the GPU somewhat longer than the host."""
+    small, large = (list(graph_of(Images(128, 8), 48, 128, s, s).nodes) for s in (26, 112))
+    four, eight = (graph_of(nn.Sequential(*[Block(64)] * times), 64, 64) for times in (1, 2))
+    assert nears_the_host(small, True) and not is_of_the_host([*four.nodes, *small])
+    assert not chosen(four, beside=small) and chosen(eight, beside=small)
+    assert chosen(four, beside=large)
 
 
 def test_convolutions_of_fp32_take_the_gpu_longer():

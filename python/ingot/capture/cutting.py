@@ -454,6 +454,11 @@ class Cut:
         return on_gpu and nears_the_host(self.feed.graph.nodes, self.feed.tf32)
 
     @cached_property
+    def nears_host_in_16_bits(self) -> bool:
+        """The same with convolutions that take the GPU as little as TF32's."""
+        return self.device_type == "cuda" and nears_the_host(self.feed.graph.nodes, True)
+
+    @cached_property
     def multiplies_in_few_bits(self) -> bool:
         """Whether products may be PyTorch's in a training step, which are as fast: in TF32, under
         autocast, and of 16-bit operands."""
