@@ -18,6 +18,10 @@ SMOOTH = {
     "cosine_of_heads": lambda y, z: F.cosine_similarity(
         y.view(-1, 4, 8), z.view(-1, 4, 8), dim=2, eps=1.0
     ),
+    "cosine_over_the_batch": lambda y, z: F.cosine_similarity(y, z, dim=0),
+    "cosine_with_one": lambda y, z: F.cosine_similarity(y, z[0], dim=-1),
+    "dot_over_the_batch": lambda y, z: torch.linalg.vecdot(y, z, dim=0),
+    "norm_of_all": lambda y, z: torch.linalg.norm(y),
     "pairwise_distance": lambda y, z: F.pairwise_distance(y, z),
     "pairwise_distance_1": lambda y, z: F.pairwise_distance(y, z, p=1, keepdim=True),
     "vecdot": lambda y, z: torch.linalg.vecdot(y, z),

@@ -66,8 +66,9 @@ def _with_its_dtype(rule: Callable) -> Callable:
     of autocast's."""
 
     def checked(writer: Writer, *arguments: Any) -> torch.fx.Node | None:
+        dtype = example(writer.node).dtype
         operands = [example(each) for each in writer.node.all_input_nodes]
-        same = all(each.dtype == example(writer.node).dtype for each in operands)
+        same = all(isinstance(each, torch.Tensor) and each.dtype == dtype for each in operands)
         return rule(writer, *arguments) if same else None
 
     return checked
@@ -112,7 +113,8 @@ def _similarity(writer: Writer, x, y, dim: int, eps: float) -> torch.fx.Node | N
     if shape is None or not shape:
         return None
     dim = dim % len(shape) - len(shape)
-    if len({sizes[dim] if len(sizes) >= -dim else 1 for sizes in map(sizes_of, (x, y))}) > 1:
+    along = [sizes[dim] if len(sizes) >= -dim else 1 for sizes in map(sizes_of, (x, y))]
+    if str(along[0]) != str(along[1]):  # one is expanded, and its length with it
         return None
 
     def directed(a: torch.fx.Node) -> torch.fx.Node:
