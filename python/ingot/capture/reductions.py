@@ -58,6 +58,21 @@ for _name, _op in (
     TABLE[f"aten::{_name}"] = lambda call, op=_op: reduced_along(call, op, call.get("dim"))
 
 
+@row("aten::any", "aten::all")
+def _any(call: Call) -> Value:
+    """The largest, or the smallest, of ones and zeros."""
+    x = call.region.materialise(call.tensor("self"))
+    if x.dtype not in (*FLOATING, torch.bool):
+        raise UnfitError(f"{x.dtype} arithmetic")
+    flags = x if x.dtype == torch.bool else pointwise(call, "ne", [x, 0.0])
+    call.dtype = torch.float32
+    call.arguments = {**call.arguments, "self": pointwise(call, "select", [flags, 1.0, 0.0])}
+    op = "max" if call["name"] == "aten::any" else "min"
+    found = reduced_along(call, op, call.get("dim"))
+    call.dtype = torch.bool
+    return pointwise(call, "ne", [found, 0.0])
+
+
 @row("ingot::largest")
 def _largest(call: Call) -> Value:
     return _of_exponentials(call, "max_exponent", True)
