@@ -446,9 +446,9 @@ class RowsWriter {
     return text + "  };\n\n";
   }
 
+  int64_t words_of_type(ValueId value) const { return context_.type_of(value) == "float" ? 1 : 2; }
   int64_t words(ValueId value) const {
-    return (context_.seen(value).features > 1 ? 1 : 0) *
-           (context_.type_of(value) == "float" ? 1 : 2);
+    return context_.seen(value).features > 1 ? words_of_type(value) : 0;
   }
   int64_t held_per_element() const {
     int64_t sum = 0;
@@ -480,9 +480,7 @@ class RowsWriter {
     needs.elements = row_elements_;
     needs.values = held_per_element();
     for (const ValueId value : held_) {
-      const int64_t bytes = context_.is_held_as_read(value)      ? 2
-                            : context_.type_of(value) == "float" ? 4
-                                                                 : 8;
+      const int64_t bytes = context_.is_held_as_read(value) ? 2 : 4 * words_of_type(value);
       (context_.seen(value).features > 1 ? needs.lane_bytes : needs.other_bytes) += bytes;
     }
     needs.phases = phases_;
@@ -575,23 +573,22 @@ class RowsWriter {
     KernelEntry entry;
     entry.name = source_.name;
     entry.role = KernelRole::rows;
-    const auto held = [&](int64_t team) {
-      return (row_elements_ + team - 1) / team * held_per_element();
+    const auto of_thread = [&](int64_t team, int64_t words) {
+      return (row_elements_ + team - 1) / team * words;
     };
     // By measurement: a thread holds as many as it may, with what it reduces of each element where
     // that is another value; but of an even number that are needed again, each of two has a half.
     std::set<ValueId> live = held_;
     for (const SharedState& state : states_) live.insert(state.arg);
-    const auto in_registers = [&](int64_t team) {
-      return (row_elements_ + team - 1) / team * static_cast<int64_t>(live.size());
-    };
+    int64_t live_words = 0;
+    for (const ValueId value : live) live_words += words_of_type(value);
     const bool in_halves = !held_.empty() && row_elements_ % 2 == 0;
-    int64_t team = in_halves && held(1) > kHeldTarget ? 2 : 1;
-    while (team < kAcrossTeam && in_registers(team) > kHeldLimit) team *= 2;
+    int64_t team = in_halves && of_thread(1, held_per_element()) > kHeldTarget ? 2 : 1;
+    while (team < kAcrossTeam && of_thread(team, live_words) > kHeldLimit) team *= 2;
     const int64_t lanes = std::max(kBlockThreads / team, kWarp);
     entry.threads = static_cast<int>(team * lanes);
     entry.per_block = lanes;
-    const char* loops = held(team) <= kHeldLimit ? "" : "_looped";
+    const char* loops = of_thread(team, held_per_element()) <= kHeldLimit ? "" : "_looped";
     const std::string call = fmt::format("rows_across{}<ingot::{}, {}, {}>(operands, rows)", loops,
                                          functor_, team, lanes);
     parts.kernels.push_back(

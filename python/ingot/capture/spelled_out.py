@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ingot.capture.layout import written
 from ingot.capture.surgery import Writer, example, sizes_of
 
 _aten = torch.ops.aten
@@ -114,7 +115,7 @@ def _similarity(writer: Writer, x, y, dim: int, eps: float) -> torch.fx.Node | N
         return None
     dim = dim % len(shape) - len(shape)
     along = [sizes[dim] if len(sizes) >= -dim else 1 for sizes in map(sizes_of, (x, y))]
-    if str(along[0]) != str(along[1]):  # one is expanded, and its length with it
+    if written(along[0]) != written(along[1]):  # one is expanded, and its length with it
         return None
 
     def directed(a: torch.fx.Node) -> torch.fx.Node:
@@ -176,20 +177,12 @@ def _broadcast(sizes: Sequence, others: Sequence) -> tuple | None:
     rank = max(len(sizes), len(others))
     shape = []
     for a, b in zip(*((*[1] * (rank - len(each)), *each) for each in (sizes, others))):
-        numbers = isinstance(a, int), isinstance(b, int)
-        if all(numbers):
-            if a != b and 1 not in (a, b):
-                return None
-            shape.append(max(a, b) if 0 not in (a, b) else 0)
-        elif any(numbers):
-            number, symbol = (a, b) if numbers[0] else (b, a)
-            if number != 1:
-                return None
-            shape.append(symbol)
-        elif str(a) != str(b):
-            return None
-        else:
+        if written(a) == written(b) or written(b) == 1:
             shape.append(a)
+        elif written(a) == 1:
+            shape.append(b)
+        else:
+            return None
     return tuple(shape)
 
 
