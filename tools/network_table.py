@@ -13,9 +13,15 @@ _SETTINGS = {"fp32": "fp32", "tf32": "TF32", "bf16": "bf16", "bf16_weights": "bf
 def network_tables(rows: list) -> list:
     """Calls and training steps as they are, and those that CUDA graphs replay: lines."""
     timed = [row for row in rows if "ratio" in row and not row["wrong"]]
-    usual = [row for row in timed if row.get("times", 1) == 1 and not row.get("replayed")]
     replayed = [row for row in timed if row.get("replayed")]
-    return (_by_setting(usual) if usual else []) + (_replayed(replayed) if replayed else [])
+    reduced = [row for row in timed if row.get("reduced")]
+    usual = [r for r in timed if r.get("times", 1) == 1 and r not in replayed and r not in reduced]
+    found = _by_setting(usual) if usual else []
+    if reduced:
+        found += _beside_compile(reduced, 'With `mode="reduce-overhead"`')
+    if replayed:
+        found += _beside_compile(replayed, "Captured by the user in CUDA graphs, all three")
+    return found
 
 
 def _by_setting(rows: list) -> list:
@@ -56,7 +62,7 @@ def _speed(row: dict | None) -> str:
     return speed if lower >= 1 else f"{speed} ({lower:.2f}–{upper:.2f})"
 
 
-def _replayed(rows: list) -> list:
+def _beside_compile(rows: list, what: str) -> list:
     headings = ["network", "inputs", "mode", "setting", "eager", "torch.compile", "Ingot"]
     headings += ["× eager", "× torch.compile"]
     cells = [
@@ -76,5 +82,9 @@ def _replayed(rows: list) -> list:
         for row in sorted(rows, key=lambda row: (row["mode"], row["setting"], row["network"]))
     ]
     mean = geometric_mean([row["eager_ms"] / row["ingot_ms"] for row in rows])
-    summary = f"Replayed by CUDA graphs, all three: {len(rows)} rows, {mean:.2f} × eager"
+    summary = f"{what}: {len(rows)} rows, {mean:.2f} × eager"
+    pairs = [row for row in rows if row["compile_ms"]]
+    if pairs:
+        beside = geometric_mean([row["compile_ms"] / row["ingot_ms"] for row in pairs])
+        summary += f", {beside:.2f} × `torch.compile`"
     return folded(summary, headings, 4, cells)

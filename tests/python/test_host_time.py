@@ -39,16 +39,18 @@ def chosen(
     beside: Sequence = (),
     tf32: bool = False,
     autocast: bool = False,
+    replayed: bool = False,
 ) -> bool:
     """beside: what the graph holds besides."""
     computing = [node for node in graph.nodes if node.op == "call_function"]
-    waits = device_type == "cuda" and is_of_the_host([*graph.nodes, *beside])
-    feed = SimpleNamespace(tf32=tf32, graph=graph)
+    on_host = device_type == "cuda" and not replayed
+    waits = on_host and is_of_the_host([*graph.nodes, *beside])
+    feed = SimpleNamespace(tf32=tf32, graph=graph, is_replayed=replayed)
     given = {"device_type": device_type, "autocast": autocast, "feed": feed}
     given["taken"] = dict.fromkeys(computing, 1)
     given["turning"] = list(filter(turns_tokens, graph.nodes))
     given |= {"needing": set(computing), "computes": set(computing).__contains__}
-    nears = device_type == "cuda" and nears_the_host([*graph.nodes, *beside], True)
+    nears = on_host and nears_the_host([*graph.nodes, *beside], True)
     cut = SimpleNamespace(waits_for_host=waits, nears_host_in_16_bits=nears, **given)
     return pays_in_few_bits(cut, computing)
 
@@ -112,6 +114,7 @@ def test_tf32_is_as_fast_that_the_host_decides():
     few, many = (in_fp32(graph_of(Block(768), rows, 768)) for rows in (512, 32768))
     assert not chosen(few, tf32=True) and chosen(many, tf32=True)
     assert chosen(few, "cpu", tf32=True)
+    assert chosen(few, tf32=True, replayed=True)
 
 
 def test_a_lone_product_of_tf32_must_gain_what_its_region_takes_of_the_host():
@@ -239,7 +242,7 @@ def network(rows: int, width: int, modules: int = 40, **of_cut) -> SimpleNamespa
     computing = [node for node in graph.nodes if node.op == "call_function"]
     for number in range(modules):
         computing[number % len(computing)].meta.setdefault("nn_module_stack", {})[str(number)] = ""
-    feed = SimpleNamespace(graph=graph, tf32=of_cut.pop("tf32", False))
+    feed = SimpleNamespace(graph=graph, tf32=of_cut.pop("tf32", False), is_replayed=False)
     given = {"taken": dict.fromkeys(computing, 0), "device_type": "cuda", "gradients": False}
     few_bits = {"multiplies_in_few_bits": feed.tf32, "nears_host": False}
     return SimpleNamespace(feed=feed, **{**given, **few_bits, **of_cut})
@@ -292,7 +295,7 @@ def chain_pays(norm: nn.Module, rows: int, is_host: bool, **of_cut) -> bool:
     graph = in_fp32(graph_of(Added(norm), rows, 1024))
     computing = [node for node in graph.nodes if node.op == "call_function"]
     chain = [node for node in computing if "detach" not in node.name]
-    feed = SimpleNamespace(graph=graph, tf32=False, trains_chains=True)
+    feed = SimpleNamespace(graph=graph, tf32=False, trains_chains=True, is_replayed=False)
     given = {"device_type": "cuda", "gradients": True, "waits_for_host": is_host}
     given["multiplies_in_few_bits"] = True
     whole = {"needing": set(graph.nodes), "computes": lambda node: node in chain}

@@ -17,6 +17,7 @@ from typing import Any
 import ingot
 import torch
 from ingot.bench.rounds import compare
+from ingot.live.recording import Recording
 from measures import short_rounds
 from network_calls import SEED, Call, CapturedCall, tensors_of
 from networks import Network
@@ -34,6 +35,8 @@ ROUNDING = {"fp32": 2e-6, "tf32": 5e-4, "bf16": 5e-3, "bf16_weights": 5e-3}
 # of a batch norm, the mean of what another norm has centred.
 NOTHING = 1e-9
 KINDS = ("output", "gradient", "buffer")
+# Calls until one is replayed: those that are counted, and the one that is recorded.
+_BEFORE_A_REPLAY = 5
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,12 @@ class Options:
     turns: Turns
     times: int = 1
     graphs: bool = False
+    reduced: bool = False
+
+    @property
+    def how(self) -> str | None:
+        """The mode of Ingot's and torch.compile's calls."""
+        return "reduce-overhead" if self.reduced else None
 
 
 @contextlib.contextmanager
@@ -222,21 +231,32 @@ def taken_by(module: ingot.OptimizedModule) -> dict:
     }
 
 
-def optimised(module: nn.Module, folder: str) -> ingot.OptimizedModule:
-    return ingot.optimize(module, options={"cache_dir": folder})
+def optimised(module: nn.Module, folder: str, how: str | None = None) -> ingot.OptimizedModule:
+    return ingot.optimize(module, options={"cache_dir": folder, "mode": how})
 
 
-def check(
-    subject: Subject, setting: str, folder: str, graphs: bool = False
-) -> tuple[dict, nn.Module]:
+def recorded_call(call: Call, made: nn.Module, twin: nn.Module) -> dict:
+    """What a call gives that is replayed, behind those before it that were not. twin: a module that
+    was not called."""
+    for _ in range(_BEFORE_A_REPLAY):
+        call.run(made)
+    for buffer, before in zip(made.buffers(), twin.buffers(), strict=True):
+        buffer.copy_(before)
+    return call.everything(made)
+
+
+def check(subject: Subject, setting: str, folder: str, options: Options) -> tuple[dict, nn.Module]:
     """Results against fp64, and how long the first call took; the module that was optimised."""
+    graphs, reduced = options.graphs, options.reduced
     call, device = subject.call(setting, graphs), subject.device
     torch._dynamo.reset()
     expected = subject.call(setting).everything(subject.copied(setting, silent=True))
-    made = optimised(subject.copied(setting, silent=True), folder)
+    made = optimised(subject.copied(setting, silent=True), folder, options.how)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found, seconds = seconds_of(lambda: call.everything(made), device)
+        if reduced:
+            found = recorded_call(call, made, subject.copied(setting))
     wrong, error, eager_error = judge(found, expected, subject.truth, setting)
     row = {
         "first_call_s": round(seconds, 2),
@@ -247,7 +267,9 @@ def check(
         **taken_by(made),
     }
     if subject.is_random:
-        made = optimised(subject.copied(setting), folder)
+        made = optimised(subject.copied(setting), folder, options.how)
+        if reduced:
+            recorded_call(call, made, subject.copied(setting))
         if graphs:  # which draw numbers of their own
             return row, made
         row["wrong"] = wrong or same_random_numbers(subject, call, made, eager_error, setting)
@@ -258,7 +280,7 @@ def again(subject: Subject, setting: str, folder: str, options: Options) -> str:
     """What is wrong with other weights and inputs: of a few units of a ReLU at zero, rounding puts
     one on the other side now and then, eager's or ours."""
     other = Subject(subject.network, subject.mode, options, SEED + 1)
-    return check(other, setting, folder, options.graphs)[0]["wrong"]
+    return check(other, setting, folder, options)[0]["wrong"]
 
 
 def same_random_numbers(subject, call: Call, made, eager_error: float, setting: str) -> str:
@@ -278,6 +300,22 @@ def same_random_numbers(subject, call: Call, made, eager_error: float, setting: 
     return f"with dropout it differs by {' (captured: '.join(differences)}) from eager"
 
 
+def replays_of(call: Callable) -> int:
+    """Recordings that one call replays."""
+    counted, forward = [0], Recording.forward
+
+    def counting(*arguments: Any) -> Any:
+        counted[0] += 1
+        return forward(*arguments)
+
+    Recording.forward = counting
+    try:
+        call()
+    finally:
+        Recording.forward = forward
+    return counted[0]
+
+
 def contenders(subject: Subject, setting: str, made: nn.Module, options: Options) -> dict:
     """What is timed, by name; torch.compile's is called once, so that it compiles here."""
     call = subject.call(setting, options.graphs)
@@ -288,9 +326,10 @@ def contenders(subject: Subject, setting: str, made: nn.Module, options: Options
     }
     if options.compiled:
         twin = subject.copied(setting)
-        compiled = torch.compile(twin, dynamic=False)
+        compiled = torch.compile(twin, dynamic=False, mode=options.how)
         named[COMPILE] = lambda i: call.run(twin, compiled)
-        named[COMPILE](0)
+        for _ in range(_BEFORE_A_REPLAY if options.reduced else 1):
+            named[COMPILE](0)
     return named
 
 
@@ -311,13 +350,15 @@ def timed(named: dict, options: Options) -> dict:
 def row_of(subject: Subject, setting: str, options: Options) -> dict:
     with under(setting), tempfile.TemporaryDirectory() as folder:
         with options.turns.beside_others():
-            row, made = check(subject, setting, folder, options.graphs)
+            row, made = check(subject, setting, folder, options)
             if row["wrong"]:
                 row["wrong"] = again(subject, setting, folder, options) and row["wrong"]
             named = contenders(subject, setting, made, options) if options.rounds else {}
         if named:
             with options.turns.alone():
                 row |= timed(named, options)
+                if options.reduced:
+                    row["replays"] = replays_of(lambda: named[INGOT](0))
     row["shape"] = " ".join("×".join(map(str, t.shape)) for t in tensors_of(subject.inputs))
     row["date"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return row

@@ -2,7 +2,7 @@
 
 python time_networks.py [--device cuda|cpu] [--small] [--seconds 500] [--networks A,B]
                         [--settings fp32,tf32,bf16,bf16_weights] [--modes eval,training]
-                        [--rounds 20] [--times 1] [--graphs] [--jobs 1] [--compile]
+                        [--rounds 20] [--times 1] [--graphs] [--reduced] [--jobs 1] [--compile]
                         [--out FILE] [--again] [--list]
 
 Each network (networks.py) runs in a process of its own. A row is a network in a setting (fp32;
@@ -13,7 +13,8 @@ worse against fp64 than a small factor of eager's own error; with dropout they a
 from the same seed. Then times: interleaved rounds, cold L2, medians, and Ingot's time over eager's
 with its 95 % interval. --rounds 0 takes none. With --times K the batch is K times as large, so that
 the GPU, not the host, is what a step waits for. With --graphs a CUDA graph replays each call,
-forward and backward: its results are compared to fp64, and of the host's time nothing is left.
+forward and backward: its results are compared to fp64, and of the host's time nothing is left. With
+--reduced Ingot and torch.compile have the mode "reduce-overhead".
 
 Rows go to --out as they come; those of the present sources that were right are not repeated, so
 that a run goes on where the last one ended, and what no sources have a row of comes first. With
@@ -66,6 +67,7 @@ def child(arguments: argparse.Namespace) -> int:
         Turns(arguments.turns),
         arguments.times,
         arguments.graphs,
+        arguments.reduced,
     )
     subjects: dict = {}
     longest = 0.0
@@ -89,8 +91,9 @@ def child(arguments: argparse.Namespace) -> int:
 
 
 def key_of(row: dict) -> tuple:
-    sizes = bool(row.get("small")), row.get("times", 1), row.get("replayed", False)
-    return row["network"], row["setting"], row["mode"], *sizes
+    sizes = bool(row.get("small")), row.get("times", 1)
+    how = row.get("replayed", False), row.get("reduced", False)
+    return row["network"], row["setting"], row["mode"], *sizes, *how
 
 
 def key(network: str, pair: tuple[str, str], arguments: argparse.Namespace) -> tuple:
@@ -100,7 +103,7 @@ def key(network: str, pair: tuple[str, str], arguments: argparse.Namespace) -> t
 
 def line(row: dict) -> str:
     times = f"×{row['times']} " if row.get("times", 1) > 1 else ""
-    times += "replayed " * row.get("replayed", False)
+    times += "replayed " * row.get("replayed", False) + "reduced " * row.get("reduced", False)
     what = f"{row['network']:24} {times}{row['setting']:12} {row['mode']:9}"
     if "first_call_s" not in row:
         return f"{what} WRONG {row['wrong']}"
@@ -128,7 +131,7 @@ def measure(network, todo: list, table: RowTable, arguments, seconds: float) -> 
     command += ["--modes", ",".join(modes), "--settings", ",".join(settings)]
     command += ["--rounds", str(arguments.rounds), "--row-seconds", str(arguments.row_seconds)]
     command += ["--small"] * arguments.small + ["--compile"] * arguments.compile
-    command += ["--graphs"] * arguments.graphs
+    command += ["--graphs"] * arguments.graphs + ["--reduced"] * arguments.reduced
     command += ["--times", str(arguments.times), "--turns", str(arguments.turns)]
     deadline = time.monotonic() + seconds
     late = deadline + LEAST_S
@@ -168,6 +171,8 @@ def sizes_of(arguments: argparse.Namespace) -> dict:
         sizes["times"] = arguments.times
     if arguments.graphs:
         sizes["replayed"] = True
+    if arguments.reduced:
+        sizes["reduced"] = True
     return sizes
 
 
@@ -192,6 +197,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=20, help="0: correctness alone")
     parser.add_argument("--times", type=int, default=1, help="as large a batch (1)")
     parser.add_argument("--graphs", action="store_true", help="replayed by CUDA graphs")
+    parser.add_argument("--reduced", action="store_true", help="in the mode reduce-overhead")
     parser.add_argument("--jobs", type=int, default=1, help="networks that are checked at once (1)")
     parser.add_argument("--compile", action="store_true", help="beside torch.compile too")
     parser.add_argument("--out", type=Path)

@@ -440,7 +440,12 @@ class Cut:
     @cached_property
     def waits_for_host(self) -> bool:
         """Whether a training step of the graph in few bits is not the GPU's time."""
-        return self.device_type == "cuda" and is_of_the_host(self.feed.graph.nodes)
+        return self._has_host and is_of_the_host(self.feed.graph.nodes)
+
+    @property
+    def _has_host(self) -> bool:
+        """Whether the host takes time beside the device."""
+        return self.device_type == "cuda" and not self.feed.is_replayed
 
     @cached_property
     def turning(self) -> list[torch.fx.Node]:
@@ -450,13 +455,12 @@ class Cut:
     @cached_property
     def nears_host(self) -> bool:
         """Whether that of a network of images takes the host about as long as the GPU."""
-        on_gpu = self.device_type == "cuda"
-        return on_gpu and nears_the_host(self.feed.graph.nodes, self.feed.tf32)
+        return self._has_host and nears_the_host(self.feed.graph.nodes, self.feed.tf32)
 
     @cached_property
     def nears_host_in_16_bits(self) -> bool:
         """The same with convolutions that take the GPU as little as TF32's."""
-        return self.device_type == "cuda" and nears_the_host(self.feed.graph.nodes, True)
+        return self._has_host and nears_the_host(self.feed.graph.nodes, True)
 
     @cached_property
     def multiplies_in_few_bits(self) -> bool:

@@ -58,7 +58,8 @@ class Feed:
     live module's calls; has_lengths: whether sizes beside the batch's may be symbolic, too; apart:
     places of inputs, with whether each is written, of which none that is may share memory with
     another; shares_masks: whether attentions' masks of flags may be converted by an operator of
-    Ingot's, which standalone files do not have.
+    Ingot's, which standalone files do not have; is_replayed: whether CUDA graphs replay its calls,
+    which then never wait for the host.
     """
 
     graph: torch.fx.Graph
@@ -82,6 +83,7 @@ class Feed:
     has_lengths: bool = False
     apart: dict[int, bool] = field(default_factory=dict)
     shares_masks: bool = False
+    is_replayed: bool = False
 
 
 def device_type_of(values: list) -> str:

@@ -48,7 +48,7 @@ from ingot.capture.table import (
     has_uneven_rows,
     is_half,
 )
-from ingot.capture.token_chains import BYTES_A_SECOND, OPERATOR_SECONDS, REGION_SECONDS
+from ingot.capture.token_chains import BYTES_A_SECOND, OPERATOR_SECONDS
 
 if TYPE_CHECKING:
     from ingot.capture.cutting import Cut
@@ -280,8 +280,8 @@ def _gains_more_than_host(cut: Cut, computing: list[torch.fx.Node]) -> bool:
         return True
     passes = (_PASSES - _REGION_PASSES) * sum(map(result_bytes, behind))
     gain += (passes - sum(map(_packed_bytes, products))) / BYTES_A_SECOND
-    lost = REGION_SECONDS - OPERATOR_SECONDS * token_chains.operators(cut, computing)
-    return lost <= 0 or gain > lost
+    lost = -token_chains.host_seconds(cut, computing)
+    return gain > lost if lost > 0 or cut.feed.is_replayed else True
 
 
 def _packed_bytes(product: torch.fx.Node) -> float:

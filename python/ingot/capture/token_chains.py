@@ -88,7 +88,7 @@ def pays(cut: Cut, chain: list[torch.fx.Node]) -> bool:
     # In fp32 regions have the products, but for those of attention's scores and values.
     if not cut.multiplies_in_few_bits and not any(map(is_softmax_of_rows, work)):
         return False
-    host = _host_seconds(cut, chain)
+    host = host_seconds(cut, chain)
     if cut.waits_for_host:
         return host > 0
     return bytes_saved(cut, chain) / BYTES_A_SECOND + min(host, 0.0) > 0
@@ -103,14 +103,17 @@ def host_seconds_saved(cut: Cut) -> float:
         if not cut.has_product(level):
             by_level.setdefault(level, []).append(node)
     chains = (nodes for nodes in by_level.values() if any(map(_norms_rows, nodes)))
-    return sum(max(_host_seconds(cut, chain), 0.0) for chain in chains)
+    return sum(max(host_seconds(cut, chain), 0.0) for chain in chains)
 
 
 def _norms_rows(node: torch.fx.Node) -> bool:
     return is_row_norm(node) or is_mean_of_rows(node) or is_softmax_of_rows(node)
 
 
-def _host_seconds(cut: Cut, chain: list[torch.fx.Node]) -> float:
+def host_seconds(cut: Cut, chain: list[torch.fx.Node]) -> float:
+    """That a region saves the host of PyTorch's operators."""
+    if cut.feed.is_replayed:
+        return 0.0
     return OPERATOR_SECONDS * operators(cut, chain) - REGION_SECONDS
 
 

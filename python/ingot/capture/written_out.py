@@ -46,7 +46,8 @@ def write_out_attentions(feed: Feed, needing: Container[torch.fx.Node]) -> None:
         return
     found = [node for node in feed.graph.nodes if node.target is _ATTENTION and _is_known(node)]
     found = [node for node in found if _is_by_operators(node, needing)]
-    if not found or (not token_chains.takes_everything and is_of_the_host(feed.graph.nodes)):
+    weighs = not (token_chains.takes_everything or feed.is_replayed)
+    if not found or (weighs and is_of_the_host(feed.graph.nodes)):
         return
     dense: dict[torch.fx.Node, torch.fx.Node] = {}
     for node in found:

@@ -26,6 +26,7 @@ from ingot.capture.derivative import unwatched
 from ingot.capture.nodes import where
 from ingot.live import lengths, policy
 from ingot.live.compiled import Compiled
+from ingot.live.graphed import GraphedCalls, recorder_of
 from ingot.live.importing import Request, compile_whole
 from ingot.live.nested import write_out
 from ingot.live.overlaps import while_apart
@@ -67,6 +68,8 @@ class DynamoGraph:
     holds_nothing: bool = False  # that Ingot would take over
     gains_nothing: bool = False  # by what Ingot could take over
     calls: int = 0  # up to a few
+    is_frozen: bool = False
+    uses_host: bool = False  # beside a GPU
 
 
 @dataclass
@@ -79,6 +82,9 @@ class Session:
     graphs: list[DynamoGraph] = field(default_factory=list)
     warned: set[str] = field(default_factory=set)
     breaks: list[Unsupported] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.program_options, self.is_replayed = policy.without_mode(self.options)
 
     def warn(self, reason: str) -> None:
         if reason not in self.warned:
@@ -120,8 +126,27 @@ class Session:
 
     def made(self, graph: DynamoGraph) -> Callable:
         """The callable that Dynamo gets for a graph that was compiled."""
-        run = graph.compiled.run
+        run = self.replayed(graph, graph.compiled.run, graph.compiled.device_type)
         return lambda *args: run(args)
+
+    def replayed(self, graph: DynamoGraph, run: Callable, device_type: str) -> Callable:
+        """A graph's call, by CUDA graphs where that is asked for, and there are any."""
+        graphs = recorder_of(device_type) if self.is_replayed else None
+        if graphs is not None and graph.uses_host:
+            self.warn("its calls are not replayed by CUDA graphs: it computes on the CPU, too")
+            return run
+        return run if graphs is None else GraphedCalls(run, weakly(self.warn), graphs)
+
+    def given_back(self, graph: DynamoGraph, gm, device_types: set[str]) -> Callable:
+        """The callable that Dynamo gets for a graph of which nothing was compiled."""
+        forward = forward_of(gm)
+        if not self.is_replayed or len(device_types) != 1:
+            return forward
+        made = self.replayed(graph, lambda args: forward(*args), *device_types)
+        if not isinstance(made, GraphedCalls):
+            return forward
+        graph.holds_nothing = False  # calls are to come here
+        return lambda *args: made(args)
 
     def lengths_change(self) -> bool:
         """Whether graphs for one length of several are captured in vain."""
@@ -139,14 +164,16 @@ def ingot_backend(
     mode: str | None = None,
     options: dict | None = None,
 ) -> Callable:
-    """The backend as TorchDynamo knows it by name. options: `precision` ("fp32", "ieee", "high",
-    "tf32", "bf16" or "fp16"), and further options of ingot_program_create. Raises ValueError for
-    what it does not know; modes are Inductor's alone."""
-    if mode not in (None, "default"):
-        raise ValueError(f"backend='ingot' has no modes ({mode!r} was given), only options")
+    """The backend as TorchDynamo knows it by name. mode: "reduce-overhead" replays calls by CUDA
+    graphs. options: `precision` ("fp32", "ieee", "high", "tf32", "bf16" or "fp16"), `mode` (where
+    it is given with others), and further options of ingot_program_create. Raises ValueError for
+    what it does not know."""
+    options = dict(options or {})
+    if mode is not None:
+        options["mode"] = mode
+    policy.without_mode(options)
     if switched_off():
         return forward_of(gm)
-    options = dict(options or {})
     precision = options.pop("precision", None)
     policy.check_precision(precision)
     session = Session(precision=precision, options=options)
@@ -206,9 +233,14 @@ def _compile_piece(
     if not any(isinstance(value, torch.Tensor) for value in (*example_inputs, *values)):
         return forward_of(gm)  # sizes alone, as for a shape that is printed: nothing to tell
     start = time.perf_counter()
-    graph, tell = DynamoGraph(session.mode()), True
+    graph, tell = DynamoGraph(session.mode(), uses_host=_uses_host(gm, example_inputs)), True
     try:
-        request = Request(session.precision, session.options, session.lengths_change())
+        request = Request(
+            session.precision,
+            session.program_options,
+            session.lengths_change(),
+            session.is_replayed,
+        )
         graph.compiled = compile_whole(request, gm, example_inputs)
         if graph.compiled is None:
             graph.problem = "PyTorch runs it: nothing can be captured with a batch of this size"
@@ -241,13 +273,23 @@ def _compile_piece(
     if graph.compiled is None:
         if tell:
             session.warn(graph.problem)
-        return forward_of(gm)
+        tensors = (e for e in example_inputs if isinstance(e, torch.Tensor))
+        return session.given_back(graph, gm, {tensor.device.type for tensor in tensors})
     for item in graph.compiled.captured.unsupported:
         session.tell(item)
     made, masks, apart = session.made(graph), graph.compiled.causal_inputs, graph.compiled.apart
     if apart:
         made = while_apart(made, session.run_by_pytorch(gm), apart, weakly(session.warn))
     return while_causal(made, gm.forward, masks) if masks else made
+
+
+def _uses_host(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Whether tensors are on the CPU beside others: what is copied from there to a GPU would be
+    read from the same memory by every replay."""
+    values = [*example_inputs, *(node.meta.get("example_value") for node in gm.graph.nodes)]
+    # One of a single number is read when a kernel is launched.
+    devices = {v.device.type for v in values if isinstance(v, torch.Tensor) and v.dim()}
+    return len(devices) > 1 and "cpu" in devices
 
 
 def _compile_around(

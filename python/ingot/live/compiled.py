@@ -40,7 +40,7 @@ class Compiled:
         tf32: bool,
         options: dict | None = None,
     ):
-        self.captured = captured
+        self.captured, self.device_type = captured, device_type
         self.causal_inputs: list[int] = []
         self.apart: dict[int, bool] = {}
         self.example_batch: int | None = None

@@ -283,6 +283,16 @@ class _RegionFunction(torch.autograd.Function):
         return tuple(result)
 
 
+def edges_behind(node: Any, output: int) -> list[tuple[Any, int]]:
+    """Where a gradient of one of the outputs of a node of autograd's graph goes on to: of a
+    region's, where that result's does."""
+    following = list(node.next_functions)
+    if getattr(node, "_forward_cls", None) is not _RegionFunction:
+        return following
+    place = output if node.half is None else node.half[output]
+    return [following[leaf] for leaf in node.call.reach[place]]
+
+
 def _saved(ctx, gradients: Sequence) -> list[tuple[int, torch.Tensor]]:
     """What backward reads, with its places; of results that have nothing in common with those of an
     earlier backward, which has freed what was saved, what that has kept for them."""

@@ -55,11 +55,12 @@ _OF_CAUSAL = 3
 @dataclass(frozen=True)
 class Request:
     """precision, options: as of the backend; keeps_lengths: of sizes that change, whether graphs
-    for one size alone were not called again."""
+    for one size alone were not called again; is_replayed: as a feed has it."""
 
     precision: str | None
     options: dict | None
     keeps_lengths: bool = False
+    is_replayed: bool = False
 
 
 def compile_whole(
@@ -139,7 +140,7 @@ class _Import:
         gradients = torch.is_grad_enabled() and any(
             isinstance(e, torch.Tensor) and e.requires_grad for e in example_inputs
         )
-        feed, refused = _fed(gm, example_inputs, gradients, sizes)
+        feed, refused = _fed(request, gm, example_inputs, gradients, sizes)
         autocast, tf32 = policy.ambient(feed.device_type)
         feed.tf32 = tf32 and request.precision in (None, "tf32")
         refused.update(
@@ -153,7 +154,8 @@ class _Import:
                 cast_inputs(feed, autocast, refused)
             cast_for_convolutions(feed, autocast, refused)
         own_products = _has_own_products(feed.device_type, autocast)
-        own_products &= not (gradients and feed.tf32 and is_of_the_host(feed.graph.nodes))
+        weighs = gradients and feed.tf32 and not feed.is_replayed
+        own_products &= not (weighs and is_of_the_host(feed.graph.nodes))
         self.request, self.feed, self.refused, self.tf32 = request, feed, refused, tf32
         self._autocast, self._gradients = autocast is not None, gradients
         self._own_products = own_products
@@ -178,13 +180,13 @@ def _has_own_products(device_type: str, autocast: torch.dtype | None) -> bool:
 
 
 def _fed(
-    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], gradients: bool, sizes: Lengths
+    request: Request, gm: torch.fx.GraphModule, example_inputs, gradients: bool, sizes: Lengths
 ) -> tuple[Feed, dict[str, str]]:
     """With the batch where regions take most: of a product of two inputs either may have it, and a
     transposed one on its second dimension. Without a chain there is nothing to take it for.
     Second: what PyTorch must run in any case, as `refused` of import_graph()."""
     inner = gm.meta.get(INNER, ())
-    best = _with_refused(_feed(gm, example_inputs, lengths=sizes), gradients, inner)
+    best = _with_refused(request, _feed(gm, example_inputs, lengths=sizes), gradients, inner)
     if sizes is not Lengths.BOUND or policy.ambient(best[0].device_type)[0] is not None:
         return best  # autocast's casts are looked for in a graph that is as it was traced
     places = other_batches(gm, example_inputs)
@@ -196,7 +198,7 @@ def _fed(
     least = _left(*best, gradients)
     for place in places if least else ():
         with contextlib.suppress(CaptureError):
-            other = _with_refused(_feed(gm, example_inputs, place), gradients, inner)
+            other = _with_refused(request, _feed(gm, example_inputs, place), gradients, inner)
             left = _left(*other, gradients)
             if left < least:
                 best, least = other, left
@@ -219,11 +221,12 @@ def _feed(gm: torch.fx.GraphModule, *arguments: Any, **named: Any) -> Feed:
 
 
 def _with_refused(
-    feed: Feed, gradients: bool, inner: Container[int]
+    request: Request, feed: Feed, gradients: bool, inner: Container[int]
 ) -> tuple[Feed, dict[str, str]]:
     """inner: places of results that no user gets."""
     feed.trains_chains = feed.weighs_steps = feed.shares_masks = True
     feed.joins_parts = joins_parts(feed.device_type, gradients)
+    feed.is_replayed = request.is_replayed
     fold_constants(feed)
     refused = views_among_results(feed.graph)
     if gradients:

@@ -6,6 +6,8 @@ import torch
 
 PRECISIONS = ("fp32", "ieee", "high", "tf32", "bf16", "fp16")
 
+MODES = ("default", "reduce-overhead")
+
 # From 2.9 on there are two sets of switches. The old one's getter takes a fifth of the time, but
 # raises once the two disagree; the new one's answers for both.
 _new_getter = getattr(torch._C, "_get_fp32_precision_getter", None)
@@ -16,6 +18,16 @@ _old_answers = _old_getter is not None
 def check_precision(precision: str | None) -> None:
     if precision is not None and precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}; it must be one of {', '.join(PRECISIONS)}")
+
+
+def without_mode(options: dict | None) -> tuple[dict, bool]:
+    """Options of programs, and whether calls are to be replayed by CUDA graphs. Raises ValueError
+    for another mode."""
+    rest = dict(options or {})
+    mode = rest.pop("mode", None) or "default"
+    if mode not in MODES:
+        raise ValueError(f"mode is {mode!r}; it must be one of {', '.join(MODES)}")
+    return rest, mode == "reduce-overhead"
 
 
 def tf32_allowed() -> bool:

@@ -246,6 +246,7 @@ class State(Session):
 
     def made(self, graph: DynamoGraph) -> Callable:
         run, calling = graph.compiled.run, self._calling
+        replayed = self.replayed(graph, run, graph.compiled.device_type)
         if self.frozen:
             self._freeze(graph)
 
@@ -258,7 +259,8 @@ class State(Session):
                 raise _PreparedError
             if graph.calls < USED:
                 graph.calls += 1
-            return run(args)
+            # Packed weights are made anew by the host, where they have changed.
+            return (run if graph.is_frozen else replayed)(args)
 
         return call
 
@@ -284,8 +286,9 @@ class State(Session):
 
     def _freeze(self, graph: DynamoGraph) -> None:
         """Weights are kept for inference alone: a training step changes them anyway."""
+        graph.is_frozen = self.frozen and graph.mode == "eval"
         for program in graph.compiled.programs if graph.compiled else ():
-            if self.frozen and graph.mode == "eval":
+            if graph.is_frozen:
                 program.freeze()
             else:
                 program.unfreeze()

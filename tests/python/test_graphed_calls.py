@@ -1,0 +1,500 @@
+"""Calls that are recorded and replayed (`mode="reduce-overhead"`), on a CPU: a recorder that runs a
+function again stands for CUDA graphs. Whatever is done to a module and its twin, which PyTorch
+runs, outputs, gradients and buffers must stay the same."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import warnings
+import weakref
+
+import ingot
+import pytest
+import torch
+from ingot.live import backend, graphed
+from ingot.live.recording import NotRecordableError
+from torch import nn
+
+
+class HostGraphs:
+    """Runs what was recorded again, into the same memory."""
+
+    recordings = launches = 0
+
+    def __init__(self, device):
+        self.device = device
+
+    def aside(self):
+        return contextlib.nullcontext()
+
+    def recorded(self, function):
+        HostGraphs.recordings += 1
+        result = [value if value is None else value for value in function()]
+
+        def launch():
+            HostGraphs.launches += 1
+            with torch.enable_grad():
+                found = function()
+            for own, value in zip(result, found):
+                if own is not None:
+                    own.detach().copy_(value.detach())
+
+        return launch, result
+
+    def random_state(self):
+        return torch.get_rng_state()
+
+    def set_random_state(self, state):
+        torch.set_rng_state(state)
+
+    def stream(self):
+        return None
+
+
+@pytest.fixture(autouse=True)
+def host_graphs(monkeypatch):
+    monkeypatch.setattr(backend, "recorder_of", lambda device_type: HostGraphs)
+    monkeypatch.setattr(graphed, "_is_captured", lambda: False)
+    HostGraphs.recordings = HostGraphs.launches = 0
+    torch.manual_seed(3)
+
+
+class Block(nn.Module):
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.first = nn.Linear(16, 32)
+        self.norm = nn.BatchNorm1d(32)
+        self.second = nn.Linear(32, 16)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x):
+        return x + self.dropout(self.second(torch.relu(self.norm(self.first(x)))))
+
+
+class TwoResults(nn.Module):
+    """Of which one loss reads the first alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x):
+        h = torch.tanh(self.body(x))
+        return torch.sigmoid(self.left(h)), torch.sigmoid(self.right(h)) * 2
+
+
+def pair(module, **options):
+    twin = copy.deepcopy(module)
+    return ingot.optimize(module, options={"mode": "reduce-overhead", **options}), twin
+
+
+def same(a, b):
+    assert (a is None) == (b is None)
+    if a is not None:
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def same_modules(ours, twin, gradients=True):
+    for a, b in zip(ours.parameters(), twin.parameters(), strict=True):
+        same(a, b)
+        if gradients:
+            same(a.grad, b.grad)
+    for a, b in zip(ours.buffers(), twin.buffers(), strict=True):
+        same(a, b)
+
+
+def quietly():
+    warnings.simplefilter("ignore")
+
+
+def test_a_training_loop_is_replayed():
+    ours, twin = pair(Block())
+    optimisers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (ours, twin)]
+    for _ in range(9):
+        x = torch.randn(24, 16)
+        results = []
+        for module, optimiser in zip((ours, twin), optimisers):
+            optimiser.zero_grad()
+            loss = module(x).square().mean()
+            loss.backward()
+            optimiser.step()
+            results.append(loss)
+        same(*results)
+        same_modules(ours, twin)
+    assert HostGraphs.recordings == 2
+    assert HostGraphs.launches == 2 * 6
+
+
+def test_results_of_earlier_calls_keep_their_values():
+    ours, twin = pair(Block().eval())
+    kept = []
+    with torch.no_grad():
+        for _ in range(8):
+            x = torch.randn(24, 16)
+            kept.append((ours(x), twin(x)))
+    assert HostGraphs.launches > 3
+    for a, b in kept:
+        same(a, b)
+
+
+def test_gradients_of_earlier_calls_keep_their_values_and_add_up():
+    ours, twin = pair(Block())
+    for _ in range(8):
+        x = torch.randn(24, 16)
+        for module in (ours, twin):
+            module(x).sum().backward()
+        same_modules(ours, twin)
+    assert HostGraphs.launches > 4
+
+
+def test_two_forwards_before_a_backward():
+    ours, twin = pair(Block())
+    for _ in range(8):
+        x, y = torch.randn(24, 16), torch.randn(24, 16)
+        for module in (ours, twin):
+            module.zero_grad()
+            first, second = module(x), module(y)
+            (first.square().sum() + second.sum()).backward()
+        same_modules(ours, twin)
+    assert HostGraphs.launches > 4
+
+
+def test_a_forward_whose_result_is_dropped():
+    ours, twin = pair(Block())
+    for _ in range(8):
+        x = torch.randn(24, 16)
+        for module in (ours, twin):
+            module.zero_grad()
+            module(x)
+            module(x).sum().backward()
+        same_modules(ours, twin)
+
+
+@pytest.mark.parametrize("replayed", [False, True])
+def test_backward_twice(replayed):
+    ours, twin = pair(Block(dropout=0.5))
+    for step in range(7):
+        x = torch.randn(24, 16)
+        for module in (ours, twin):
+            module.zero_grad()
+            torch.manual_seed(step)
+            result = module(x)
+            result.sum().backward(retain_graph=step > 4 or replayed)
+            if step > 4 or replayed:
+                result.square().sum().backward()
+        same_modules(ours, twin)
+    assert HostGraphs.launches
+    with pytest.raises(RuntimeError, match="second time"):
+        result = ours(x)
+        result.sum().backward()
+        result.sum().backward()
+
+
+def test_second_derivatives():
+    ours, twin = pair(Block())
+    for step in range(7):
+        x = torch.randn(24, 16)
+        for module in (ours, twin):
+            module.zero_grad()
+            y = x.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(module(y).square().sum(), y, create_graph=step > 4)
+            (slope.square().sum() + 0 * module(y).sum()).backward() if step > 4 else None
+        same_modules(ours, twin)
+    assert HostGraphs.launches
+
+
+def test_the_input_has_a_gradient():
+    ours, twin = pair(Block())
+    for _ in range(7):
+        x = torch.randn(24, 16)
+        found = []
+        for module in (ours, twin):
+            module.zero_grad()
+            y = x.clone().requires_grad_()
+            (3 * module(2 * y)).sum().backward()
+            found.append(y.grad)
+        same(*found)
+        same_modules(ours, twin)
+    assert HostGraphs.launches > 4
+
+
+def test_parameters_without_a_gradient_keep_none():
+    ours, twin = pair(TwoResults())
+    for step in range(8):
+        x = torch.randn(12, 8)
+        for module in (ours, twin):
+            module.zero_grad()
+            left, right = module(x)
+            (left if step % 3 else left.sum() + right).sum().backward()
+        same_modules(ours, twin)
+    assert HostGraphs.launches > 4
+
+
+def test_dropout_draws_what_eager_draws():
+    ours, twin = pair(Block(dropout=0.3))
+    for step in range(7):
+        x = torch.randn(24, 16)
+        found = []
+        for module in (ours, twin):
+            torch.manual_seed(step)
+            found.append((module(x), torch.rand(3)))
+            found[-1][0].sum().backward()
+        same(found[0][0], found[1][0])
+        same(found[0][1], found[1][1])
+    assert HostGraphs.launches > 4
+
+
+def test_modes_sizes_and_weights_change():
+    ours, twin = pair(Block())
+    generator = torch.Generator().manual_seed(0)
+    for step in range(60):
+        size = (24, 7, 33)[step // 5 % 3]
+        x = torch.randn(size, 16, generator=generator)
+        for module in (ours, twin):
+            module.train(step % 10 < 7)
+            if step == 40:
+                module.second.weight = nn.Parameter(module.second.weight.detach() * 2)
+            if step == 44:
+                module.first.weight.data = module.first.weight.data * 0.5
+            if step == 50:
+                module.first.bias.requires_grad_(False)
+            if step == 55:
+                module.norm.momentum = 0.3
+        if step % 4 == 3:
+            with torch.no_grad():
+                same(ours(x), twin(x))
+        else:
+            results = [module(x) for module in (ours, twin)]
+            same(*results)
+            for result in results:
+                result.sum().backward()
+        same_modules(ours, twin)
+    assert HostGraphs.recordings > 4
+
+
+def test_weights_that_are_written_between_forward_and_backward_are_refused():
+    ours, _ = pair(Block())
+    for _ in range(5):
+        ours(torch.randn(24, 16)).sum().backward()
+    result = ours(torch.randn(24, 16))
+    with torch.no_grad():
+        ours.second.weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.sum().backward()
+
+
+class Shares(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.layer, self.how = nn.Linear(8, 8), how
+
+    def forward(self, x):
+        y = torch.relu(self.layer(x))
+        if self.how == "input":
+            return y, x.view(-1)
+        if self.how == "each other":
+            return y, y.view(-1)
+        return y.unsqueeze(0).expand(3, -1, -1)
+
+
+@pytest.mark.parametrize("how", ["input", "each other", "itself"])
+def test_results_that_share_memory_are_not_replayed(how):
+    ours, twin = pair(Shares(how))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(7):
+            x = torch.randn(6, 8)
+            results = [module(x) for module in (ours, twin)]
+            for a, b in zip(*results):
+                same(a, b)
+    # What TorchDynamo makes of such views behind its graph is none of the graph's.
+    assert HostGraphs.launches or any("not replayed" in str(w.message) for w in said)
+
+
+class Counts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return torch.relu(self.layer(x)) * self.calls
+
+
+def test_buffers_that_a_forward_writes():
+    ours, twin = pair(Counts())
+    for _ in range(9):
+        x = torch.randn(6, 8)
+        same(ours(x), twin(x))
+        same(ours.calls, twin.calls)
+        version = ours.calls._version
+    ours(x)
+    assert ours.calls._version > version
+    assert HostGraphs.launches
+
+
+class WritesItsInput(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = torch.sigmoid(self.layer(x))
+        x.mul_(2)
+        return y
+
+
+def test_an_input_that_is_written():
+    ours, twin = pair(WritesItsInput())
+    for _ in range(7):
+        x = torch.randn(6, 8)
+        mine = x.clone()
+        same(ours(mine), twin(x))
+        same(mine, x)
+
+
+def test_a_function_that_cannot_be_recorded_runs_as_it_is(monkeypatch):
+    def refuses(self, function):
+        raise NotRecordableError("it waits for the GPU")
+
+    monkeypatch.setattr(HostGraphs, "recorded", refuses)
+    ours, twin = pair(Block())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(7):
+            x = torch.randn(24, 16)
+            same(ours(x), twin(x))
+            same_modules(ours, twin)
+    assert any("it waits for the GPU" in str(w.message) for w in said)
+
+
+def test_what_pytorch_runs_is_replayed_too():
+    ours, twin = pair(nn.Sequential(nn.Conv1d(3, 4, 3), nn.MaxPool1d(2)))
+    quietly()
+    for _ in range(7):
+        x = torch.randn(5, 3, 12)
+        for module in (ours, twin):
+            module.zero_grad()
+            module(x).sum().backward()
+        same_modules(ours, twin)
+    assert HostGraphs.launches > 4
+
+
+def test_torch_compile_has_the_mode():
+    module = Block()
+    twin = copy.deepcopy(module)
+    ours = torch.compile(module, backend="ingot", mode="reduce-overhead")
+    for _ in range(7):
+        x = torch.randn(24, 16)
+        for each in (ours, twin):
+            each.zero_grad()
+            each(x).sum().backward()
+        same_modules(module, twin)
+    assert HostGraphs.launches > 4
+
+
+def test_modes_are_checked():
+    with pytest.raises(ValueError, match="reduce-overhead"):
+        ingot.optimize(Block(), options={"mode": "max-speed"})
+    with pytest.raises(Exception, match="reduce-overhead"):
+        torch.compile(Block(), backend="ingot", mode="max-autotune")(torch.randn(4, 16))
+    made = ingot.optimize(Block(), options={"mode": "default"})
+    made(torch.randn(4, 16))
+    again = copy.deepcopy(ingot.optimize(Block(), options={"mode": "reduce-overhead"}))
+    assert again._ingot.is_replayed
+
+
+def test_frozen_weights_are_not_replayed():
+    ours, twin = pair(Block().eval())
+    with torch.no_grad():
+        for step in range(12):
+            if step == 6:
+                ours.ingot_freeze()
+                HostGraphs.launches = 0
+            for module in (ours, twin):
+                module.second.weight.mul_(0.9)
+            x = torch.randn(24, 16)
+            same(ours(x), twin(x))
+    assert not HostGraphs.launches
+
+
+def test_a_module_that_is_dropped_is_freed():
+    ours, _ = pair(Block())
+    for _ in range(6):
+        ours(torch.randn(24, 16)).sum().backward()
+    assert HostGraphs.launches
+    gone = weakref.ref(ours._ingot), weakref.ref(ours.first.weight)
+    del ours
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
+
+
+def test_recordings_are_prepared_beside():
+    ours, twin = pair(Block())
+    ours.ingot_prepare(torch.randn(24, 16))
+    same_modules(ours, twin)
+    for _ in range(6):
+        x = torch.randn(24, 16)
+        same(ours(x), twin(x))
+    ours.ingot_prepare(torch.randn(24, 16))
+    same_modules(ours, twin)
+
+
+class MovesItsWeight(nn.Module):
+    """Under no_grad, as codebooks and constraints of weights do."""
+
+    def __init__(self, needs_gradient):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.book = nn.Parameter(torch.ones(8), requires_grad=needs_gradient)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.book.mul_(0.9)
+        return torch.relu(self.layer(x)) * self.book
+
+
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_a_forward_that_moves_a_weight(needs_gradient):
+    ours, twin = pair(MovesItsWeight(needs_gradient))
+    quietly()
+    for _ in range(8):
+        x = torch.randn(6, 8)
+        results = [module(x) for module in (ours, twin)]
+        same(*results)
+        for result in results:
+            result.sum().backward()
+        same_modules(ours, twin)
+
+
+def test_what_is_kept_for_backward_may_be_somebody_elses():
+    ours, twin = pair(Block())
+    hooks = torch.autograd.graph.saved_tensors_hooks
+    for _ in range(7):
+        x = torch.randn(24, 16)
+        for module in (ours, twin):
+            module.zero_grad()
+            with hooks(torch.Tensor.double, torch.Tensor.float):
+                result = module(x)
+            result.sum().backward()
+        same_modules(ours, twin)
+    assert not HostGraphs.launches
+
+
+def test_weights_that_move_between_forward_and_backward():
+    """As those that are gathered anew for each pass."""
+    ours, twin = pair(Block(dropout=0.2))
+    for step in range(8):
+        x = torch.randn(24, 16)
+        for module in (ours, twin):
+            module.zero_grad()
+            torch.manual_seed(step)
+            result = module(x)
+            if step in (4, 6):
+                module.second.weight.data = module.second.weight.data.clone()
+            result.sum().backward()
+        same_modules(ours, twin)
+    assert HostGraphs.launches > 1
