@@ -16,6 +16,7 @@ import torch
 from ingot.live import backend, graphed
 from ingot.live.recording import NotRecordableError
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 class HostGraphs:
@@ -498,3 +499,35 @@ def test_weights_that_move_between_forward_and_backward():
             result.sum().backward()
         same_modules(ours, twin)
     assert HostGraphs.launches > 1
+
+
+class ModelNew(ingot.OptimizedModule, Block):
+    ingot_options = {"mode": "reduce-overhead"}
+
+
+def test_a_class_may_ask_for_the_mode():
+    torch.manual_seed(0)
+    ours = ModelNew(dropout=0.2)
+    twin = Block(dropout=0.2)
+    twin.load_state_dict(ours.state_dict())
+    for step in range(7):
+        x = torch.randn(24, 16)
+        for module in (ours, twin):
+            module.zero_grad()
+            torch.manual_seed(step)
+            module(x).sum().backward()
+        same_modules(ours, twin)
+    assert HostGraphs.launches > 4
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoints(reentrant):
+    ours, twin = pair(Block(dropout=0.3))
+    for step in range(8):
+        x = torch.randn(24, 16, requires_grad=True)
+        for module in (ours, twin):
+            module.zero_grad()
+            torch.manual_seed(step)
+            checkpoint(module, x, use_reentrant=reentrant).square().sum().backward()
+        same_modules(ours, twin)
+    assert bool(HostGraphs.launches) == reentrant  # the other keeps nothing, by hooks
