@@ -337,7 +337,9 @@ def timed(named: dict, options: Options) -> dict:
     device = options.device
     peaks = {name: peak_bytes(lambda f=f: f(0), device) for name, f in named.items()}
     few = min(7, options.rounds)
-    rounds = short_rounds(options.rounds, options.budget_s, fewest=few, calls=3, rest_s=0.02)
+    rounds = short_rounds(
+        options.rounds, options.budget_s, fewest=few, calls=3, rest_s=0.02, apart=True
+    )
     comparison = compare(named, device, rounds)
     return {
         **times_of(comparison, named),

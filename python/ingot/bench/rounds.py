@@ -29,7 +29,9 @@ class RoundOptions:
     rest_s: idle time before a subject's burst on a GPU. extra_rounds: those of the figures beside
     it on a GPU, with warm L2 and sustained, which follow the others. sustained_load_s: load before
     the sustained figure. prepare(i): run before call i, outside the timed region (changes weights,
-    say)."""
+    say). apart: on a GPU every subject on a stream of its own, and with that in memory of its own,
+    as in a process of its own: what one gives back to PyTorch's allocator no other one gets, whose
+    calls would find their tensors elsewhere each round."""
 
     rounds: int = 20
     fewest: int = 7
@@ -41,6 +43,7 @@ class RoundOptions:
     sustained_load_s: float = 0.35
     sustained: bool = True
     warm: bool = True
+    apart: bool = False
     prepare: Callable[[int], None] | None = None
     progress: Callable[[str], None] = lambda message: None
 
@@ -109,6 +112,8 @@ def compare(
     """Times the subjects. Each is called as subject(i) with a running number, so that it can rotate
     its inputs. The first calls (compilation) are made before anything is timed."""
     options = options or RoundOptions()
+    if options.apart and device.type == "cuda":
+        subjects = {name: _on_stream(subject, device) for name, subject in subjects.items()}
     timer = timer_for(device)
     result = Comparison(str(device))
     first_call: dict[str, float] = {}
@@ -142,6 +147,20 @@ def compare(
         + ("" if result.rounds >= options.rounds else " (as many as the time allowed)")
     )
     return result
+
+
+def _on_stream(subject: Callable[[int], object], device: torch.device) -> Callable[[int], object]:
+    stream = torch.cuda.Stream(device)
+
+    def call(number: int) -> object:
+        current = torch.cuda.current_stream(device)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            result = subject(number)
+        current.wait_stream(stream)
+        return result
+
+    return call
 
 
 @dataclass(frozen=True)
