@@ -8,13 +8,13 @@ python time_networks.py [--device cuda|cpu] [--small] [--seconds 500] [--network
 Each network (networks.py) runs in a process of its own. A row is a network in a setting (fp32;
 tf32: PyTorch allows TF32; bf16: autocast; bf16_weights: a module of that dtype, not among the
 settings unless it is named) and a mode (eval without gradients; a training step: forward, backward,
-gradients of all parameters). Outputs, gradients and moved buffers may be no
-worse against fp64 than a small factor of eager's own error; with dropout they are those of eager
-from the same seed. Then times: interleaved rounds, cold L2, each on a stream and in memory of its
-own, medians, and Ingot's time over eager's with its 95 % interval. --rounds 0 takes none. With --times K the batch is K times as large, so that
-the GPU, not the host, is what a step waits for. With --graphs a CUDA graph replays each call,
-forward and backward: its results are compared to fp64, and of the host's time nothing is left. With
---reduced Ingot and torch.compile have the mode "reduce-overhead".
+gradients of all parameters). Outputs, gradients and moved buffers may be no worse against fp64
+than a small factor of eager's own error; with dropout they are those of eager from the same seed.
+Then times: interleaved rounds, cold L2, each on a stream and in memory of its own, medians, and
+Ingot's time over eager's with its 95 % interval. --rounds 0 takes none. With --times K the batch is
+K times as large, so that the GPU, not the host, is what a step waits for. With --graphs a CUDA
+graph replays each call, forward and backward: its results are compared to fp64, and of the host's
+time nothing is left. With --reduced Ingot and torch.compile have the mode "reduce-overhead".
 
 Rows go to --out as they come; those of the present sources that were right are not repeated, so
 that a run goes on where the last one ended, and what no sources have a row of comes first. With
