@@ -531,3 +531,42 @@ def test_checkpoints(reentrant):
             checkpoint(module, x, use_reentrant=reentrant).square().sum().backward()
         same_modules(ours, twin)
     assert bool(HostGraphs.launches) == reentrant  # the other keeps nothing, by hooks
+
+
+class Scaled(nn.Module):
+    """Of what it is given backward reads the first, and not the second."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x, shift):
+        return torch.tanh(self.layer(x) + shift)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_inputs_at_one_place_that_are_written_before_the_backward(at):
+    ours, twin = pair(Scaled())
+    given = torch.randn(6, 8), torch.randn(6, 8)
+    refused = pytest.raises(RuntimeError, match="modified by an inplace operation")
+    for step in range(8):
+        for module in (ours, twin):
+            module.zero_grad()
+            result = module(*given)
+            if step > 5:
+                given[at].add_(1.0)
+            with refused if at == 0 and step > 5 else contextlib.nullcontext():
+                result.sum().backward()
+            if step > 5:
+                given[at].sub_(1.0)
+        same_modules(ours, twin)
+    assert HostGraphs.launches > 3
+
+
+def test_what_communicates_is_not_recorded():
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output(graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (x,)))
+    gm = torch.fx.GraphModule(nn.Module(), graph)
+    assert "communicates" in graphed.why_not(gm, [])
+    assert graphed.why_not(torch.fx.symbolic_trace(Block()), []) is None

@@ -330,6 +330,31 @@ class Reduced:
         self.launches = 0
         return good
 
+    def what_fails_to_be_recorded(self):
+        """Within a graph that TorchDynamo captures whole the host looks at an error of the GPU."""
+
+        class Solves(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(WIDTH, WIDTH)
+
+            def forward(self, x):
+                y = torch.relu(self.layer(x)).view(-1, 16, 16)
+                return torch.linalg.solve(y @ y.mT + torch.eye(16, device=x.device), y)
+
+        pair, good = Pair(Solves(), self.device), True
+        for _ in range(STEPS):
+            x = self.random(ROWS, WIDTH)
+            for called, module, _ in pair.steps():
+                module.zero_grad()
+                called(x).square().mean().backward()
+            good &= pair.agree(2e-2)
+        found, self.launches = self.launches, 0
+        return good, f"({found} replayed)"
+
+    def a_language_model_afterwards(self):
+        return self.a_language_model_with_dropout()
+
     def steps_are_faster(self):
         if self.device != "cuda":
             return True

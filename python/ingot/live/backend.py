@@ -26,7 +26,7 @@ from ingot.capture.derivative import unwatched
 from ingot.capture.nodes import where
 from ingot.live import lengths, policy
 from ingot.live.compiled import Compiled
-from ingot.live.graphed import GraphedCalls, recorder_of
+from ingot.live.graphed import GraphedCalls, recorder_of, why_not
 from ingot.live.importing import Request, compile_whole
 from ingot.live.nested import write_out
 from ingot.live.overlaps import while_apart
@@ -69,7 +69,7 @@ class DynamoGraph:
     gains_nothing: bool = False  # by what Ingot could take over
     calls: int = 0  # up to a few
     is_frozen: bool = False
-    uses_host: bool = False  # beside a GPU
+    not_replayed: str | None = None  # why not
 
 
 @dataclass
@@ -132,8 +132,8 @@ class Session:
     def replayed(self, graph: DynamoGraph, run: Callable, device_type: str) -> Callable:
         """A graph's call, by CUDA graphs where that is asked for, and there are any."""
         graphs = recorder_of(device_type) if self.is_replayed else None
-        if graphs is not None and graph.uses_host:
-            self.warn("its calls are not replayed by CUDA graphs: it computes on the CPU, too")
+        if graphs is not None and graph.not_replayed:
+            self.warn(f"its calls are not replayed by CUDA graphs: {graph.not_replayed}")
             return run
         return run if graphs is None else GraphedCalls(run, weakly(self.warn), graphs)
 
@@ -233,7 +233,9 @@ def _compile_piece(
     if not any(isinstance(value, torch.Tensor) for value in (*example_inputs, *values)):
         return forward_of(gm)  # sizes alone, as for a shape that is printed: nothing to tell
     start = time.perf_counter()
-    graph, tell = DynamoGraph(session.mode(), uses_host=_uses_host(gm, example_inputs)), True
+    graph, tell = DynamoGraph(session.mode()), True
+    if session.is_replayed:
+        graph.not_replayed = why_not(gm, example_inputs)
     try:
         request = Request(
             session.precision,
@@ -281,15 +283,6 @@ def _compile_piece(
     if apart:
         made = while_apart(made, session.run_by_pytorch(gm), apart, weakly(session.warn))
     return while_causal(made, gm.forward, masks) if masks else made
-
-
-def _uses_host(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Whether tensors are on the CPU beside others: what is copied from there to a GPU would be
-    read from the same memory by every replay."""
-    values = [*example_inputs, *(node.meta.get("example_value") for node in gm.graph.nodes)]
-    # One of a single number is read when a kernel is launched.
-    devices = {v.device.type for v in values if isinstance(v, torch.Tensor) and v.dim()}
-    return len(devices) > 1 and "cpu" in devices
 
 
 def _compile_around(

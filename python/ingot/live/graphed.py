@@ -37,6 +37,7 @@ _backward_task = torch._C._current_graph_task_id
 _functorch_is_active = torch._C._are_functorch_transforms_active
 _top_hooks = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 _is_batched = torch._C._functorch.is_batchedtensor
+_unsafe = getattr(torch.Tag, "cudagraph_unsafe", None)
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -282,8 +283,8 @@ class _ReplayedFunction(torch.autograd.Function):
             return (*head, *_anew(ctx, gradients))
         keeps = _keeps_graph()
         with ctx.calls._lock:
-            found = recording.backward(gradients)
             ctx.left.is_spent, ctx.known.pending = True, None
+            found = recording.backward(gradients)
         if not keeps:
             ctx.args = None
         return (*head, *found)
@@ -320,6 +321,23 @@ def _autocast_of(device: str) -> tuple[str, torch.dtype, bool]:
 
 # Without looking for tensors of functorch's transforms, of which none comes here.
 _apply = super(torch.autograd.Function, _ReplayedFunction).apply
+
+
+def why_not(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> str | None:
+    """What a graph does that a recording would not do as the graph does it."""
+    values = [*example_inputs, *(node.meta.get("example_value") for node in gm.graph.nodes)]
+    # One of a single number is read when a kernel is launched.
+    devices = {v.device.type for v in values if isinstance(v, torch.Tensor) and v.dim()}
+    if len(devices) > 1:
+        return "it computes on several kinds of devices"  # a copy reads the same memory for ever
+    for part in gm.modules():
+        for node in part.graph.nodes if isinstance(part, torch.fx.GraphModule) else ():
+            name = f"{getattr(node.target, '__module__', '')} {node.target}"
+            if "c10d" in name or "distributed" in name:
+                return "it communicates, and other processes may record other calls"
+            if _unsafe is not None and _unsafe in getattr(node.target, "tags", ()):
+                return f"CUDA graphs cannot hold {node.target}, as its author says"
+    return None
 
 
 def recorder_of(device_type: str) -> Callable[[torch.device], Any] | None:

@@ -70,8 +70,8 @@ class Recording:
     the same addresses, at every call it is for; written: which were seen to be written. graphs:
     what records.
 
-    differentiable: places of inputs with a gradient; watched: those of them that backward may read
-    where they lie; without_gradient: places, among the results, of those that have none.
+    differentiable: places of inputs with a gradient; watched: of inputs that backward reads where
+    they lie; without_gradient: places, among the results, of those that have none.
     """
 
     def __init__(
@@ -106,7 +106,8 @@ class Recording:
         self.differentiable: list[int] = []
         if torch.is_grad_enabled():
             self.differentiable = [at for at in places if args[at].requires_grad]
-        self.watched = [at for at in self.differentiable if at in kept]
+        self._still = [at for at in sorted(kept) if at not in known]
+        self.watched: list[int] = []
         self._inputs = [self._own[at].detach() for at in self._copied]
         self._last_stream: Any = None
         self._fill(args)
@@ -171,7 +172,8 @@ class Recording:
         state = self._graphs.random_state()
         with self._graphs.aside(), self.undone(args, state):
             for _ in range(_WARMUPS):
-                self._call()
+                with self._watching():
+                    self._call()
                 self._look_at_results()
                 self.reach = self._reach() if self.has_backward else []
                 if self.has_backward:
@@ -182,6 +184,21 @@ class Recording:
             self._draws = not torch.equal(self._graphs.random_state(), state)
             both = zip(self._state, self._versions)
             self._written = [at for at, version in both if self._own[at]._version != version]
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Notes what a forward keeps for its backward pass of inputs that are read where they
+        lie."""
+        kept: set[int] = set()
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            kept.add(tensor.untyped_storage().data_ptr())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            yield
+        found = [self._own[at].untyped_storage().data_ptr() for at in self._still]
+        self.watched = [at for at, address in zip(self._still, found) if address in kept]
 
     def _reach(self) -> list[set[int]]:
         """For each result that has a gradient, the inputs (places among the differentiable ones)
