@@ -126,6 +126,8 @@ def test_a_training_loop_is_replayed():
         same_modules(ours, twin)
     assert HostGraphs.recordings == 2
     assert HostGraphs.launches == 2 * 6
+    (told,) = [o for o in ours.ingot_report()["optimisations"] if "CUDA graphs" in o["what"]]
+    assert told["identity_or_reason"].endswith("6 replays")
 
 
 def test_results_of_earlier_calls_keep_their_values():

@@ -70,6 +70,7 @@ class DynamoGraph:
     calls: int = 0  # up to a few
     is_frozen: bool = False
     not_replayed: str | None = None  # why not
+    replayed: GraphedCalls | None = None
 
 
 @dataclass
@@ -135,7 +136,10 @@ class Session:
         if graphs is not None and graph.not_replayed:
             self.warn(f"its calls are not replayed by CUDA graphs: {graph.not_replayed}")
             return run
-        return run if graphs is None else GraphedCalls(run, weakly(self.warn), graphs)
+        if graphs is None:
+            return run
+        graph.replayed = GraphedCalls(run, weakly(self.warn), graphs)
+        return graph.replayed
 
     def given_back(self, graph: DynamoGraph, gm, device_types: set[str]) -> Callable:
         """The callable that Dynamo gets for a graph of which nothing was compiled."""
@@ -143,7 +147,7 @@ class Session:
         if not self.is_replayed or len(device_types) != 1:
             return forward
         made = self.replayed(graph, lambda args: forward(*args), *device_types)
-        if not isinstance(made, GraphedCalls):
+        if graph.replayed is None:
             return forward
         graph.holds_nothing = False  # calls are to come here
         return lambda *args: made(args)

@@ -131,6 +131,7 @@ class GraphedCalls:
         self._known: tuple[_Known, ...] = ()
         self._looks = True
         self._lock = threading.RLock()
+        self.replays = 0
 
     def __call__(self, args: Sequence) -> tuple:
         if _is_captured() or _dispatch_modes() > 0 or _functorch_is_active() or _saves_elsewhere():
@@ -202,6 +203,7 @@ class GraphedCalls:
 
     def _replayed(self, known: _Known, args: Sequence) -> tuple:
         recording = known.recording
+        self.replays += 1
         if not recording.has_backward:
             return recording.outputs(recording.forward(args))
         inputs = [args[at] for at in recording.differentiable]

@@ -22,6 +22,8 @@ def report(graphs, breaks: list[Unsupported], batch: int | None) -> dict:
     for item in breaks:
         _add(result["unsupported"], asdict(item))
     for graph in list(graphs):
+        if graph.replayed is not None and graph.replayed.replays:
+            _add(result["optimisations"], _replays(graph))
         if graph.compiled is None:
             _add(result["unsupported"], {"what": "the module", "where": "", "why": graph.problem})
             continue
@@ -36,6 +38,15 @@ def report(graphs, breaks: list[Unsupported], batch: int | None) -> dict:
         for region, program in zip(captured.regions, graph.compiled.programs):
             add_program(result, region, program, graph.mode, batch)
     return result
+
+
+def _replays(graph) -> dict:
+    calls = "calls and their backward passes" if graph.mode == "training" else "calls"
+    return {
+        "what": f"{calls} replayed by CUDA graphs ({graph.mode})",
+        "identity_or_reason": f"mode reduce-overhead: {graph.replayed.replays} replays",
+        "where": "",
+    }
 
 
 def _add(items: list, item: dict) -> None:
