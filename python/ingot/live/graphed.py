@@ -29,6 +29,9 @@ _ALIKE = 3
 # Kinds of calls (sizes, modes) that are recorded, and recordings of one kind, whose tensors move.
 _MOST_KINDS, _MOST_RECORDINGS = 8, 3
 
+# One recording at a time in a process.
+_recording = threading.Lock()
+
 _grad = torch.is_grad_enabled
 _inference = torch.is_inference_mode_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -156,13 +159,18 @@ class GraphedCalls:
         if not tensors or any(type(tensor) not in _PLAIN for tensor in tensors):
             self._give_up(None)
             return self._run(args)
+        key = _modes(), _values(args), _laid_out(tensors)
         with self._lock:
-            key = _modes(), _values(args), _laid_out(tensors)
             kind = self._counted(key, tensors)
-            if kind is not None and kind.calls >= _ALIKE:
+            due = kind is not None and kind.calls >= _ALIKE
+        # Not while this holds the lock that backward passes of other threads may wait for.
+        if due and _recording.acquire(blocking=False):
+            try:
                 known = self._recorded(key, kind, args, places)
-                if known is not None:
-                    return self._by(known, args)
+            finally:
+                _recording.release()
+            if known is not None:
+                return self._by(known, args)
         return self._run(args) if kind is None else kind.watched(self._run, args, tensors)
 
     def _counted(self, key: tuple, tensors: list[torch.Tensor]) -> _Kind | None:
@@ -181,8 +189,8 @@ class GraphedCalls:
 
     def _recorded(self, key: tuple, kind: _Kind, args: Sequence, places: list) -> _Known | None:
         kind.calls, kind.recordings = 0, kind.recordings + 1
-        # A recording of the same kind is of tensors that have moved.
-        self._known = tuple(each for each in self._known if each.key != key)
+        with self._lock:  # a recording of the same kind is of tensors that have moved
+            self._known = tuple(each for each in self._known if each.key != key)
         try:
             graphs = self._graphs(args[places[0]].device)
             same, written = sorted(kind.same), kind.written
@@ -193,7 +201,8 @@ class GraphedCalls:
             logger.error("recording a call failed: %r", error, exc_info=True)
             return self._give_up(f"recording them failed ({error!r})")
         known = _Known(key, recording, args, places)
-        self._known = (known, *self._known)
+        with self._lock:
+            self._known = (known, *self._known)
         return known
 
     def _give_up(self, why: str | None) -> None:
