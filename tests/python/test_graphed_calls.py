@@ -14,7 +14,7 @@ import ingot
 import pytest
 import torch
 from ingot.live import backend, graphed
-from ingot.live.recording import NotRecordableError
+from ingot.live.recording import NotRecordableError, Recording
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -27,19 +27,19 @@ class HostGraphs:
     def __init__(self, device):
         self.device = device
 
-    def aside(self):
+    def beside(self):
         return contextlib.nullcontext()
 
     def recorded(self, function):
         HostGraphs.recordings += 1
-        result = [value if value is None else value for value in function()]
+        result = list(function())
 
         def launch():
             HostGraphs.launches += 1
             with torch.enable_grad():
                 found = function()
             for own, value in zip(result, found):
-                if own is not None:
+                if own is not None and own is not value:
                     own.detach().copy_(value.detach())
 
         return launch, result
@@ -58,6 +58,17 @@ class HostGraphs:
 def host_graphs(monkeypatch):
     monkeypatch.setattr(backend, "recorder_of", lambda device_type: HostGraphs)
     monkeypatch.setattr(graphed, "_is_captured", lambda: False)
+    record = Recording._record
+
+    def without_running(self):
+        """A graph that is recorded does not run."""
+        before, random = [self._own[at].clone() for at in self._state], torch.get_rng_state()
+        record(self)
+        torch.set_rng_state(random)
+        for at, value in zip(self._state, before):
+            self._own[at].data.copy_(value)
+
+    monkeypatch.setattr(Recording, "_record", without_running)
     HostGraphs.recordings = HostGraphs.launches = 0
     torch.manual_seed(3)
 
@@ -572,3 +583,210 @@ def test_what_communicates_is_not_recorded():
     gm = torch.fx.GraphModule(nn.Module(), graph)
     assert "communicates" in graphed.why_not(gm, [])
     assert graphed.why_not(torch.fx.symbolic_trace(Block()), []) is None
+
+
+class Centred(nn.Module):
+    """Gives what depends on a buffer that it moves."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        h = self.layer(x)
+        with torch.no_grad():
+            self.mean.lerp_(h.mean(0), 0.5)
+        return torch.tanh(h - self.mean)
+
+
+@pytest.mark.parametrize("make", [Counts, Centred])
+@pytest.mark.parametrize("how", ["twice", "penalty", "once"])
+def test_a_call_computed_once_more_begins_with_its_own_buffers(make, how):
+    ours, twin = pair(make())
+    for _ in range(9):
+        x = torch.randn(6, 8)
+        for module in (ours, twin):
+            module.zero_grad()
+            y = x.clone().requires_grad_()
+            result = module(y)
+            if how == "penalty":
+                (slope,) = torch.autograd.grad(result.square().sum(), y, create_graph=True)
+                slope.square().sum().backward()
+                continue
+            result.sum().backward(retain_graph=how == "twice")
+            if how == "twice":
+                result.square().sum().backward()
+        same_modules(ours, twin)
+    assert HostGraphs.launches
+
+
+class Parts(nn.Module):
+    def __init__(self, how):
+        super().__init__()
+        self.left, self.right, self.how = nn.Linear(8, 4), nn.Linear(8, 4), how
+
+    def forward(self, x):
+        if self.how == "apart":
+            return torch.tanh(self.left(x)), torch.tanh(self.right(x))
+        h = self.left(x)
+        return torch.tanh(h), torch.log(torch.softmax(200 * h, -1))
+
+
+def test_results_with_a_backward_pass_each():
+    ours, twin = pair(Parts("apart"))
+    for _ in range(12):
+        x = torch.randn(6, 8)
+        for module in (ours, twin):
+            module.zero_grad()
+            left, right = module(x)
+            left.sum().backward()
+            right.square().sum().backward()
+        same_modules(ours, twin)
+    assert HostGraphs.launches
+    left, right = ours(torch.randn(6, 8))
+    left.sum().backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        left.sum().backward()
+
+
+def test_a_result_without_a_gradient_has_none_of_zeros():
+    """Its branch has an infinite slope, of which zeros make NaN."""
+    ours, twin = pair(Parts("joined"))
+    for _ in range(9):
+        x = torch.randn(6, 8)
+        for module in (ours, twin):
+            module.zero_grad()
+            module(x)[0].sum().backward()
+        assert all(p.grad.isfinite().all() for p in ours.left.parameters())
+        same_modules(ours, twin)
+    assert HostGraphs.launches >= 8
+
+
+def test_hooks_are_not_called_without_a_gradient():
+    ours, twin = pair(TwoResults())
+    for module in (ours, twin):
+        module.right.weight.register_hook(lambda gradient: gradient * 0.5)
+    for _ in range(8):
+        x = torch.randn(6, 8)
+        for module in (ours, twin):
+            module.zero_grad()
+            module(x)[0].sum().backward()
+        same_modules(ours, twin)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x, state):
+        return torch.tanh(self.layer(x) + state.detach())
+
+
+def test_state_that_the_next_forward_detaches():
+    ours, twin = pair(Recurrent())
+    states = [torch.zeros(6, 8), torch.zeros(6, 8)]
+    for _ in range(8):
+        x = torch.randn(6, 8)
+        for at, module in enumerate((ours, twin)):
+            module.zero_grad()
+            states[at] = module(x, states[at])
+            states[at].sum().backward()
+        same_modules(ours, twin)
+    assert HostGraphs.launches > 4
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_inference_mode(inside):
+    ours, twin = pair(Block().eval())
+    for _ in range(8):
+        x = torch.randn(24, 16)
+        with torch.inference_mode():
+            given = torch.randn(24, 16) if inside else x
+            same(ours(given), twin(given))
+    assert HostGraphs.launches == 5
+
+
+def test_running_statistics_that_a_waiting_backward_has_seen():
+    """Recorded between a forward and its backward, as where two networks play against each
+    other."""
+    ours, twin = pair(Block())
+    for _ in range(9):
+        x, y = torch.randn(24, 16), torch.randn(24, 16)
+        for module in (ours, twin):
+            module.zero_grad()
+            module(x).mean().backward()
+            (module(y).mean() - module(x).mean()).backward()
+        same_modules(ours, twin)
+    assert HostGraphs.launches > 4
+
+
+class WritesData(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.book = nn.Linear(8, 8), nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        self.book.data.mul_(0.9)
+        return torch.relu(self.layer(x)) * self.book
+
+
+def test_writes_past_autograd_are_not_recorded():
+    ours, twin = pair(WritesData())
+    for _ in range(7):
+        x = torch.randn(6, 8)
+        with torch.no_grad():
+            same(ours(x), twin(x))
+        same_modules(ours, twin)
+
+
+def test_gradients_by_torch_vmap():
+    ours, twin = pair(nn.Sequential(nn.Linear(8, 8), nn.Tanh()))
+    for step in range(8):
+        x, seeds = torch.randn(6, 8), torch.eye(6).unsqueeze(-1).expand(-1, -1, 8)
+        found = []
+        for module in (ours, twin):
+            y = x.clone().requires_grad_()
+            result = module(y)
+            if step < 5:
+                result.sum().backward()
+                found.append(y.grad)
+                continue
+            found += torch.autograd.grad(result, y, seeds, is_grads_batched=True)
+        same(*found)
+    assert HostGraphs.launches
+
+
+def test_an_optimisers_step_is_not_recorded():
+    ours, twin = nn.Linear(8, 8), nn.Linear(8, 8)
+    twin.load_state_dict(ours.state_dict())
+    optimisers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (ours, twin)]
+    step = torch.compile(optimisers[0].step, backend="ingot", mode="reduce-overhead")
+    for _ in range(8):
+        x = torch.randn(6, 8)
+        for module in (ours, twin):
+            module.zero_grad()
+            module(x).sum().backward()
+        step()
+        optimisers[1].step()
+        same_modules(ours, twin)
+
+
+def test_gradients_of_one_number_for_many():
+    class Sums(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.shift = nn.Linear(8, 8), nn.Parameter(torch.randn(8))
+
+        def forward(self, x):
+            return torch.tanh(self.layer(x)).sum() + self.shift.sum()
+
+    ours, twin = pair(Sums())
+    for _ in range(7):
+        x = torch.randn(6, 8)
+        for module in (ours, twin):
+            module.zero_grad()
+            module(x).backward()
+        same_modules(ours, twin)
+    assert HostGraphs.launches > 4

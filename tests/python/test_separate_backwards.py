@@ -166,3 +166,33 @@ def test_a_second_derivative_of_one_half(first):
         assert (ours is None) == (theirs is None)
         if ours is not None:
             assert (ours - theirs).norm() < 1e-4 * theirs.norm()
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.left, self.right = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, x):
+        h = torch.tanh(self.body(x))
+        return torch.sigmoid(self.left(h)), torch.sigmoid(self.right(h)) * 2
+
+
+@pytest.mark.parametrize("hooked", ["left", "right", "body"])
+def test_a_hook_of_a_weight_that_a_loss_does_not_reach_is_not_called(hooked):
+    module = TwoHeads()
+    twin = copy.deepcopy(module)
+    ours = ingot.optimize(module)
+    calls = []
+    for each in (module, twin):
+        weight = getattr(each, hooked).weight
+        weight.register_hook(lambda gradient: calls.append(gradient is None) or gradient * 0.5)
+    for _ in range(3):
+        x = torch.randn(6, 8)
+        for each in (ours, twin):
+            each.zero_grad()
+            each(x)[0].sum().backward()
+        for a, b in zip(ours.parameters(), twin.parameters()):
+            assert (a.grad is None) == (b.grad is None)
+            assert a.grad is None or torch.allclose(a.grad, b.grad, atol=1e-5)
+    assert not any(calls) and len(calls) == (0 if hooked == "right" else 6)

@@ -240,6 +240,9 @@ def _compile_piece(
     graph, tell = DynamoGraph(session.mode()), True
     if session.is_replayed:
         graph.not_replayed = why_not(gm, example_inputs)
+        for other in session.graphs:
+            if other.replayed is not None:
+                other.replayed.drop_stale()
     try:
         request = Request(
             session.precision,

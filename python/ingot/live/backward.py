@@ -103,6 +103,17 @@ class Backward:
         rest = set(range(len(self.computed))).difference(*halves)
         return [tuple(sorted({*halves[0], *rest})), *halves[1:]] if halves else [()]
 
+    @cached_property
+    def partly(self) -> tuple[int, ...]:
+        """Leaves that not all results of a half have a gradient for."""
+        region, *_ = self._how
+        reach, found = gradients_reach(region.reference), set()
+        for half in self.halves:
+            leaves = [reach[at] for at in half if self.derivative.differentiable[at]]
+            if len(leaves) > 1:
+                found |= set().union(*leaves).difference(set(leaves[0]).intersection(*leaves[1:]))
+        return tuple(sorted(found))
+
     def read_by(self, results: tuple[bool, ...]) -> tuple[bool, ...]:
         """Which of the inputs it reads for the gradients of these results."""
         found = self._read_by.get(results)

@@ -53,6 +53,9 @@ class RegionCall:
         self._last: tuple = (None, None, None, None)
         self._lock = threading.Lock()
         self._is_pytorchs = False  # where gradients are needed
+        # Whether PyTorch's results are as its own: no parts of one tensor.
+        joined = (isinstance(layout, JoinedLayout) for layout in region.result_layouts)
+        self._has_own_results = not any(joined)
 
     def __call__(self, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         if _with_gradients():
@@ -75,8 +78,13 @@ class RegionCall:
 
     def _applied(self, begun: tuple, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Results that have nothing in common are of functions of their own: autograd calls the
-        hooks of all that a function is applied to, DDP's among them, whichever result is asked."""
+        hooks of all that a function is applied to, DDP's among them, whichever result is asked.
+        Where a user's hook would be called so of a leaf that one of several results has no gradient
+        for, PyTorch's operators run."""
         way = begun[2]
+        hooked = way.partly and any(leaves[at]._backward_hooks for at in way.partly)
+        if hooked and self._has_own_results:
+            return self.region.reference.module(*leaves)[: self.results]
         if len(way.halves) == 1:
             return _apply(self, begun, None, *leaves)
         found: list[Any] = [None] * self.results
@@ -93,8 +101,8 @@ class RegionCall:
 
     def _leave(self, error: NoDerivativeError) -> None:
         """To PyTorch, aloud, from now on where gradients are needed."""
-        if any(isinstance(layout, JoinedLayout) for layout in self.region.result_layouts):
-            raise error  # PyTorch's results are parts of no tensor
+        if not self._has_own_results:
+            raise error
         said = f"PyTorch runs {self.region.graph['name']} where gradients are needed: {error}"
         warnings.warn(f"ingot: {said}", IngotWarning, stacklevel=2)
         self._is_pytorchs = True

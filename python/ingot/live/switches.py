@@ -43,7 +43,7 @@ class Runner(torch.fx.Interpreter):
     def __init__(self, gm: torch.fx.GraphModule, watching: bool = False):
         super().__init__(gm)
         self._watching = watching
-        self._standing_in = _copies_of_attributes(gm) if watching and _may_write(gm) else {}
+        self._standing_in = _copies_of_attributes(gm) if watching and may_write(gm) else {}
 
     def fetch_attr(self, target: str) -> Any:
         found = self._standing_in.get(target)
@@ -121,7 +121,7 @@ class Runner(torch.fx.Interpreter):
         return super().call_method(target, args, kwargs)
 
 
-def _may_write(gm: torch.fx.GraphModule) -> bool:
+def may_write(gm: torch.fx.GraphModule) -> bool:
     """Whether some operator writes into what it is given, by its name."""
     return any(
         name.endswith("_") and not name.endswith("__") or name in _IN_PLACE or "out" in node.kwargs
