@@ -16,7 +16,7 @@ import time
 
 import ingot
 import torch
-from ingot.live.recording import Recording
+from ingot.live.recording import CudaGraphs, Recording
 from torch import nn
 from user_support import Verdicts, arguments, close, quiet
 
@@ -351,6 +351,18 @@ class Reduced:
             good &= pair.agree(2e-2)
         found, self.launches = self.launches, 0
         return good, f"({found} replayed)"
+
+    def a_recording_that_fails(self):
+        """What is left of it must not stop random numbers, memory or other recordings."""
+        if self.device != "cuda":
+            return True
+        x = self.random(ROWS, WIDTH)
+        try:
+            CudaGraphs(x.device).recorded(lambda: (x * 2).sum().item())
+        except Exception as error:
+            drawn = torch.rand(4, device="cuda")
+            return bool(drawn.isfinite().all()), type(error).__name__
+        return False, "it did not fail"
 
     def a_language_model_afterwards(self):
         return self.a_language_model_with_dropout()
