@@ -58,6 +58,7 @@ class HostGraphs:
 def host_graphs(monkeypatch):
     monkeypatch.setattr(backend, "recorder_of", lambda device_type: HostGraphs)
     monkeypatch.setattr(graphed, "_is_captured", lambda: False)
+    monkeypatch.setenv("INGOT_MODES", "all")
     record = Recording._record
 
     def without_running(self):
@@ -408,6 +409,12 @@ def test_torch_compile_has_the_mode():
             each(x).sum().backward()
         same_modules(module, twin)
     assert HostGraphs.launches > 4
+
+
+def test_the_mode_is_not_there_until_it_is_proven(monkeypatch):
+    monkeypatch.delenv("INGOT_MODES")
+    with pytest.raises(ValueError, match="it must be one of default"):
+        ingot.optimize(Block(), options={"mode": "reduce-overhead"})
 
 
 def test_modes_are_checked():

@@ -8,6 +8,7 @@ import ingot.capture.importer  # noqa: F401 (its rows say which operators are vi
 import pytest
 import torch
 from ingot.capture import token_chains
+from ingot.capture.cutting import Cut
 from ingot.capture.host_time import (
     is_of_the_host,
     nears_the_host,
@@ -226,6 +227,10 @@ def test_what_few_operators_gain_in_16_bits_is_not_seen_beside_small_images():
 def test_convolutions_of_fp32_take_the_gpu_longer():
     images = in_fp32(graph_of(Images(256, 8), 32, 256, 14, 14))
     assert nears_the_host(images.nodes, True) and not nears_the_host(images.nodes, False)
+    for tf32, autocast in ((True, False), (False, True), (False, False)):
+        feed = SimpleNamespace(graph=images, tf32=tf32)
+        cut = SimpleNamespace(feed=feed, autocast=autocast, _has_host=True)
+        assert Cut.nears_host.func(cut) == (tf32 or autocast)
 
 
 def test_only_networks_of_images_are_told_to_be_nearly_the_hosts():

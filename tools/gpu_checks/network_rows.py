@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime
+import os
 import tempfile
 import time
 import warnings
@@ -229,6 +230,11 @@ def taken_by(module: ingot.OptimizedModule) -> dict:
         ),
         "left": dict(left.most_common(8)),
     }
+
+
+def allow_modes() -> None:
+    """Also those that are not offered yet."""
+    os.environ["INGOT_MODES"] = "all"
 
 
 def optimised(module: nn.Module, folder: str, how: str | None = None) -> ingot.OptimizedModule:

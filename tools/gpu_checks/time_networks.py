@@ -53,8 +53,10 @@ LEAST_S = 20.0
 
 def child(arguments: argparse.Namespace) -> int:
     """Measures the rows of one network that are asked for, and prints each."""
-    from network_rows import Options, Subject, row_of
+    from network_rows import Options, Subject, allow_modes, row_of
 
+    if arguments.reduced:
+        allow_modes()
     print(READY, flush=True)
     warnings.simplefilter("ignore")
     network, deadline = named(arguments.child), time.monotonic() + arguments.seconds

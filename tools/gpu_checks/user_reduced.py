@@ -1,4 +1,5 @@
 """Calls in the mode "reduce-overhead", which CUDA graphs replay, beside a twin that PyTorch runs.
+By hand: the mode is not offered until this passes.
 
 python user_reduced.py [--device cuda|cpu]
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import sys
 import threading
 import time
@@ -398,6 +400,7 @@ NAMES = [n for n in vars(Reduced) if n not in _SHARED and not n.startswith("_")]
 
 def main() -> int:
     given = arguments(__doc__)
+    os.environ["INGOT_MODES"] = "all"
     quiet()
     verdicts, reduced = Verdicts(), Reduced(given.device)
     for name in NAMES:

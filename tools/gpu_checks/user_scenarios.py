@@ -64,7 +64,6 @@ def scenarios(settings: Any) -> dict[str, Scenario]:
         "replay": Scenario(lambda session: script(session, "user_replay.py")),
         "frozen": Scenario(lambda session: script(session, "user_frozen.py")),
         "lengths": Scenario(lambda session: script(session, "user_lengths.py")),
-        "reduced": Scenario(lambda session: script(session, "user_reduced.py")),
     }
     found |= {f"setting {name}": Scenario(partial(setting, name)) for name in SETTINGS}
     found |= {f"page {path.stem}": Scenario(partial(page, path)) for path in pages()}

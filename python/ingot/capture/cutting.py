@@ -455,7 +455,8 @@ class Cut:
     @cached_property
     def nears_host(self) -> bool:
         """Whether that of a network of images takes the host about as long as the GPU."""
-        return self._has_host and nears_the_host(self.feed.graph.nodes, self.feed.tf32)
+        few_bits = self.feed.tf32 or self.autocast  # convolutions of 16 bits take no longer
+        return self._has_host and nears_the_host(self.feed.graph.nodes, few_bits)
 
     @cached_property
     def nears_host_in_16_bits(self) -> bool:

@@ -168,10 +168,9 @@ def ingot_backend(
     mode: str | None = None,
     options: dict | None = None,
 ) -> Callable:
-    """The backend as TorchDynamo knows it by name. mode: "reduce-overhead" replays calls by CUDA
-    graphs. options: `precision` ("fp32", "ieee", "high", "tf32", "bf16" or "fp16"), `mode` (where
-    it is given with others), and further options of ingot_program_create. Raises ValueError for
-    what it does not know."""
+    """The backend as TorchDynamo knows it by name. options: `precision` ("fp32", "ieee", "high",
+    "tf32", "bf16" or "fp16"), and further options of ingot_program_create. Raises ValueError for
+    what it does not know; modes are Inductor's alone."""
     options = dict(options or {})
     if mode is not None:
         options["mode"] = mode

@@ -1,4 +1,5 @@
-"""Calls of a captured graph as two CUDA graphs, forward's and backward's: `mode="reduce-overhead"`.
+"""Calls of a captured graph as two CUDA graphs, forward's and backward's: `mode="reduce-overhead"`,
+which INGOT_MODES=all in the environment allows until it is proven (docs/kernel-log.md, 2026-12-01).
 
 Calls that are alike run as they are a few times. Then one is recorded, on tensors of its own: what
 is the same tensor at every call (parameters, buffers) is read where it lies, other inputs are
@@ -171,9 +172,9 @@ class GraphedCalls:
 
     def _by(self, known: _Known, args: Sequence) -> tuple:
         with self._lock:
-            if not known.is_free():
-                return self._run(args)
-            return self._replayed(known, args)
+            if known.is_free():
+                return self._replayed(known, args)
+        return self._run(args)  # with no lock: it may have to wait for TorchDynamo's
 
     def _looked_at(self, args: Sequence) -> tuple:
         """A call that is no recording's: counted, and recorded where it is time for that."""
@@ -199,8 +200,12 @@ class GraphedCalls:
 
     def drop_stale(self) -> None:
         """Lets go of recordings that no call fits any more, and of the memory that they hold."""
-        with self._lock:
+        if not self._lock.acquire(blocking=False):  # where TorchDynamo compiles: not to wait there
+            return
+        try:
             self._known = tuple(k for k in self._known if not (k.is_stale() and k.is_free()))
+        finally:
+            self._lock.release()
 
     def _counted(self, key: tuple, tensors: list[torch.Tensor]) -> _Kind | None:
         """The kind of a call; None where there is none to be recorded any more."""

@@ -263,13 +263,12 @@ def optimize(
     (the first dimension) may differ from call to call. With them the module is captured and planned
     now, else at its first call. Kernels are compiled in the background, or by `ingot_prepare`.
     precision: of float32 matrix products, "fp32", "ieee", "high", "tf32", "bf16" or "fp16"; None
-    follows PyTorch's own switches. device: where to move the module first. options: `mode`
-    ("reduce-overhead": on a GPU, CUDA graphs replay calls and their backward passes), and further
-    options of ingot_program_create.
+    follows PyTorch's own switches. device: where to move the module first. options: further options
+    of ingot_program_create.
 
     Parts that Ingot does not know are named by a warning and run by PyTorch. Raises TypeError where
-    `module` is not an nn.Module that can be shared, ValueError for an unknown precision or mode,
-    IngotError where the library is absent.
+    `module` is not an nn.Module that can be shared, ValueError for an unknown precision, IngotError
+    where the library is absent.
     """
     policy.check_precision(precision)
     if isinstance(module, torch.jit.ScriptModule):

@@ -11,7 +11,7 @@ import torch
 
 from ingot.live.gradients import edges_behind
 
-# Before a call is recorded, on a stream beside: what is compiled, measured and set up by calls.
+# Before a call is recorded, on the same stream: what is compiled, measured and set up by calls.
 _WARMUPS = 2
 _WAITS = "called a synchronizing CUDA operation"
 
@@ -26,7 +26,7 @@ class CudaGraphs:
     def __init__(self, device: torch.device):
         if device.type != "cuda":
             raise NotRecordableError(f"they run on a device of type {device.type!r}")
-        self._device = device
+        self._device, self._side = device, torch.cuda.Stream(device)
         self._index = torch.cuda.current_device() if device.index is None else device.index
         self._pool = torch.cuda.graph_pool_handle()
         self._generator = torch.cuda.default_generators[self._index]
@@ -40,11 +40,11 @@ class CudaGraphs:
         try:
             with warnings.catch_warnings(record=True) as said, torch.cuda.device(self._device):
                 warnings.simplefilter("always")
-                current, side = torch.cuda.current_stream(), torch.cuda.Stream()
-                side.wait_stream(current)
-                with torch.cuda.stream(side):
+                current = torch.cuda.current_stream()
+                self._side.wait_stream(current)
+                with torch.cuda.stream(self._side):
                     yield
-                current.wait_stream(side)
+                current.wait_stream(self._side)
         finally:
             torch.cuda.set_sync_debug_mode(before)
         if any(_WAITS in str(warning.message) for warning in said):
@@ -52,14 +52,17 @@ class CudaGraphs:
 
     def recorded(self, function: Callable) -> tuple[Callable[[], None], Any]:
         """What launches the kernels of a function again, and its result, of the same memory."""
-        graph = torch.cuda.CUDAGraph()
-        recording = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        recording = torch.cuda.graph(
+            graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
+        )
         try:
             with warnings.catch_warnings(), torch.cuda.device(self._device):
                 warnings.simplefilter("ignore")  # of a graph without kernels
                 with recording:
                     result = function()
         except Exception:
+            torch.cuda.set_stream(current)  # PyTorch stays on the recording's
             self._clean_up()
             raise
         return graph.replay, result
@@ -70,7 +73,8 @@ class CudaGraphs:
         with contextlib.suppress(Exception):
             torch._C._cuda_endAllocateToPool(self._index, self._pool)
         with contextlib.suppress(Exception), torch.cuda.device(self._device):
-            with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+            other, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+            with torch.cuda.graph(other, stream=side, capture_error_mode="thread_local"):
                 torch.zeros(1, device=self._device)
 
     def random_state(self) -> Any:
