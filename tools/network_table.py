@@ -17,6 +17,9 @@ def network_tables(rows: list) -> list:
     reduced = [row for row in timed if row.get("reduced")]
     usual = [r for r in timed if r.get("times", 1) == 1 and r not in replayed and r not in reduced]
     found = _by_setting(usual) if usual else []
+    beside = [row for row in usual if row["compile_ms"]]
+    if beside:
+        found += _beside_compile(beside, "Beside `torch.compile`, in the same rounds")
     if reduced:
         found += _beside_compile(reduced, 'With `mode="reduce-overhead"`')
     if replayed:
