@@ -31,7 +31,7 @@ def without_mode(options: dict | None) -> tuple[dict, bool]:
     mode = rest.pop("mode", None) or "default"
     known = MODES + (_TRIED if os.environ.get("INGOT_MODES") == "all" else ())
     if mode not in known:
-        raise ValueError(f"mode is {mode!r}; it must be one of {', '.join(known)}")
+        raise ValueError(f"Ingot has no mode {mode!r}, only options")
     return rest, mode == "reduce-overhead"
 
 
