@@ -355,8 +355,8 @@ BUGS = [
     Bug(
         "weights stay frozen in training",
         "python/ingot/live/state.py",
-        'if self.frozen and graph.mode == "eval":',
-        "if self.frozen:",
+        'graph.is_frozen = self.frozen and graph.mode == "eval"',
+        "graph.is_frozen = self.frozen",
         "python tests/python/test_frozen.py",
     ),
     Bug(
